@@ -1,0 +1,1 @@
+"""gpuloader: the loader that keeps a GPU fed."""

@@ -1,0 +1,121 @@
+"""Every exception the package raises.
+
+LoaderError
+ ├── SampleError        a sample or batch does not fit its field     (also a ValueError)
+ │    └── FeedError     the same, met while feeding by hand          (also a ValueError)
+ ├── ReaderError        a reader, generator or setter is misused     (also a TypeError)
+ ├── PlaceError         a place is unknown or its device is missing  (also a ValueError)
+ ├── StagingMemoryError the host or device memory asked for is not there (also a MemoryError)
+ ├── WorkerError        a process that fetched for the loader died
+ ├── QueueClosed        the other end of a queue or ring went away
+ └── EOFException       a start/reset epoch has no further batch
+
+An exception raised by the user's own reader is never wrapped: it reaches the consumer as it is, with a
+note that names the batch (see :func:`note_batch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class LoaderError(Exception):
+    """The root of everything gpuloader raises on its own account.
+
+    >>> issubclass(EOFException, LoaderError)
+    True
+    """
+
+
+class SampleError(LoaderError, ValueError):
+    """A sample or a ready batch does not fit the field it belongs to.
+
+    Attributes
+    ----------
+    batch : int or None
+        Position of the batch in its epoch, from 0.
+    index : int or None
+        Position of the sample in its batch, from 0.
+    field : str or None
+        Name of the field.
+
+    >>> error = SampleError("expected shape (784,), got (100,)", batch=3, index=7, field="image")
+    >>> str(error)
+    "batch 3, sample 7, field 'image': expected shape (784,), got (100,)"
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        batch: int | None = None,
+        index: int | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.batch = batch
+        self.index = index
+        self.field = field
+
+    def __str__(self) -> str:
+        where = [
+            f"batch {self.batch}" if self.batch is not None else "",
+            f"sample {self.index}" if self.index is not None else "",
+            f"field {self.field!r}" if self.field is not None else "",
+        ]
+        place = ", ".join(part for part in where if part)
+        return f"{place}: {self.problem}" if place else self.problem
+
+
+class FeedError(SampleError):
+    """A sample handed to a `DataFeeder` does not fit its feed, or a feed list is wrong."""
+
+
+class ReaderError(LoaderError, TypeError):
+    """A reader is not what a reader must be: a function without arguments that gives an iterable."""
+
+
+class PlaceError(LoaderError, ValueError):
+    """A place is not known, or the device it names is not there."""
+
+
+class StagingMemoryError(LoaderError, MemoryError):
+    """The memory for the slots could not be had; the message gives the bytes and what to change."""
+
+
+class WorkerError(LoaderError):
+    """A process that fetched for the loader died.
+
+    Attributes
+    ----------
+    pid : int
+        The process that died.
+    signal : int or None
+        The signal that ended it, None if it exited by itself.
+    indices : tuple of int
+        The samples it held.
+    """
+
+    def __init__(
+        self, problem: str, *, pid: int, signal: int | None = None, indices: Sequence[int] = ()
+    ) -> None:
+        super().__init__(problem)
+        self.pid = pid
+        self.signal = signal
+        self.indices = tuple(indices)
+
+
+class QueueClosed(LoaderError):
+    """The other end of a queue or ring was closed, so nothing more can pass."""
+
+
+class EOFException(LoaderError):
+    """The epoch begun by ``start()`` has no further batch; call ``reset()`` before the next."""
+
+
+def note_batch(error: BaseException, batch: int) -> None:
+    """Say in a note on the user's own exception which batch was being read."""
+    note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

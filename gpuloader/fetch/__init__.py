@@ -1,0 +1,1 @@
+"""Who fills the slots: the consumer itself or a thread beside it."""

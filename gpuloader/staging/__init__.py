@@ -1,0 +1,1 @@
+"""From host memory to a slot: layouts, memory, the ring, leases, the queue."""
