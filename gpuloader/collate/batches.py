@@ -1,0 +1,138 @@
+"""Ready batches: the reader yields lists of arrays that share their first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.stream import StagedBatch, write_batch
+from gpuloader.errors import SampleError
+from gpuloader.ragged import Ragged
+from gpuloader.spec import Array, FeedSpec, as_numbers, describe, fit
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.ring import Ring
+from gpuloader.stats import Meter
+
+_END = object()
+
+
+class BatchStager:
+    """Stages what a batch generator yields.
+
+    Dtypes stay as the reader gives them. With feeds every array must fit its feed's shape; without, every
+    batch must have the dtypes and shapes of the first, but for the number of samples.
+    """
+
+    def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
+        self._feeds = feeds
+        self._ring = ring
+        self._meter = meter
+        self._layout = arrange(())
+        self._levels: tuple[int, ...] = ()
+        self._first: list[Array] | None = None
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read the next item and stage it; None at the end."""
+        begun = perf_counter_ns()
+        item: Any = next(items, _END)
+        if item is _END:
+            return None
+        arrays = item if self._is_like_last(item) else self._check(item)
+        slot = write_batch(arrays, self._layout, self._ring, self._meter, begun)
+        return StagedBatch(slot, self._layout, self._levels, number)
+
+    def _is_like_last(self, item: Any) -> bool:
+        fields = self._layout.fields
+        if not (type(item) is list or type(item) is tuple) or len(item) != len(fields):
+            return False
+        for value, field in zip(item, fields, strict=True):
+            if type(value) is not np.ndarray or value.dtype is not field.dtype or value.shape != field.shape:
+                return False
+        return bool(fields)
+
+    def _check(self, item: Any) -> list[Array]:
+        values = self._check_fields(item)
+        levels = tuple(len(value.row_splits) if isinstance(value, Ragged) else 0 for value in values)
+        arrays: list[Array] = []
+        counts: dict[str, int] = {}
+        for index, value in enumerate(values):
+            name = self._name(index)
+            try:
+                pieces = _check_ragged(value) if isinstance(value, Ragged) else [self._dense(index, value)]
+                self._check_level(index, levels[index])
+            except SampleError as error:
+                error.field = name
+                raise
+            counts[name] = len(value) if isinstance(value, Ragged) else len(pieces[0])
+            arrays += pieces
+        if len(set(counts.values())) > 1:
+            raise SampleError(f"the fields of a batch must hold equally many samples, got {counts}")
+        self._check_like_first(arrays)
+        self._levels = levels
+        self._layout = _arrange(arrays)
+        return arrays
+
+    def _check_fields(self, item: Any) -> Sequence[Any]:
+        if not isinstance(item, list | tuple):
+            hint = "; yield its values in feed_list order" if isinstance(item, dict) else ""
+            raise SampleError(f"expected a list or tuple of arrays, got {type(item).__name__}{hint}")
+        if not item:
+            raise SampleError("expected one array a field, got an empty batch")
+        if self._feeds is not None and len(item) != len(self._feeds):
+            names = ", ".join(feed.name for feed in self._feeds)
+            raise SampleError(f"expected {len(self._feeds)} fields ({names}), got {len(item)}")
+        return item
+
+    def _dense(self, index: int, value: Any) -> Array:
+        array = as_numbers(value)
+        if array.ndim == 0:
+            raise SampleError(f"expected an array with a batch dimension, got the number {array}")
+        if self._feeds is None:
+            return array
+        feed = self._feeds[index]
+        if feed.shape[0] is not None and feed.shape[0] != len(array):
+            raise SampleError(f"expected {feed.shape[0]} samples, got {len(array)}")
+        try:
+            return fit(array, (len(array), *feed.sample_shape))
+        except SampleError:
+            expected, got = describe((None, *feed.sample_shape)), describe(array.shape)
+            raise SampleError(f"expected shape {expected}, got {got}") from None
+
+    def _check_level(self, index: int, level: int) -> None:
+        if self._feeds is not None and self._feeds[index].lod_level != level:
+            expected = self._feeds[index].lod_level
+            raise SampleError(
+                f"expected a field of lod_level {expected}, got level {level}; "
+                "give gpuloader.Ragged for a ragged feed, an array for a dense one"
+            )
+
+    def _check_like_first(self, arrays: list[Array]) -> None:
+        if self._feeds is not None:
+            return
+        if self._first is None:
+            self._first = [array[:0].copy() for array in arrays]
+            return
+        if len(self._first) != len(arrays):
+            raise SampleError(f"expected {len(self._first)} arrays as in the first batch, got {len(arrays)}")
+        for index, (first, array) in enumerate(zip(self._first, arrays, strict=True)):
+            if first.dtype != array.dtype or first.shape[1:] != array.shape[1:]:
+                expected, got = describe((None, *first.shape[1:])), describe(array.shape)
+                raise SampleError(
+                    f"expected shape {expected} and dtype {first.dtype} as in the first batch, "
+                    f"got {got} and {array.dtype}; declare the fields in feed_list if their sizes vary",
+                    field=self._name(index),
+                )
+
+    def _name(self, index: int) -> str:
+        return str(index) if self._feeds is None else self._feeds[index].name
+
+
+def _check_ragged(value: Ragged) -> list[Array]:
+    return [as_numbers(value.values), *(as_numbers(splits) for splits in value.row_splits)]
+
+
+def _arrange(arrays: list[Array]) -> Layout:
+    return arrange(tuple((array.shape, array.dtype) for array in arrays))

@@ -1,0 +1,314 @@
+"""Samples: the reader yields them one by one or in lists; each is a tuple with one value a field."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.stream import StagedBatch, write_batch
+from gpuloader.errors import SampleError
+from gpuloader.ragged import join, split_rows
+from gpuloader.spec import Array, FeedSpec, as_numbers, convert
+from gpuloader.staging.layout import FieldLayout, Layout, arrange
+from gpuloader.staging.ring import Ring
+from gpuloader.stats import Meter
+
+_END = object()
+_SCALARS = {"i": int, "u": int, "f": float}
+
+
+Target = tuple[Any, Sequence[slice | int], type | None]
+"""Where one field's samples go: ``target[0][target[1][i]] = value`` writes sample i or raises; and the
+Python number that ``target[0][i]`` takes as it is, where a sample is one number."""
+
+
+class CheckedRows:
+    """The rows of a field whose samples have more than one dimension.
+
+    NumPy would broadcast a smaller value into the row; an array of the same dtype and size cannot be.
+    """
+
+    def __init__(self, rows: Array) -> None:
+        self._rows = rows
+        self._nbytes = rows.itemsize * int(np.prod(rows.shape[1:]))
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if type(value) is np.ndarray and value.dtype == self._rows.dtype and value.nbytes == self._nbytes:
+            self._rows[index] = value
+        else:
+            raise TypeError
+
+
+class SampleRows:
+    """The fields of a stream of samples: as declared, or as the first sample shows them."""
+
+    def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
+        self._feeds = feeds
+        self._open = feeds is None or any(None in feed.sample_shape for feed in feeds)
+        self._shapes: list[tuple[int, ...]] = []
+        self.layout = arrange(())
+        self.count = -1
+        self._places: list[tuple[bool, Sequence[slice | int], type | None]] = []
+        self.ragged = feeds is not None and any(feed.lod_level for feed in feeds)
+        self.levels: tuple[int, ...] = tuple(feed.lod_level for feed in feeds or ())
+        if feeds is not None and not self._open and not self.ragged:
+            self._shapes = [tuple(size or 0 for size in feed.sample_shape) for feed in feeds]
+
+    @property
+    def feeds(self) -> Sequence[FeedSpec]:
+        """One spec a field; known from the first sample on."""
+        return self._feeds or ()
+
+    def begin(self, first: Any) -> None:
+        """Settle what is still open, the fields or their free dimensions, by a batch's first sample."""
+        if self._feeds is None:
+            values = _fields_of(first, None)
+            arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
+            self._feeds = [
+                FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
+            ]
+            self.levels = (0,) * len(arrays)
+            self._shapes = [array.shape for array in arrays]
+            self._open = False
+        elif self._open and not self.ragged:
+            values = _fields_of(first, self._feeds)
+            shapes = [self.convert(index, 0, value).shape for index, value in enumerate(values)]
+            if shapes != self._shapes:
+                self._shapes, self.count = shapes, -1
+
+    def convert(self, field: int, index: int, value: Any) -> Array:
+        """Return one value of sample `index` as its field wants it, or say in which field it does not fit."""
+        feed = self.feeds[field]
+        return _locate(convert, index, feed.name, value, feed.dtype, feed.sample_shape)
+
+    def arrange(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` dense samples."""
+        if count != self.count:
+            dtypes = [feed.dtype for feed in self.feeds]
+            self.layout = arrange(
+                tuple(((count, *shape), dtype) for shape, dtype in zip(self._shapes, dtypes, strict=True))
+            )
+            self.count = count
+            self._places = [_row_places(field) for field in self.layout.fields]
+        return self.layout
+
+    def targets(self, views: list[Array]) -> list[Target]:
+        """Return where each field's samples go, for the views of a slot.
+
+        A flat sample goes through a memoryview: it takes an array only of exactly its own format and
+        length, checked in C, in less time than NumPy needs to assign a row.
+        """
+        return [
+            (memoryview(rows.reshape(-1).data) if flat else CheckedRows(rows), places, scalar)
+            for rows, (flat, places, scalar) in zip(views, self._places, strict=True)
+        ]
+
+    def write(self, views: list[Array], samples: Iterable[Any]) -> int:
+        """Write samples into the rows of `views`, from the first on; return how many there were."""
+        targets = self.targets(views)
+        fields = len(targets)
+        index = -1
+        for index, sample in enumerate(samples):
+            try:
+                if len(sample) != fields:
+                    raise TypeError
+                # No strict=True: it would cost a tenth of the time of a whole sample, here.
+                for (region, places, scalar), value in zip(targets, sample):  # noqa: B905
+                    if type(value) is scalar:
+                        region[index] = value
+                    else:
+                        region[places[index]] = value
+            except (TypeError, ValueError, OverflowError, NotImplementedError):
+                self._convert_and_write(views, index, sample)
+        return index + 1
+
+    def _convert_and_write(self, views: list[Array], index: int, sample: Any) -> None:
+        for field, value in enumerate(_fields_of(sample, self.feeds, index)):
+            array = self.convert(field, index, value)
+            expected = views[field].shape[1:]
+            if array.shape != expected:
+                raise SampleError(
+                    f"expected shape {expected} as in the batch's first sample, got {array.shape}",
+                    index=index,
+                    field=self.feeds[field].name,
+                )
+            views[field][index] = array
+
+
+class SampleListStager:
+    """Stages what a reader of sample lists yields, `gpuloader.batch` for one."""
+
+    def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
+        self._rows = SampleRows(feeds)
+        self._ring = ring
+        self._meter = meter
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read the next list and stage it; None at the end."""
+        begun = perf_counter_ns()
+        samples = next(items, _END)
+        if samples is _END:
+            return None
+        if not isinstance(samples, list | tuple):
+            raise SampleError(f"expected a list of samples, got {type(samples).__name__}")
+        if not samples:
+            raise SampleError("expected a list of samples, got an empty one")
+        self._rows.begin(samples[0])
+        if self._rows.ragged:
+            return stage_ragged(samples, self._rows, number, self._ring, self._meter, begun)
+        layout = self._rows.arrange(len(samples))
+        fetched = perf_counter_ns()
+        slot = self._ring.acquire(layout.nbytes)
+        ready = perf_counter_ns()
+        try:
+            self._rows.write(slot.views(layout), samples)
+        except BaseException:
+            self._ring.release(slot)
+            raise
+        self._meter.staged(begun, fetched, ready, layout.nbytes)
+        return StagedBatch(slot, layout, self._rows.levels, number)
+
+
+class SampleStager:
+    """Stages single samples, `batch_size` at a time, each written before the next is read.
+
+    So a reader that fills the same buffer for every sample is safe. Ragged samples are kept aside until
+    their batch is complete, since only then is it known where each lies: their bytes are copied twice.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[FeedSpec] | None,
+        ring: Ring,
+        meter: Meter,
+        batch_size: int,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self._rows = SampleRows(feeds)
+        self._ring = ring
+        self._meter = meter
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read a batch of samples into a slot; None at the end."""
+        begun = perf_counter_ns()
+        first = next(items, _END)
+        if first is _END:
+            return None
+        self._rows.begin(first)
+        if self._rows.ragged:
+            return self._collect(first, items, number, begun)
+        layout = self._rows.arrange(self._batch_size)
+        fetched = perf_counter_ns()
+        slot = self._ring.acquire(layout.nbytes)
+        ready = perf_counter_ns()
+        try:
+            rest = itertools.islice(items, self._batch_size - 1)
+            count = self._rows.write(slot.views(layout), itertools.chain((first,), rest))
+        except BaseException:
+            self._ring.release(slot)
+            raise
+        if count < self._batch_size:
+            if self._drop_last:
+                self._ring.release(slot)
+                return None
+            layout = _shorten(layout, count)
+        self._meter.staged(begun, fetched, ready, layout.nbytes)
+        return StagedBatch(slot, layout, self._rows.levels, number)
+
+    def _collect(self, first: Any, items: Iterator[Any], number: int, begun: int) -> StagedBatch | None:
+        samples = [copy.deepcopy(first)]
+        samples += [copy.deepcopy(sample) for sample in itertools.islice(items, self._batch_size - 1)]
+        if len(samples) < self._batch_size and self._drop_last:
+            return None
+        return stage_ragged(samples, self._rows, number, self._ring, self._meter, begun)
+
+
+def stage_ragged(
+    samples: Sequence[Any], rows: SampleRows, number: int, ring: Ring, meter: Meter, begun: int
+) -> StagedBatch:
+    """Stage samples of which some field varies in length."""
+    arrays = ragged_columns(samples, rows)
+    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+    slot = write_batch(arrays, layout, ring, meter, begun)
+    return StagedBatch(slot, layout, rows.levels, number)
+
+
+def ragged_columns(samples: Sequence[Any], rows: SampleRows) -> list[Array]:
+    """Return one array a dense field; values and row splits for a ragged one."""
+    values = [_fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
+    arrays: list[Array] = []
+    for field, feed in enumerate(rows.feeds):
+        column = [sample[field] for sample in values]
+        if feed.lod_level:
+            try:
+                parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level)
+            except SampleError as error:
+                error.field = feed.name
+                raise
+            arrays += [join(parts, feed.dtype, feed.sample_shape), *splits]
+        else:
+            dense = [rows.convert(field, index, value) for index, value in enumerate(column)]
+            arrays.append(stack(dense, feed))
+    return arrays
+
+
+def stack(samples: list[Array], feed: FeedSpec) -> Array:
+    """Return converted samples as one array, or say which differs in shape from the first."""
+    for index, sample in enumerate(samples):
+        if sample.shape != samples[0].shape:
+            raise SampleError(
+                f"expected shape {samples[0].shape} as in the batch's first sample, got {sample.shape}",
+                index=index,
+                field=feed.name,
+            )
+    if not samples:
+        return np.zeros((0, *(size or 0 for size in feed.sample_shape)), feed.dtype)
+    return np.stack(samples)
+
+
+def _row_places(field: FieldLayout) -> tuple[bool, Sequence[slice | int], type | None]:
+    """Return whether rows are written through a flat view, at which places, and which number it takes."""
+    count, elements = field.shape[0], math.prod(field.shape[1:])
+    if len(field.shape) > 2 or not count or not elements:
+        return False, range(count), None
+    places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
+    return True, places, _SCALARS.get(field.dtype.kind) if elements == 1 else None
+
+
+def _shorten(layout: Layout, count: int) -> Layout:
+    fields = tuple(
+        FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
+    )
+    return Layout(fields, layout.nbytes)
+
+
+def _fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:
+    if not isinstance(sample, list | tuple):
+        raise SampleError(
+            f"expected a tuple with one value a field, got {type(sample).__name__}", index=index
+        )
+    if feeds is not None and len(sample) != len(feeds):
+        names = ", ".join(feed.name for feed in feeds)
+        raise SampleError(f"expected {len(feeds)} fields ({names}), got {len(sample)}", index=index)
+    if not sample:
+        raise SampleError("expected one value a field, got an empty tuple", index=index)
+    return sample
+
+
+def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
+    """Call `function`; a `SampleError` it raises learns sample and field."""
+    try:
+        result: Array = function(*arguments)
+    except SampleError as error:
+        error.index, error.field = index, field
+        raise
+    return result

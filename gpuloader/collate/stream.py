@@ -1,0 +1,107 @@
+"""The loop every kind of reader shares: read, stage, say where an error happened, close the reader."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gpuloader.errors import LoaderError, SampleError, note_batch
+from gpuloader.sources.contract import Reader, iterate
+from gpuloader.spec import Array
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.ring import Ring, Slot
+from gpuloader.stats import Meter
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch that lies in a slot.
+
+    Attributes
+    ----------
+    slot : Slot
+        Where its bytes are; whoever holds the batch must see that the slot returns to the ring.
+    layout : Layout
+        Where each array lies in the slot.
+    levels : tuple of int
+        One lod_level a field; a ragged field takes 1 + lod_level arrays of the layout.
+    number : int
+        Position in the epoch, from 0.
+    """
+
+    slot: Slot
+    layout: Layout
+    levels: tuple[int, ...]
+    number: int
+
+
+Stager = Callable[[Iterator[Any], int], StagedBatch | None]
+"""Reads and stages the batch of the given number; None at the end of the reader."""
+
+
+def stage_all(reader: Reader, stage: Stager) -> Iterator[StagedBatch]:
+    """Yield every batch of one epoch, staged; runs in whatever thread iterates it.
+
+    Raises
+    ------
+    SampleError
+        Something does not fit its field; names the batch.
+    BaseException
+        Whatever the reader raised, with a note that names the batch.
+    """
+    place = _Place()
+    with place:
+        items = iterate(reader)
+    try:
+        for number in itertools.count():
+            place.number = number
+            with place:
+                staged = stage(items, number)
+            if staged is None:
+                return
+            yield staged
+    finally:
+        close = getattr(items, "close", None)
+        if callable(close):
+            close()
+
+
+class _Place:
+    """Tells every exception that passes through it which batch it concerns."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, SampleError):
+            error.batch = self.number
+        elif error is not None and not isinstance(error, LoaderError | GeneratorExit):
+            note_batch(error, self.number)
+
+
+def write_batch(arrays: list[Array], layout: Layout, ring: Ring, meter: Meter, begun: int) -> Slot:
+    """Write whole arrays into a free slot, waiting for one; `begun` is when the reader was asked for them."""
+    fetched = perf_counter_ns()
+    slot = ring.acquire(layout.nbytes)
+    ready = perf_counter_ns()
+    try:
+        for view, array in zip(slot.views(layout), arrays, strict=True):
+            np.copyto(view, array)
+    except BaseException:
+        ring.release(slot)
+        raise
+    meter.staged(begun, fetched, ready, layout.nbytes)
+    return slot

@@ -1,0 +1,192 @@
+"""One GPU through CuPy; the only module of the package that imports it, besides the kernels.
+
+Why it calls CUDA the way it does: a copy stream is non-blocking, so only events order it; events carry no
+timing, which makes waiting for them cheapest; `runtime.eventQuery` is asked instead of `Event.done`, which
+takes a failed device for one that is busy; memory is plain `cudaMalloc` memory, because CuPy's pool hands
+a freed block to the next copy without looking at kernels that still read it, while `cudaFree` waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from gpuloader.devices.base import HostMemory
+from gpuloader.errors import LoaderError, PlaceError, StagingMemoryError
+from gpuloader.staging.arena import PageLocker
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.lease import Lease
+
+_import_error = ""
+try:
+    import cupy
+except ImportError as error:
+    cupy = None
+    _import_error = str(error)
+
+_HOST_TO_DEVICE = 1
+_REGISTER_PORTABLE = 1
+_EVENT_NOT_READY = 600
+
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def require_cuda(index: int) -> int:
+    """Return how many GPUs are visible, if the one of this index can be used.
+
+    Raises
+    ------
+    PlaceError
+        CuPy, the driver or the device is missing; the message says which and how to get it.
+    """
+    if cupy is None:
+        raise PlaceError(
+            f"gpu:{index} needs CuPy, which is not importable ({_import_error}); install it with "
+            "pip install 'gpuloader[cuda13]' (or [cuda12] for an older driver), or use CPUPlace()"
+        )
+    if _forked:
+        raise PlaceError(f"gpu:{index} cannot be used in a forked process: CUDA does not survive a fork")
+    if not cupy.cuda.is_available():
+        version = cupy.cuda.runtime.driverGetVersion()
+        found = (
+            "no NVIDIA driver was found"
+            if version == 0
+            else f"the driver knows CUDA {version // 1000}.{version % 1000 // 10} but shows no usable device"
+        )
+        raise PlaceError(
+            f"gpu:{index} is not there: {found} (CuPy {cupy.__version__} is installed); "
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use CPUPlace()"
+        )
+    count: int = cupy.cuda.runtime.getDeviceCount()
+    if index >= count:
+        visible = ", ".join(f"gpu:{number}" for number in range(count))
+        raise PlaceError(f"gpu:{index} is not there: this process sees {count} ({visible})")
+    return count
+
+
+class CudaMemory:
+    """Device memory; freed by `cudaFree`, which waits for the kernels that still use it.
+
+    Attributes
+    ----------
+    nbytes : int
+        Its size.
+    address : int
+        Device pointer.
+    """
+
+    __slots__ = ("_memory", "address", "nbytes")
+
+    def __init__(self, memory: Any, nbytes: int) -> None:
+        self._memory = memory
+        self.nbytes = nbytes
+        self.address: int = memory.ptr
+
+
+class CudaDevice:
+    """One GPU.
+
+    Parameters
+    ----------
+    index : int
+        Which of the visible GPUs; `require_cuda` has found it usable.
+    """
+
+    direct = False
+
+    def __init__(self, index: int) -> None:
+        self.name = f"gpu:{index}"
+        self.locker: PageLocker | None = self
+        self._index = index
+        self._device = cupy.cuda.Device(index)
+        self._runtime = cupy.cuda.runtime
+
+    def alloc(self, nbytes: int) -> CudaMemory:
+        """Return fresh memory from `cudaMalloc`; raise `StagingMemoryError` where there is too little."""
+        with self._device:
+            try:
+                return CudaMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
+            except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
+                free, total = self._runtime.memGetInfo()
+                raise StagingMemoryError(
+                    f"{nbytes:,} bytes on {self.name} could not be had ({error}); {free:,} of {total:,} "
+                    "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
+                    "cupy.get_default_memory_pool().free_all_blocks()"
+                ) from error
+
+    def stream(self) -> Any:
+        """Return a new non-blocking stream."""
+        with self._device:
+            return cupy.cuda.Stream(non_blocking=True)
+
+    def event(self) -> Any:
+        """Return an event without timing, on which a host thread sleeps rather than spins."""
+        with self._device:
+            return cupy.cuda.Event(block=True, disable_timing=True)
+
+    def copy_async(self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes`."""
+        if nbytes:
+            self._runtime.memcpyAsync(target.address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Record `event` on `stream`."""
+        with self._device:  # the default stream's handle, 0, means that of the current device
+            self._runtime.eventRecord(event.ptr, stream.ptr)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Make `stream` wait for `event` on the device."""
+        with self._device:
+            self._runtime.streamWaitEvent(stream.ptr, event.ptr)
+
+    def query(self, event: Any) -> bool:
+        """Return whether the work before `event` is done.
+
+        Raises
+        ------
+        LoaderError
+            The device reports an error.
+        """
+        status: int = self._runtime.eventQuery(event.ptr)
+        if status not in (0, _EVENT_NOT_READY):
+            raise LoaderError(f"{self.name} failed with CUDA error {status} while a copy was awaited")
+        return status == 0
+
+    def synchronize(self, event: Any) -> None:
+        """Hold the calling thread, with the GIL released, until the work before `event` is done."""
+        self._runtime.eventSynchronize(event.ptr)
+
+    def consumer_stream(self) -> Any:
+        """Return CuPy's current stream of the calling thread on this device."""
+        with self._device:
+            return cupy.cuda.get_current_stream()
+
+    def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
+        """Return one CuPy array a field; each of their views keeps `lease` alive."""
+        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, lease, self._index)
+        start = cupy.cuda.MemoryPointer(unowned, 0)
+        return [cupy.ndarray(field.shape, field.dtype, start + field.offset) for field in layout.fields]
+
+    def page_lock(self, address: int, nbytes: int) -> None:
+        """Page-lock a host mapping for every device; raise `OSError` where the driver refuses."""
+        with self._device:
+            try:
+                self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
+            except self._runtime.CUDARuntimeError as error:
+                raise OSError(f"cudaHostRegister: {error}") from error
+
+    def page_unlock(self, address: int) -> None:
+        """Undo `page_lock`; does nothing in a forked child, where CUDA must not be called."""
+        if not _forked:
+            # At interpreter exit the driver may already be gone, and its registrations with it.
+            with contextlib.suppress(self._runtime.CUDARuntimeError):
+                self._runtime.hostUnregister(address)

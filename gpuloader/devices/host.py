@@ -1,0 +1,97 @@
+"""The CPU as a device: all work is done when it is asked for, and batches lie in the slot itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.devices.base import HostMemory
+from gpuloader.staging.arena import PageLocker
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.lease import Lease
+
+_ONLY_STREAM = "host"
+_ONLY_EVENT = "done"
+
+
+class HostBuffer:
+    """Host memory in the role of device memory.
+
+    Attributes
+    ----------
+    nbytes : int
+        Its size.
+    bytes : numpy.ndarray
+        The region, uint8.
+    """
+
+    __slots__ = ("bytes", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.bytes: NDArray[np.uint8] = np.empty(nbytes, np.uint8)
+
+
+class HostDevice:
+    """Host memory; every event is complete as soon as it is recorded.
+
+    Parameters
+    ----------
+    locker : PageLocker or None
+        Page-locks the slots for a GPU: the device of a `CUDAPinnedPlace`.
+
+    Examples
+    --------
+    >>> device = HostDevice()
+    >>> event = device.event()
+    >>> device.record(event, device.stream()); device.query(event)
+    True
+    """
+
+    direct = True
+
+    def __init__(self, locker: PageLocker | None = None) -> None:
+        self.name = "cpu" if locker is None else "gpu_pinned"
+        self.locker = locker
+
+    def alloc(self, nbytes: int) -> HostBuffer:
+        """Return fresh host memory."""
+        return HostBuffer(nbytes)
+
+    def stream(self) -> str:
+        """Return the host's one order of work."""
+        return _ONLY_STREAM
+
+    def event(self) -> str:
+        """Return the mark that is always reached."""
+        return _ONLY_EVENT
+
+    def copy_async(self, target: HostBuffer, source: HostMemory, nbytes: int, stream: str) -> None:
+        """Copy, now."""
+        target.bytes[:nbytes] = source.bytes[:nbytes]
+
+    def record(self, event: str, stream: str) -> None:
+        """Nothing is ever pending."""
+
+    def wait(self, stream: str, event: str) -> None:
+        """Nothing is ever pending."""
+
+    def query(self, event: str) -> bool:
+        """Return True: nothing is ever pending."""
+        return True
+
+    def synchronize(self, event: str) -> None:
+        """Nothing is ever pending."""
+
+    def consumer_stream(self) -> str:
+        """Return the host's one order of work."""
+        return _ONLY_STREAM
+
+    def views(self, memory: HostBuffer, layout: Layout, lease: Lease) -> list[NDArray[Any]]:
+        """Return one NumPy array a field."""
+        interface = memory.bytes.__array_interface__
+        lease.__array_interface__ = interface
+        region = np.asarray(lease)
+        return [np.ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]

@@ -1,0 +1,316 @@
+"""A device on paper: a virtual clock, streams that run late and out of step, and a witness for every race.
+
+Work put on a stream runs only when something forces it: a host that synchronizes, a host that queries
+(then a few steps of a stream drawn by lot), or a read. So whatever the pipeline fails to order will show
+up as old bytes sooner or later. The witness does not wait for that: each stream carries a vector clock
+(Fidge 1988, Mattern 1989), events hand clocks on, and two uses of the same memory of which one writes and
+neither happens before the other raise `RaceError` when the second is put on its stream, every time.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.devices.base import HostMemory
+from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.staging.arena import PageLocker
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.lease import Lease
+
+_POISON = 0xAB
+
+
+class RaceError(LoaderError):
+    """Two uses of one memory are not ordered, and one of them writes."""
+
+
+@dataclass(eq=False)
+class SimulatedMark:
+    """One recording of an event: reached or not, when, and what happened before it."""
+
+    clock: dict[int, int]
+    reached: bool = False
+    time: float = 0.0
+
+
+@dataclass(eq=False)
+class SimulatedEvent:
+    """An event; holds its latest mark."""
+
+    mark: SimulatedMark | None = None
+
+
+@dataclass(eq=False)
+class SimulatedStream:
+    """A stream: work not yet run, its vector clock, and the virtual time at which it is free."""
+
+    number: int
+    work: deque[tuple[SimulatedMark | None, Callable[[], None]]] = field(default_factory=deque)
+    clock: dict[int, int] = field(default_factory=dict)
+    time: float = 0.0
+
+    def tick(self) -> dict[int, int]:
+        """Count one more use of memory by this stream and return the clock it happens at."""
+        self.clock[self.number] = self.clock.get(self.number, 0) + 1
+        return self.clock
+
+    def join(self, clock: dict[int, int]) -> None:
+        """Let everything in `clock` happen before what comes next on this stream."""
+        for number, tick in clock.items():
+            self.clock[number] = max(tick, self.clock.get(number, 0))
+
+
+class SimulatedMemory:
+    """Device memory: host bytes, full of poison at first, and who used them last."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.bytes: NDArray[np.uint8] = np.full(max(nbytes, 1), _POISON, np.uint8)
+        self.writer: tuple[int, int] | None = None
+        self.readers: dict[int, int] = {}
+
+    def check(self, clock: dict[int, int], *, writes: bool) -> None:
+        """Raise `RaceError` unless all earlier uses in conflict happen before `clock`."""
+        if self.writer is not None and clock.get(self.writer[0], 0) < self.writer[1]:
+            act = "overwritten" if writes else "read"
+            raise RaceError(f"device memory is {act} before the copy into it is known to be done")
+        if writes and any(clock.get(number, 0) < tick for number, tick in self.readers.items()):
+            raise RaceError("device memory is overwritten while a kernel may still read the batch in it")
+
+
+class SimulatedArray:
+    """What the user holds on a simulated device: an array that can be sliced, and read by kernels."""
+
+    def __init__(self, device: SimulatedDevice, memory: SimulatedMemory, data: Any, lease: Lease) -> None:
+        self._device, self._memory, self._data, self._lease = device, memory, data, lease
+        self.shape, self.dtype = data.shape, data.dtype
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, key: Any) -> SimulatedArray:
+        return SimulatedArray(self._device, self._memory, self._data[key], self._lease)
+
+    def reshape(self, *shape: Any) -> SimulatedArray:
+        """Return a view of another shape."""
+        return SimulatedArray(self._device, self._memory, self._data.reshape(*shape), self._lease)
+
+    def launch_read(self, stream: SimulatedStream | None = None, duration: float = 0.0) -> list[Any]:
+        """Put a kernel that reads this array on a stream; what it saw is appended to the list once it ran."""
+        seen: list[Any] = []
+        data = self._data  # not self: a kernel does not keep the user's batch alive
+        self._device.launch(lambda: seen.append(data.copy()), [self._memory], stream, duration)
+        return seen
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        seen = self.launch_read()
+        self._device.finish(self._device.consumer_stream())
+        return np.asarray(seen[0], dtype)
+
+
+class SimulatedDevice:
+    """A device whose copies take time and whose streams run in an order drawn by lot.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    seed : int
+        Of the lots.
+    copy_time : callable
+        Virtual seconds a copy of so many bytes takes.
+    memory_limit : int or None
+        Bytes `alloc` gives out in all, to test what happens when there is no more.
+    locker : PageLocker or None
+        Page-locks the slots, or refuses, to test that.
+
+    Examples
+    --------
+    >>> device = SimulatedDevice()
+    >>> stream, event = device.stream(), device.event()
+    >>> device.launch(lambda: None, [], stream, duration=2.0)
+    >>> device.record(event, stream); device.synchronize(event); device.now
+    2.0
+    """
+
+    direct = False
+
+    def __init__(
+        self,
+        name: str = "simulated:0",
+        *,
+        seed: int = 0,
+        copy_time: Callable[[int], float] = lambda _: 1.0,
+        memory_limit: int | None = None,
+        locker: PageLocker | None = None,
+    ) -> None:
+        self.name = name
+        self.locker = locker
+        self.now = 0.0
+        self._lots = random.Random(seed)
+        self._copy_time = copy_time
+        self._memory_left = memory_limit
+        self._streams: list[SimulatedStream] = []
+        self._known: dict[int, int] = {}
+        self._lock = threading.RLock()
+        self._default = self.stream()
+        self._current = threading.local()
+
+    def alloc(self, nbytes: int) -> SimulatedMemory:
+        """Return poisoned memory."""
+        if self._memory_left is not None:
+            if nbytes > self._memory_left:
+                raise StagingMemoryError(f"{nbytes:,} bytes on {self.name}: {self._memory_left:,} are left")
+            self._memory_left -= nbytes
+        return SimulatedMemory(nbytes)
+
+    def stream(self) -> SimulatedStream:
+        """Return a new stream."""
+        with self._lock:
+            stream = SimulatedStream(len(self._streams))
+            self._streams.append(stream)
+            return stream
+
+    def event(self) -> SimulatedEvent:
+        """Return a new event."""
+        return SimulatedEvent()
+
+    def copy_async(
+        self, target: SimulatedMemory, source: HostMemory, nbytes: int, stream: SimulatedStream
+    ) -> None:
+        """Put a copy on `stream`; it reads `source` when it runs and notices if that was rewritten."""
+        with self._lock:
+            clock = self._begin(stream)
+            target.check(clock, writes=True)
+            target.writer, target.readers = (stream.number, clock[stream.number]), {}
+            region = source.bytes[:nbytes]
+            promised = zlib.crc32(region.data)
+
+            def copy() -> None:
+                if zlib.crc32(region.data) != promised:
+                    raise RaceError("a host slot was rewritten before the copy out of it had run")
+                target.bytes[:nbytes] = region
+
+            self._put(stream, copy, self._copy_time(nbytes))
+
+    def launch(
+        self,
+        kernel: Callable[[], None],
+        reads: list[SimulatedMemory],
+        stream: SimulatedStream | None = None,
+        duration: float = 0.0,
+    ) -> None:
+        """Put a kernel that reads some memory on a stream (the consumer's if None)."""
+        stream = stream or self.consumer_stream()
+        with self._lock:
+            clock = self._begin(stream)
+            for memory in reads:
+                memory.check(clock, writes=False)
+                memory.readers[stream.number] = clock[stream.number]
+            self._put(stream, kernel, duration)
+
+    def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
+        """Mark the present end of `stream`."""
+        with self._lock:
+            mark = event.mark = SimulatedMark(dict(self._begin(stream)))
+
+            def reach() -> None:
+                mark.reached, mark.time = True, stream.time
+
+            stream.work.append((None, reach))
+
+    def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
+        """Hold later work on `stream` until the event's present mark is reached."""
+        with self._lock:
+            mark = event.mark
+            if mark is None:
+                return
+            stream.join(mark.clock)
+
+            def go_on() -> None:
+                stream.time = max(stream.time, mark.time)
+
+            stream.work.append((mark, go_on))
+
+    def query(self, event: SimulatedEvent) -> bool:
+        """Let a few lots fall, then return whether the mark is reached."""
+        with self._lock:
+            for _ in range(self._lots.randrange(4)):
+                self._step()
+            return event.mark is None or self._learn(event.mark)
+
+    def synchronize(self, event: SimulatedEvent) -> None:
+        """Run streams, in an order drawn by lot, until the mark is reached."""
+        with self._lock:
+            mark = event.mark
+            while mark is not None and not self._learn(mark):
+                if not self._step():
+                    raise LoaderError(f"{self.name}: the host waits for an event that nothing will reach")
+            if mark is not None:
+                self.now = max(self.now, mark.time)
+
+    def finish(self, stream: SimulatedStream) -> None:
+        """Hold the host until all work on `stream` has run."""
+        event = self.event()
+        self.record(event, stream)
+        self.synchronize(event)
+
+    def consumer_stream(self) -> SimulatedStream:
+        """Return the calling thread's current stream."""
+        stream: SimulatedStream = getattr(self._current, "stream", self._default)
+        return stream
+
+    @contextmanager
+    def use(self, stream: SimulatedStream) -> Iterator[None]:
+        """Make `stream` the calling thread's current one within the block."""
+        before, self._current.stream = self.consumer_stream(), stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def views(self, memory: SimulatedMemory, layout: Layout, lease: Lease) -> list[SimulatedArray]:
+        """Return one simulated array a field."""
+        return [
+            SimulatedArray(self, memory, np.ndarray(one.shape, one.dtype, memory.bytes, one.offset), lease)
+            for one in layout.fields
+        ]
+
+    def _begin(self, stream: SimulatedStream) -> dict[int, int]:
+        stream.join(self._known)
+        return stream.tick()
+
+    def _put(self, stream: SimulatedStream, work: Callable[[], None], duration: float) -> None:
+        issued = self.now
+
+        def run() -> None:
+            work()
+            stream.time = max(stream.time, issued) + duration
+
+        stream.work.append((None, run))
+
+    def _learn(self, mark: SimulatedMark) -> bool:
+        if mark.reached:
+            for number, tick in mark.clock.items():
+                self._known[number] = max(tick, self._known.get(number, 0))
+        return mark.reached
+
+    def _step(self) -> bool:
+        ready = [
+            one for one in self._streams if one.work and (one.work[0][0] is None or one.work[0][0].reached)
+        ]
+        if not ready:
+            return False
+        stream = self._lots.choice(ready)
+        stream.work.popleft()[1]()
+        return True

@@ -1,0 +1,298 @@
+"""`DataLoader.from_generator`: a loader around a reader, as PaddlePaddle users know it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gpuloader.collate.batches import BatchStager
+from gpuloader.collate.samples import SampleListStager, SampleStager
+from gpuloader.collate.stream import StagedBatch, stage_all
+from gpuloader.devices import default_place, open_device
+from gpuloader.devices.base import Device
+from gpuloader.epoch import Epoch, Road, build_road
+from gpuloader.errors import EOFException, LoaderError
+from gpuloader.pipeline import DeliveredStep
+from gpuloader.places import parse_places
+from gpuloader.ragged import Ragged
+from gpuloader.sources.contract import check_reader
+from gpuloader.sources.reader import multiprocess_reader
+from gpuloader.spec import FeedSpec, check_count, resolve_feeds
+from gpuloader.staging.ring import Ring
+from gpuloader.stats import LoaderStats, Meter
+
+Stream = Callable[[Ring], Iterator[StagedBatch]]
+
+
+class GeneratorLoader:
+    """What `DataLoader.from_generator` returns; see there for the parameters.
+
+    Give it a source with one of the three setters, then loop over it (``iterable=True``), or `start` it,
+    take batches with `next` until `EOFException`, and `reset` it (``iterable=False``).
+
+    Several loaders, and several loops over one loader, may be alive at once: every loop is an epoch of
+    its own, with its own reader, thread and slots.
+    """
+
+    def __init__(
+        self,
+        feed_list: Sequence[FeedSpec | str] | None,
+        capacity: int | None,
+        *,
+        use_double_buffer: bool,
+        iterable: bool,
+        return_list: bool,
+        use_multiprocess: bool,
+        drop_last: bool,
+    ) -> None:
+        self._capacity = check_count("capacity", capacity)
+        self._feeds = None if feed_list is None else resolve_feeds(feed_list)
+        self._double_buffer = use_double_buffer
+        self._iterable = iterable
+        self._as_list = return_list or self._feeds is None
+        self._multiprocess = use_multiprocess
+        self._drop_last = drop_last
+        self._meter = Meter()
+        self._devices: tuple[Device, ...] = ()
+        self._stream: Stream | None = None
+        self._idle: deque[Road] = deque(maxlen=1)
+        self._started: Epoch | None = None
+        self._at_end = False
+
+    def set_sample_generator(
+        self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
+    ) -> GeneratorLoader:
+        """Read single samples, each a tuple with one value a field, and batch them.
+
+        Values are converted to their feed's dtype and reshaped to its shape where the element counts fit.
+
+        Parameters
+        ----------
+        reader : callable
+            Function without arguments that gives an iterable of samples.
+        batch_size : int
+            Samples a batch, 1 or more.
+        drop_last : bool
+            Whether a last batch with fewer samples is dropped.
+        places : place, str, or list of them
+            Where batches land; see `DataLoader.from_generator`.
+
+        Returns
+        -------
+        GeneratorLoader
+            This loader.
+
+        Raises
+        ------
+        ValueError
+            The batch size is not an integer of 1 or more, or places are missing or unknown.
+        ReaderError
+            The reader is not a function without arguments.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, data
+        >>> feeds = [data("image", [None, 2]), data("label", [None, 1], "int64")]
+        >>> loader = DataLoader.from_generator(feed_list=feeds, capacity=2)
+        >>> def samples():
+        ...     for label in range(3):
+        ...         yield [0.5, 1.5], label
+        >>> _ = loader.set_sample_generator(samples, batch_size=2, drop_last=False, places="cpu")
+        >>> [step[0]["label"].ravel().tolist() for step in loader]
+        [[0, 1], [2]]
+        """
+        size = check_count("batch_size", batch_size)
+        feeds, meter = self._feeds, self._meter
+        return self._set(
+            reader,
+            places,
+            lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
+        )
+
+    def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
+        """Read lists of samples, each list a batch; this is what `gpuloader.batch` gives.
+
+        Parameters, errors and conversions as for `set_sample_generator`.
+
+        Examples
+        --------
+        >>> import gpuloader
+        >>> loader = gpuloader.DataLoader.from_generator(capacity=2, return_list=True)
+        >>> reader = gpuloader.batch(lambda: ((float(n), n) for n in range(4)), batch_size=2)
+        >>> [labels.tolist() for _, labels in loader.set_sample_list_generator(reader, places="cpu")]
+        [[0, 1], [2, 3]]
+        """
+        feeds, meter = self._feeds, self._meter
+        return self._set(reader, places, lambda ring: SampleListStager(feeds, ring, meter))
+
+    def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
+        """Read ready batches, each a list or tuple of arrays that share their first dimension.
+
+        Dtypes stay as the reader gives them. Parameters and errors as for `set_sample_generator`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
+        >>> reader = lambda: ([np.full((2, 3), n, "float32")] for n in range(2))
+        >>> [images.sum() for images, in loader.set_batch_generator(reader, places="cpu")]
+        [np.float32(0.0), np.float32(6.0)]
+        """
+        feeds, meter = self._feeds, self._meter
+        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter))
+
+    def _set(self, reader: Callable[[], Any], places: Any, stager: Callable[[Ring], Any]) -> GeneratorLoader:
+        source = check_reader(reader)
+        if self._started is not None:
+            raise LoaderError("the source cannot change while an epoch runs; call reset() first")
+        if places is None:
+            if self._iterable and self._feeds is not None:
+                raise ValueError(
+                    "an iterable loader with a feed_list needs places: say where its batches land, "
+                    "e.g. places=gpuloader.CPUPlace()"
+                )
+            places = default_place()
+        self._devices = tuple(open_device(place) for place in parse_places(places))
+        if self._multiprocess:
+            source = multiprocess_reader([source], queue_size=self._capacity)
+        self._stream = lambda ring: stage_all(source, stager(ring))
+        self._idle.clear()
+        return self
+
+    def __call__(self) -> GeneratorLoader:
+        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a new epoch.
+
+        Raises
+        ------
+        LoaderError
+            No source is set, or the loader was made with ``iterable=False``.
+        """
+        if not self._iterable:
+            raise LoaderError(
+                "this loader was made with iterable=False: call start(), take batches with next(loader) "
+                "until EOFException, then reset(); or make it with iterable=True to loop over it"
+            )
+        return self._begin()
+
+    def start(self) -> None:
+        """Begin an epoch of a loader made with ``iterable=False``.
+
+        Raises
+        ------
+        LoaderError
+            The loader is iterable, has no source, or its last epoch was not `reset`.
+        """
+        self._require_not_iterable("start()")
+        if self._started is not None:
+            raise LoaderError("start() was called twice; call reset() between epochs")
+        self._started = self._begin()
+        self._at_end = False
+
+    def reset(self) -> None:
+        """End the epoch that `start` began, at its end or before.
+
+        Raises
+        ------
+        LoaderError
+            The loader is iterable.
+        """
+        self._require_not_iterable("reset()")
+        epoch, self._started = self._started, None
+        if epoch is not None:
+            epoch.close()
+
+    def next(self) -> Any:
+        """Return the next step of the epoch that `start` began.
+
+        Raises
+        ------
+        EOFException
+            There is none; call `reset`.
+        LoaderError
+            `start` was not called, or the loader is iterable.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, EOFException
+        >>> loader = DataLoader.from_generator(capacity=2, iterable=False)
+        >>> _ = loader.set_sample_generator(lambda: [(1,), (2,)], batch_size=2, places="cpu")
+        >>> loader.start()
+        >>> next(loader)
+        [array([1, 2])]
+        >>> try:
+        ...     next(loader)
+        ... except EOFException:
+        ...     loader.reset()
+        """
+        self._require_not_iterable("next(loader)")
+        if self._started is None:
+            raise LoaderError("no epoch has begun: call start() first")
+        try:
+            return self._started.__next__()
+        except StopIteration:
+            raise EOFException("the epoch has no further batch; call reset(), then start()") from None
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def stats(self) -> LoaderStats:
+        """Return where the time went since the loader was made.
+
+        >>> from gpuloader import DataLoader
+        >>> DataLoader.from_generator(capacity=2).stats().batches
+        0
+        """
+        return self._meter.snapshot()
+
+    def _require_not_iterable(self, call: str) -> None:
+        if self._iterable:
+            raise LoaderError(f"{call} is for loaders made with iterable=False; loop over this one instead")
+
+    def _begin(self) -> Epoch:
+        if self._stream is None:
+            raise LoaderError(
+                "the loader has no source: call set_sample_generator, set_sample_list_generator or "
+                "set_batch_generator first"
+            )
+        try:
+            road = self._idle.pop()
+        except IndexError:
+            road = build_road(self._devices, self._capacity, double_buffer=self._double_buffer)
+        return Epoch(
+            road,
+            self._stream,
+            self._present,
+            self._idle,
+            capacity=self._capacity,
+            threaded=self._double_buffer,
+            drop_last=self._drop_last,
+            meter=self._meter,
+        )
+
+    def _present(self, step: DeliveredStep) -> Any:
+        batches: list[Any] = []
+        for levels, arrays in step:
+            fields = _gather_ragged(levels, arrays) if any(levels) else arrays
+            batches.append(fields if self._as_list else self._name_fields(fields))
+        if self._feeds is None and len(self._devices) == 1:
+            return batches[0]
+        return batches
+
+    def _name_fields(self, fields: list[Any]) -> dict[str, Any]:
+        return {feed.name: field for feed, field in zip(self._feeds or (), fields, strict=True)}
+
+
+def _gather_ragged(levels: tuple[int, ...], arrays: list[Any]) -> list[Any]:
+    """Join the values and row splits of ragged fields again."""
+    rest = iter(arrays)
+    fields: list[Any] = []
+    for level in levels:
+        values = next(rest)
+        fields.append(Ragged(values, tuple(next(rest) for _ in range(level))) if level else values)
+    return fields

@@ -1,0 +1,178 @@
+"""The road of a batch as one state machine, for one place or many.
+
+A step is one batch for each place. It is gathered from the fetcher, its copies are issued to all places,
+and it waits in flight until it is delivered. `next_step` keeps `prefetch` steps in flight behind the one
+it delivers, so the copies of the next steps run while the user computes on this one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from queue import Empty
+from time import perf_counter_ns
+from typing import Any
+
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.errors import QueueClosed
+from gpuloader.fetch import Fetch
+from gpuloader.staging.ring import Ring
+from gpuloader.stats import Meter, mark
+from gpuloader.transfer import Landing, Lane
+
+DeliveredStep = list[tuple[tuple[int, ...], list[Any]]]
+"""One entry a place: the fields' lod_levels, and the arrays in layout order."""
+
+
+class Pipeline:
+    """Moves batches from a fetcher over lanes to the consumer, for one epoch.
+
+    All calls come from one thread at a time. `next_step` waits for the fetcher alone, never for the user.
+    After the last step, or an error, every later `next_step` raises `QueueClosed`.
+
+    Parameters
+    ----------
+    fetch : Fetch
+        Where staged batches come from.
+    ring : Ring
+        Where their slots return to.
+    lanes : sequence of Lane
+        One a place; consecutive batches go to consecutive lanes.
+    prefetch : int
+        Steps whose copies are issued ahead of the consumer.
+    drop_last : bool
+        Whether a last step without a batch for every place is dropped.
+    meter : Meter
+        Counts where the time goes.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        ring: Ring,
+        lanes: Sequence[Lane],
+        *,
+        prefetch: int,
+        drop_last: bool,
+        meter: Meter,
+    ) -> None:
+        self._fetch = fetch
+        self._ring = ring
+        self._lanes = lanes
+        self._prefetch = prefetch
+        self._drop_last = drop_last
+        self._meter = meter
+        self._group: list[StagedBatch] = []
+        self._flying: deque[list[Landing]] = deque()
+        self._ending: BaseException | None = None
+
+    def next_step(self) -> DeliveredStep:
+        """Return the next step, one entry a place.
+
+        Raises
+        ------
+        QueueClosed
+            The epoch is over.
+        BaseException
+            What the reader raised, once every step before it has been delivered.
+        """
+        self._drain()
+        while len(self._flying) <= self._prefetch and self._ending is None:
+            if not self._advance(wait=not self._flying):
+                break
+        if not self._flying:
+            raise self._end()
+        begun = perf_counter_ns()
+        landings = self._flying.popleft()
+        step = [
+            (landing.staged.levels, lane.deliver(landing))
+            for lane, landing in zip(self._lanes, landings, strict=False)
+        ]
+        now = perf_counter_ns()
+        self._meter.transfer += now - begun
+        mark("deliver", begun, now)
+        return step
+
+    def _advance(self, *, wait: bool) -> bool:
+        """Get one more batch, and issue a step's copies when it is whole; False if none is there."""
+        try:
+            staged = self._get() if wait else self._fetch.get_nowait()
+        except Empty:
+            return False
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise  # an interrupt of this very thread: the epoch goes on if the user wants
+            self._ending = error
+            complete = isinstance(error, QueueClosed) and not self._drop_last
+            self._issue() if complete and self._group else self._drop_group()
+            return False
+        self._group.append(staged)
+        if len(self._group) == len(self._lanes):
+            self._issue()
+        return True
+
+    def _get(self) -> StagedBatch:
+        """Wait for the fetcher, with host slots for it to go on with."""
+        begun = perf_counter_ns()
+        try:
+            while True:
+                try:
+                    return self._fetch.get_nowait()
+                except Empty:
+                    # The fetcher may be waiting for a slot that only a finished copy gives back.
+                    if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._lanes):
+                        return self._fetch.get()
+        finally:
+            now = perf_counter_ns()
+            self._meter.wait += now - begun
+            mark("wait", begun, now)
+
+    def _issue(self) -> None:
+        group, self._group = self._group, []
+        begun = perf_counter_ns()
+        landings: list[Landing] = []
+        try:
+            for lane, staged in zip(self._lanes, group, strict=False):
+                landings.append(lane.issue(staged))
+        except BaseException:
+            for lane, landing in zip(self._lanes, landings, strict=False):
+                lane.discard(landing)
+            for staged in group[len(landings) + 1 :]:
+                self._ring.release(staged.slot)
+            raise
+        self._flying.append(landings)
+        self._meter.transfer += perf_counter_ns() - begun
+
+    def _drain(self) -> None:
+        self._ring.drain()
+        for lane in self._lanes:
+            lane.drain()
+
+    def _end(self) -> BaseException:
+        ending = self._ending or QueueClosed("the epoch is over")
+        self._ending = QueueClosed("the epoch is over")
+        return ending
+
+    def _drop_group(self) -> None:
+        for staged in self._group:
+            self._ring.release(staged.slot)
+        self._group = []
+
+    def close(self) -> bool:
+        """End the epoch: stop fetching, wait for copies under way, take every slot back.
+
+        Returns
+        -------
+        bool
+            Whether the ring can serve another epoch: False if the reader's thread did not come back.
+        """
+        self._ending = QueueClosed("the epoch was closed")
+        stopped = self._fetch.close()
+        self._drop_group()
+        while self._flying:
+            for lane, landing in zip(self._lanes, self._flying.popleft(), strict=False):
+                lane.discard(landing)
+        for lane in self._lanes:
+            lane.close()
+        self._drain()
+        return stopped

@@ -1,0 +1,52 @@
+"""A lease: what ties the memory of a delivered batch to the life of the user's last view of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.ring import Slot
+
+
+class Lease:
+    """The token every view of a batch keeps alive; when the last view dies, its owner is free.
+
+    It stands below the arrays as the owner of their memory, so slices, reshapes and views of views keep
+    it, which no reference to an array itself could promise. The finalizer runs in whatever thread drops
+    the last view, perhaps inside a lock that this very thread holds: it appends to a deque and does
+    nothing else, and the loader looks there on its next step.
+    """
+
+    __slots__ = ("__array_interface__", "_freed", "_owner")
+
+    def __init__(self, owner: Any, freed: deque[Any], interface: dict[str, Any] | None = None) -> None:
+        self._owner = owner
+        self._freed = freed
+        if interface is not None:
+            self.__array_interface__ = interface
+
+    def __del__(self) -> None:
+        self._freed.append(self._owner)
+
+
+def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[Any]]:
+    """Return one array a field over a host slot; `slot` is appended to `freed` when the last view dies.
+
+    Examples
+    --------
+    >>> from gpuloader.staging.layout import arrange
+    >>> freed = deque()
+    >>> slot = Slot(np.zeros(256, np.uint8), None)
+    >>> [batch] = lease_views(slot, arrange((((2, 3), np.dtype("float32")),)), freed)
+    >>> corner = batch[:1, :1].T
+    >>> del batch; len(freed)
+    0
+    >>> del corner; freed.popleft() is slot
+    True
+    """
+    region = np.asarray(Lease(slot, freed, slot.interface))
+    return [np.ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]

@@ -1,0 +1,167 @@
+"""A lane: the last part of the road, from a staged batch to one place and into the user's hands."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
+from gpuloader.staging.lease import Lease, lease_views
+from gpuloader.staging.ring import Ring
+
+SPARE = 2
+"""Batches a place's user usually holds at once: the one in hand and the one just asked for."""
+
+
+class DeviceSlot:
+    """A region on the device that batches are copied into, one after the other.
+
+    Attributes
+    ----------
+    memory : DeviceMemory
+        The region.
+    ready : Event
+        Recorded on the copy stream behind each copy into it.
+    released : Event
+        Recorded on the consumer's stream once a lease has ended; the next copy waits for it.
+    stream : Stream
+        Where the present or last user computes.
+    used : bool
+        Whether there was a user since the last copy: without one there is nothing to wait for.
+    """
+
+    __slots__ = ("memory", "ready", "released", "stream", "used")
+
+    def __init__(self, memory: DeviceMemory, ready: Event, released: Event) -> None:
+        self.memory, self.ready, self.released = memory, ready, released
+        self.stream: Stream = None
+        self.used = False
+
+
+@dataclass(slots=True)
+class Landing:
+    """A batch on its way to the user: its staged form, and the device slot it is copied into.
+
+    On a direct device there is no copy and no device slot.
+    """
+
+    staged: StagedBatch
+    slot: DeviceSlot | None
+
+
+class Lane:
+    """Takes staged batches to one place: issues copies, delivers leases, takes back what is released.
+
+    All calls come from the consumer's thread, one at a time. Nothing here waits for the user: where all
+    device slots are held, a fresh one is made; where too many host slots are, the batch is copied.
+
+    Parameters
+    ----------
+    device : Device
+        Of the place.
+    ring : Ring
+        Where the staged slots come from and return to.
+    prefetch : int
+        Batches copied ahead of the consumer; 0 on a direct device.
+    """
+
+    def __init__(self, device: Device, ring: Ring, prefetch: int) -> None:
+        self.device = device
+        self._ring = ring
+        self._slots_kept = prefetch + 1 + SPARE
+        self._free: deque[DeviceSlot] = deque()
+        self._freed: deque[DeviceSlot] = deque()
+        self._copying: deque[Landing] = deque()
+        self._copy_stream = None if device.direct else device.stream()
+
+    def issue(self, staged: StagedBatch) -> Landing:
+        """Put the copy of a staged batch on the copy stream; the host slot returns once that has run."""
+        if self.device.direct:
+            return Landing(staged, None)
+        try:
+            slot = self._take(staged.layout.nbytes)
+        except BaseException:
+            self._ring.release(staged.slot)
+            raise
+        if slot.used:
+            self.device.wait(self._copy_stream, slot.released)
+            slot.used = False
+        self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
+        self.device.record(slot.ready, self._copy_stream)
+        landing = Landing(staged, slot)
+        self._copying.append(landing)
+        return landing
+
+    def _take(self, nbytes: int) -> DeviceSlot:
+        if self._free:
+            slot = self._free.popleft()
+            if slot.memory.nbytes >= nbytes:
+                return slot
+            # Too small: its memory is freed behind its last use, and the slot's events go with it.
+        return DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
+
+    def deliver(self, landing: Landing) -> list[Any]:
+        """Hand a batch over: the consumer's stream waits for its copy, and the arrays hold its lease."""
+        staged, slot = landing.staged, landing.slot
+        if slot is None:
+            lent = self._ring.lend(staged.slot, staged.layout)
+            return lease_views(lent, staged.layout, self._ring.freed)
+        slot.stream = self.device.consumer_stream()
+        self.device.wait(slot.stream, slot.ready)
+        return self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
+
+    def discard(self, landing: Landing) -> None:
+        """Take back a batch that nobody will get."""
+        if landing.slot is None:
+            self._ring.release(landing.staged.slot)
+        else:
+            self._free.append(landing.slot)
+
+    def drain(self) -> None:
+        """Take back device slots whose lease has ended and host slots whose copy has run."""
+        while self._freed:
+            slot = self._freed.popleft()
+            self.device.record(slot.released, slot.stream)
+            slot.used = True
+            if len(self._free) < self._slots_kept:
+                self._free.append(slot)
+        while self._copying and self._is_copied(self._copying[0]):
+            self._ring.release(self._copying.popleft().staged.slot)
+
+    def _is_copied(self, landing: Landing) -> bool:
+        return landing.slot is not None and self.device.query(landing.slot.ready)
+
+    def finish_oldest_copy(self) -> bool:
+        """Wait for the oldest copy under way and take its host slot back; False if there is none."""
+        if not self._copying:
+            return False
+        landing = self._copying.popleft()
+        if landing.slot is not None:
+            self.device.synchronize(landing.slot.ready)
+        self._ring.release(landing.staged.slot)
+        return True
+
+    def close(self) -> None:
+        """Wait for every copy under way: host memory may go only after its last copy."""
+        while self.finish_oldest_copy():
+            pass
+
+
+def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:
+    """Return how many host slots a loader needs, and how many of them its users may hold.
+
+    One is being filled, `capacity` wait in the queue, one step is being put together, and with devices
+    that are copied to, ``prefetch + 1`` steps are under copy. On direct devices the users hold host
+    slots: two steps, and one more so that a slow garbage collector costs no copies.
+
+    >>> from gpuloader.devices.host import HostDevice
+    >>> count_slots(capacity=4, devices=[HostDevice()], prefetch=0)
+    (9, 3)
+    """
+    step = len(devices)
+    spare = SPARE * step + 1 if any(device.direct for device in devices) else 0
+    copying = 0 if all(device.direct for device in devices) else step * (prefetch + 1)
+    return capacity + 1 + step + copying + spare, spare
