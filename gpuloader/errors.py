@@ -4,6 +4,8 @@ LoaderError
  ├── SampleError        a sample or batch does not fit its field     (also a ValueError)
  │    └── FeedError     the same, met while feeding by hand          (also a ValueError)
  ├── ReaderError        a reader, generator or setter is misused     (also a TypeError)
+ ├── ComposeNotAligned  composed readers differ in length             (also a ValueError)
+ ├── DataFileError      a data file is truncated, foreign or too big  (also a ValueError)
  ├── PlaceError         a place is unknown or its device is missing  (also a ValueError)
  ├── StagingMemoryError the host or device memory asked for is not there (also a MemoryError)
  ├── WorkerError        a process that fetched for the loader died
@@ -74,6 +76,14 @@ class FeedError(SampleError):
 
 class ReaderError(LoaderError, TypeError):
     """A reader is not what a reader must be: a function without arguments that gives an iterable."""
+
+
+class ComposeNotAligned(LoaderError, ValueError):
+    """Readers given to `compose` do not have equally many items."""
+
+
+class DataFileError(LoaderError, ValueError):
+    """A data file does not hold what its format promises; the message says where it departs."""
 
 
 class PlaceError(LoaderError, ValueError):

@@ -15,7 +15,7 @@ from gpuloader.epoch import Epoch, Road, build_road
 from gpuloader.errors import EOFException, LoaderError
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
-from gpuloader.ragged import Ragged
+from gpuloader.ragged import gather_fields
 from gpuloader.sources.contract import check_reader
 from gpuloader.sources.reader import multiprocess_reader
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
@@ -278,7 +278,7 @@ class GeneratorLoader:
     def _present(self, step: DeliveredStep) -> Any:
         batches: list[Any] = []
         for levels, arrays in step:
-            fields = _gather_ragged(levels, arrays) if any(levels) else arrays
+            fields = gather_fields(levels, arrays) if any(levels) else arrays
             batches.append(fields if self._as_list else self._name_fields(fields))
         if self._feeds is None and len(self._devices) == 1:
             return batches[0]
@@ -286,13 +286,3 @@ class GeneratorLoader:
 
     def _name_fields(self, fields: list[Any]) -> dict[str, Any]:
         return {feed.name: field for feed, field in zip(self._feeds or (), fields, strict=True)}
-
-
-def _gather_ragged(levels: tuple[int, ...], arrays: list[Any]) -> list[Any]:
-    """Join the values and row splits of ragged fields again."""
-    rest = iter(arrays)
-    fields: list[Any] = []
-    for level in levels:
-        values = next(rest)
-        fields.append(Ragged(values, tuple(next(rest) for _ in range(level))) if level else values)
-    return fields

@@ -96,6 +96,20 @@ class Ragged:
         return dense
 
 
+def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
+    """Return one value a field: arrays as they are, and values with their row splits as `Ragged`.
+
+    >>> [type(field).__name__ for field in gather_fields([1, 0], [np.zeros(3), np.array([0, 3]), np.ones(1)])]
+    ['Ragged', 'ndarray']
+    """
+    rest = iter(arrays)
+    fields: list[Any] = []
+    for level in levels:
+        values = next(rest)
+        fields.append(Ragged(values, tuple(next(rest) for _ in range(level))) if level else values)
+    return fields
+
+
 def split_rows(
     samples: Sequence[Any], dtype: np.dtype[Any], step_shape: Dims, lod_level: int
 ) -> tuple[list[Array], tuple[Array, ...]]:

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
+from gpuloader.spec import Array
+from gpuloader.staging.arena import Arena
+from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease, lease_views
-from gpuloader.staging.ring import Ring
+from gpuloader.staging.ring import Ring, Slot
 
 SPARE = 2
 """Batches a place's user usually holds at once: the one in hand and the one just asked for."""
@@ -165,3 +170,20 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
     spare = SPARE * step + 1 if any(device.direct for device in devices) else 0
     copying = 0 if all(device.direct for device in devices) else step * (prefetch + 1)
     return capacity + 1 + step + copying + spare, spare
+
+
+def send(arrays: Sequence[Array], layout: Layout, device: Device) -> list[Any]:
+    """Bring one batch to a device by itself, with memory of its own, and return its arrays there."""
+    arena = None if device.locker is None else Arena(max(layout.nbytes, 1), device.locker)
+    region = np.empty(max(layout.nbytes, 1), np.uint8) if arena is None else arena.bytes
+    slot = Slot(region, arena or region, in_ring=False)
+    for view, array in zip(slot.views(layout), arrays, strict=True):
+        view[...] = array
+    if device.direct:
+        return lease_views(slot, layout, deque())
+    stream, done = device.consumer_stream(), device.event()
+    memory = device.alloc(layout.nbytes)
+    device.copy_async(memory, slot, layout.nbytes, stream)
+    device.record(done, stream)
+    device.synchronize(done)
+    return device.views(memory, layout, Lease(memory, deque()))

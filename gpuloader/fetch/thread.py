@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import QueueClosed
-from gpuloader.staging.queue import BatchQueue
+from gpuloader.staging.queue import BatchQueue, pump
 from gpuloader.staging.ring import Ring
 
 CLOSING_TIME = 1.0
@@ -34,8 +33,12 @@ class ThreadFetch:
     def __init__(self, batches: Iterator[StagedBatch], ring: Ring, capacity: int) -> None:
         self._ring = ring
         self._queue: BatchQueue[StagedBatch] = BatchQueue(capacity)
+        # Nothing the thread holds refers to the loader, which must be able to die while the thread waits.
         self._thread = threading.Thread(
-            target=_run, args=(batches, ring, self._queue), name="gpuloader-reader", daemon=True
+            target=pump,
+            args=(lambda: batches, self._queue, lambda staged: ring.release(staged.slot)),
+            name="gpuloader-reader",
+            daemon=True,
         )
         self._thread.start()
         self.get = self._queue.get
@@ -44,38 +47,8 @@ class ThreadFetch:
     def close(self) -> bool:
         """End the thread; return False if the reader did not come back in time and the thread stays."""
         self._ring.interrupt()
-        _give_back(self._queue, self._ring)
+        for staged in self._queue.close():
+            self._ring.release(staged.slot)
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSING_TIME)
         return not self._thread.is_alive()
-
-
-def _run(batches: Iterator[StagedBatch], ring: Ring, queue: BatchQueue[StagedBatch]) -> None:
-    # No reference to the loader: it must be able to die while this thread waits.
-    error: BaseException | None = None
-    try:
-        for staged in batches:
-            try:
-                queue.put(staged)
-            except QueueClosed:
-                ring.release(staged.slot)
-                break
-    except QueueClosed:
-        pass
-    except BaseException as raised:
-        error = raised
-    finally:
-        close = getattr(batches, "close", None)
-        try:
-            if callable(close):
-                close()
-        except BaseException as raised:
-            error = error or raised
-        queue.finish(error)
-        if queue.statistics().closed:
-            _give_back(queue, ring)
-
-
-def _give_back(queue: BatchQueue[StagedBatch], ring: Ring) -> None:
-    for staged in queue.close():
-        ring.release(staged.slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, Full, SimpleQueue
 from typing import Generic, TypeVar
@@ -166,3 +166,38 @@ class BatchQueue(Generic[T]):
             return self.get()
         except QueueClosed:
             raise StopIteration from None
+
+
+def pump(
+    open_items: Callable[[], Iterator[T]],
+    queue: BatchQueue[T],
+    dispose: Callable[[T], object] = lambda _: None,
+) -> None:
+    """Put every item into the queue, then finish it: the whole life of a thread that reads.
+
+    Whatever `open_items` or its iterator raises becomes the error of the queue. When the consumer
+    closes the queue the iterator is closed, if it can be, in this thread, and `dispose` is called with
+    every item that nobody will get.
+    """
+    error: BaseException | None = None
+    items: Iterator[T] | None = None
+    try:
+        items = open_items()
+        for item in items:
+            try:
+                queue.put(item)
+            except QueueClosed:
+                dispose(item)
+                break
+    except BaseException as raised:
+        error = raised
+    try:
+        close = getattr(items, "close", None)
+        if callable(close):
+            close()
+    except BaseException as raised:
+        error = error or raised
+    queue.finish(error)
+    if queue.statistics().closed:
+        for item in queue.close():
+            dispose(item)

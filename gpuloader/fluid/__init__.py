@@ -1,0 +1,23 @@
+"""The old names: the loading part of a ``paddle.fluid`` program runs with its import line changed.
+
+``import paddle.fluid as fluid`` becomes ``from gpuloader import fluid``.
+"""
+
+from gpuloader.devices import cuda_places
+from gpuloader.feeder import DataFeeder
+from gpuloader.fluid import core, io, layers
+from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+from gpuloader.spec import data
+
+__all__ = [
+    "CPUPlace",
+    "CUDAPinnedPlace",
+    "CUDAPlace",
+    "DataFeeder",
+    "core",
+    "cpu_places",
+    "cuda_places",
+    "data",
+    "io",
+    "layers",
+]

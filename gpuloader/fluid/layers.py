@@ -1,0 +1,27 @@
+"""What old programs take from ``fluid.layers``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from numpy.typing import DTypeLike
+
+from gpuloader.spec import FeedSpec
+from gpuloader.spec import data as _data
+
+__all__ = ["data"]
+
+
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    lod_level: int = 0,
+) -> FeedSpec:
+    """Declare a feed by the shape of one sample; `append_batch_size` puts the batch dimension before it.
+
+    >>> data("image", [784]).shape
+    (None, 784)
+    """
+    return _data(name, [None, *shape] if append_batch_size else shape, dtype, lod_level)

@@ -1,0 +1,201 @@
+"""Reader decorators: from one reader to another, as in Paddle's ``paddle.reader``.
+
+A reader is a function without arguments that gives an iterable; calling it again starts afresh.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpuloader.errors import ComposeNotAligned
+from gpuloader.sources.contract import Reader, check_reader, iterate
+from gpuloader.sources.reader_processes import multiprocess_reader
+from gpuloader.sources.reader_threads import buffered, xmap_readers
+from gpuloader.spec import check_count
+
+__all__ = [
+    "ComposeNotAligned",
+    "batch",
+    "buffered",
+    "cache",
+    "chain",
+    "compose",
+    "firstn",
+    "map_readers",
+    "multiprocess_reader",
+    "shuffle",
+    "xmap_readers",
+]
+
+_MISSING = object()
+
+
+def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
+    """Group items into lists of `batch_size`.
+
+    Parameters
+    ----------
+    reader : callable
+        Gives the items.
+    batch_size : int
+        1 or more.
+    drop_last : bool
+        Whether a last shorter list is dropped.
+
+    Raises
+    ------
+    ValueError
+        The batch size is not an integer of 1 or more.
+
+    Examples
+    --------
+    >>> list(batch(lambda: range(5), 2)())
+    [[0, 1], [2, 3], [4]]
+    """
+    check_reader(reader)
+    size = check_count("batch_size", batch_size)
+
+    def batches() -> Iterator[list[Any]]:
+        items = iterate(reader)
+        while group := list(itertools.islice(items, size)):
+            if len(group) == size or not drop_last:
+                yield group
+
+    return batches
+
+
+def shuffle(reader: Reader, buf_size: int) -> Reader:
+    """Shuffle items within windows of `buf_size`, with Python's `random`, so `random.seed` repeats it.
+
+    Raises
+    ------
+    ValueError
+        The size is not an integer of 1 or more.
+
+    Examples
+    --------
+    >>> sorted(shuffle(lambda: range(5), 3)())
+    [0, 1, 2, 3, 4]
+    """
+    check_reader(reader)
+    size = check_count("buf_size", buf_size)
+
+    def shuffled() -> Iterator[Any]:
+        items = iterate(reader)
+        while window := list(itertools.islice(items, size)):
+            random.shuffle(window)
+            yield from window
+
+    return shuffled
+
+
+def cache(reader: Reader) -> Reader:
+    """Read everything when first used, and replay it from memory ever after.
+
+    >>> numbers = cache(lambda: iter([1, 2]))
+    >>> list(numbers()), list(numbers())
+    ([1, 2], [1, 2])
+    """
+    check_reader(reader)
+    kept: list[tuple[Any, ...]] = []
+
+    def replay() -> Iterator[Any]:
+        if not kept:
+            kept.append(tuple(iterate(reader)))
+        yield from kept[0]
+
+    return replay
+
+
+def chain(*readers: Reader) -> Reader:
+    """Give the items of the first reader, then those of the next.
+
+    >>> list(chain(lambda: [1, 2], lambda: [3])())
+    [1, 2, 3]
+    """
+    for reader in readers:
+        check_reader(reader)
+
+    def chained() -> Iterator[Any]:
+        for reader in readers:
+            yield from iterate(reader)
+
+    return chained
+
+
+def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
+    """Put the items of several readers side by side in one tuple; tuples among them are flattened.
+
+    Parameters
+    ----------
+    *readers : callable
+        Read in step.
+    check_alignment : bool
+        False stops at the shortest reader.
+
+    Raises
+    ------
+    ComposeNotAligned
+        While reading, after the last aligned item: one reader has ended before another.
+
+    Examples
+    --------
+    >>> list(compose(lambda: [1, 2], lambda: [(3, 4), (5, 6)])())
+    [(1, 3, 4), (2, 5, 6)]
+    """
+    for reader in readers:
+        check_reader(reader)
+
+    def composed() -> Iterator[tuple[Any, ...]]:
+        sources = [iterate(reader) for reader in readers]
+        if not check_alignment:
+            for row in zip(*sources, strict=False):
+                yield _flatten(row)
+            return
+        for count, row in enumerate(itertools.zip_longest(*sources, fillvalue=_MISSING)):
+            ended = [str(index) for index, item in enumerate(row) if item is _MISSING]
+            if ended:
+                raise ComposeNotAligned(
+                    f"of {len(readers)} composed readers, {', '.join(ended)} ended after {count} items "
+                    "and another did not; pass check_alignment=False to stop at the shortest"
+                )
+            yield _flatten(row)
+
+    return composed
+
+
+def _flatten(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(itertools.chain.from_iterable(item if isinstance(item, tuple) else (item,) for item in row))
+
+
+def firstn(reader: Reader, n: int) -> Reader:
+    """Give at most the first `n` items.
+
+    Raises
+    ------
+    ValueError
+        `n` is not an integer of 0 or more.
+
+    Examples
+    --------
+    >>> list(firstn(lambda: range(100), 3)())
+    [0, 1, 2]
+    """
+    check_reader(reader)
+    if n != 0:
+        check_count("n", n)
+    return lambda: itertools.islice(iterate(reader), n)
+
+
+def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
+    """Give ``func(one item of each reader)``; stops at the shortest reader.
+
+    >>> list(map_readers(lambda a, b: a + b, lambda: [1, 2, 3], lambda: [10, 20])())
+    [11, 22]
+    """
+    for reader in readers:
+        check_reader(reader)
+    return lambda: map(func, *(iterate(reader) for reader in readers))
