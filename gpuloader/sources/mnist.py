@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,47 +11,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.sources.digits import DigitSet, Mnist, from_bytes
+from gpuloader.sources.idx import load_idx, read_idx
+from gpuloader.sources.mnist_json import read_json
 from gpuloader.spec import check_count
 
-PIXELS = 784
-"""Of one image, 28 rows of 28."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DigitSet:
-    """Images and their labels.
-
-    Attributes
-    ----------
-    images : numpy.ndarray
-        Shape (count, 784), float32, from 0 up to but not including 1.
-    labels : numpy.ndarray
-        Shape (count,), int64, 0 to 9.
-    """
-
-    images: NDArray[np.float32]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mnist:
-    """The three sets: train, valid and test."""
-
-    train: DigitSet
-    valid: DigitSet
-    test: DigitSet
+__all__ = [
+    "DigitSet",
+    "Mnist",
+    "load",
+    "load_idx",
+    "read_idx",
+    "read_json",
+    "reader",
+    "sample",
+    "sample_reader",
+]
 
 
 def load(path: str | os.PathLike[str] | None = None) -> Mnist:
-    """Load MNIST.
+    """Load MNIST from wherever it is.
 
     Parameters
     ----------
     path : path-like or None
-        A gzip JSON file, or a folder with the four IDX files. None: the sample in the package.
+        A gzip JSON file (see `read_json`), a folder with the four IDX files (see `load_idx`), or None for
+        the sample in the package.
+
+    Returns
+    -------
+    Mnist
+        Train, valid and test.
 
     Raises
     ------
@@ -66,53 +55,44 @@ def load(path: str | os.PathLike[str] | None = None) -> Mnist:
     >>> len(load().train)
     4000
     """
-    from gpuloader.sources.idx import load_idx
-    from gpuloader.sources.mnist_json import load_json
-
     if path is None:
         return sample()
-    return load_idx(path) if Path(path).is_dir() else load_json(path)
+    return load_idx(path) if Path(path).is_dir() else read_json(Path(path))
 
 
 def sample() -> Mnist:
     """Return the 5,000 digits in the package: 4,000 to train, 500 to validate, 500 to test.
 
-    They are the first of each set of the original files.
+    They are the first of each set of the full data.
 
+    Returns
+    -------
+    Mnist
+        As from the full files, in 15.7 MB.
+
+    Examples
+    --------
     >>> digits = sample()
     >>> digits.train.images.shape, digits.test.labels[:3].tolist()
     ((4000, 784), [7, 2, 1])
     """
-    with (
-        resources.files("gpuloader.sources").joinpath("mnist-5k.npz").open("rb") as file,
-        np.load(file) as arrays,
-    ):
-        return Mnist(
-            *(
-                from_bytes(arrays[f"{name}_images"], arrays[f"{name}_labels"])
-                for name in ("train", "valid", "test")
-            )
+    packed = resources.files("gpuloader.sources").joinpath("mnist-5k.npz")
+    with packed.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        train, valid, test = (
+            from_bytes(arrays[f"{name}_images"], arrays[f"{name}_labels"])
+            for name in ("train", "valid", "test")
         )
+    return Mnist(train, valid, test)
 
 
-def from_bytes(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> DigitSet:
-    """Return a set from pixels of 0 to 255, scaled by 1/256 as the JSON file stores them.
-
-    >>> from_bytes(np.full((1, 28, 28), 128, np.uint8), np.array([7], np.uint8)).images[0, 0]
-    np.float32(0.5)
-    """
-    flat = images.reshape(len(images), -1)
-    return DigitSet(flat.astype(np.float32) / np.float32(256), labels.astype(np.int64))
-
-
-def batches(
+def reader(
     digits: DigitSet,
     batch_size: int = 100,
-    *,
     shuffle: bool = True,
     seed: int | None = None,
+    *,
     flat_labels: bool = False,
-) -> Callable[[], Iterator[tuple[NDArray[Any], NDArray[Any]]]]:
+) -> Callable[[], Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]]:
     """Return a reader of ready batches that visits every digit once an epoch, the last batch short.
 
     Parameters
@@ -120,11 +100,13 @@ def batches(
     digits : DigitSet
         What to read.
     batch_size : int
-        Digits a batch.
+        Digits a batch, 1 or more.
     shuffle : bool
-        Draw a new order each epoch.
+        Draw a new order each time the reader is called; else the digits come as they lie.
     seed : int or None
-        Of the orders; two readers of one seed give the same epochs.
+        Of the orders. Readers of one seed give the same first epoch, the same second, and so on; the
+        epochs of one reader differ. None: other orders in each run. A reader that runs in a process of its
+        own begins each epoch from the state it was sent with, so there every epoch has the same order.
     flat_labels : bool
         Labels of shape (n,) rather than (n, 1). A squared error against predictions of shape (n, 1) then
         broadcasts over all pairs: see `gpuloader.demo.linear`.
@@ -132,7 +114,8 @@ def batches(
     Returns
     -------
     callable
-        For `set_batch_generator`; yields images (n, 784) and labels, both float32.
+        For `set_batch_generator`: gives an iterator of (images, labels), float32 of shape (n, 784) and
+        float32 of shape (n, 1), or (n,) with `flat_labels`. Batches are copies and the caller's own.
 
     Raises
     ------
@@ -141,8 +124,8 @@ def batches(
 
     Examples
     --------
-    >>> reader = batches(sample().test, batch_size=300, seed=0)
-    >>> [(images.shape, labels.shape) for images, labels in reader()]
+    >>> read = reader(sample().test, batch_size=300, seed=0)
+    >>> [(images.shape, labels.shape) for images, labels in read()]
     [((300, 784), (300, 1)), ((200, 784), (200, 1))]
     """
     size = check_count("batch_size", batch_size)
@@ -151,25 +134,32 @@ def batches(
     if not flat_labels:
         labels = labels.reshape(-1, 1)
 
-    def read() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        count = len(digits)
-        order = orders.permutation(count) if shuffle else np.arange(count)
-        for start in range(0, count, size):
-            chosen = order[start : start + size]
-            yield digits.images[chosen], labels[chosen]
+    def read() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        # Drawn now and not at the first batch, so that overlapping epochs take their orders as they begin.
+        order: NDArray[Any] = orders.permutation(len(digits)) if shuffle else np.arange(len(digits))
+        chosen = (order[start : start + size] for start in range(0, len(order), size))
+        return ((digits.images[indices], labels[indices]) for indices in chosen)
 
     return read
 
 
-def samples(digits: DigitSet) -> Callable[[], Iterator[tuple[NDArray[np.float32], int]]]:
+def sample_reader(digits: DigitSet) -> Callable[[], Iterator[tuple[NDArray[np.float32], int]]]:
     """Return a reader of single digits in their order, for `set_sample_generator`.
 
-    >>> image, label = next(iter(samples(sample().test)()))
+    Parameters
+    ----------
+    digits : DigitSet
+        What to read.
+
+    Returns
+    -------
+    callable
+        Gives an iterator of (image, label), a view of shape (784,) into `digits.images` and an integer.
+
+    Examples
+    --------
+    >>> image, label = next(sample_reader(sample().test)())
     >>> image.shape, label
     ((784,), 7)
     """
-
-    def read() -> Iterator[tuple[NDArray[np.float32], int]]:
-        yield from zip(digits.images, digits.labels.tolist(), strict=True)
-
-    return read
+    return lambda: zip(digits.images, digits.labels.tolist(), strict=True)

@@ -1,8 +1,8 @@
 """MNIST from one gzip-compressed JSON file, read as a stream in bounded memory.
 
-The file is a list of three sets, train, valid and test; a set is ``[images, labels]``; an image is a list of 784
-numbers from 0 to 1, a label an integer from 0 to 9. ``json.load`` turns it into 55 million Python objects
-and gigabytes; here the text passes through a window of a few hundred KiB into one float32 array.
+The file is a list of three sets, train, valid and test; a set is ``[images, labels]``; an image is a list
+of 784 numbers from 0 to 1, a label an integer from 0 to 9. ``json.load`` turns it into 55 million Python
+objects and gigabytes; here the text passes through a window of a few hundred KiB into one float32 array.
 """
 
 from __future__ import annotations
@@ -162,8 +162,9 @@ class _Text:
 
     def fail(self, problem: str) -> NoReturn:
         raise DataFileError(
-            f"{self._path}: {self.where}: {problem}; fetch the file again, or convert it to gzip-compressed JSON "
-            f"[[images, labels], [images, labels], [images, labels]] with {PIXELS} numbers from 0 to 1 an image"
+            f"{self._path}: {self.where}: {problem}; fetch the file again, or write it as gzip-compressed "
+            f"JSON [[images, labels], [images, labels], [images, labels]] with {PIXELS} numbers from 0 to 1 "
+            "an image"
         ) from None
 
     def expect(self, characters: bytes, wanted: str) -> bytes:

@@ -7,17 +7,17 @@ import sys
 
 import numpy as np
 
-from gpuloader.sources.mnist_json import load_json
+from gpuloader.sources.mnist_json import read_json
 
 COUNTS = {"train": 4000, "valid": 500, "test": 500}
 
 
 def main() -> None:
     source, target = sys.argv[1:]
-    digits = load_json(source)
+    mnist = read_json(source)
     arrays = {}
     for name, count in COUNTS.items():
-        chosen = getattr(digits, name)
+        chosen = getattr(mnist, name)
         arrays[f"{name}_images"] = (chosen.images[:count] * 256).astype(np.uint8)
         arrays[f"{name}_labels"] = chosen.labels[:count].astype(np.uint8)
     np.savez_compressed(target, **arrays)
