@@ -13,6 +13,7 @@ from gpuloader.devices.simulated import RaceError, SimulatedArray, SimulatedDevi
 from gpuloader.places import CustomPlace
 
 __all__ = [
+    "CustomPlace",
     "RaceError",
     "SimulatedArray",
     "SimulatedDevice",

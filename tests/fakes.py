@@ -1,0 +1,37 @@
+"""Stand-ins and waits that several tests share."""
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from contextlib import contextmanager
+
+
+def wait_until(condition, seconds=10.0):
+    """Return once `condition()` holds; fail where it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.0005)
+
+
+def count_mappings():
+    with open("/proc/self/maps") as maps:
+        return sum("gpuloader-arena" in line for line in maps)
+
+
+@contextmanager
+def nothing_left_behind():
+    """Fail if the block leaves a thread, a process, a descriptor or a mapping behind."""
+    gc.collect()
+    threads = set(threading.enumerate())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    mappings = count_mappings()
+    yield
+    gc.collect()
+    wait_until(lambda: not [one for one in threading.enumerate() if one not in threads])
+    wait_until(lambda: not multiprocessing.active_children())
+    gc.collect()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+    wait_until(lambda: count_mappings() <= mappings)

@@ -1,0 +1,208 @@
+"""Every kind of bad input: one typed error that says where, at once, and nothing left behind."""
+
+import _thread
+import re
+import threading
+import traceback
+
+import numpy as np
+import pytest
+
+from gpuloader import CPUPlace, DataLoader, ReaderError, SampleError, StagingMemoryError, data
+from gpuloader.testing import StepReader, simulated_places
+from tests.fakes import nothing_left_behind, wait_until
+
+FEEDS = [data("image", [None, 784]), data("label", [None, 1], "int64")]
+GOOD = (np.zeros(784, np.float32), 1)
+GOOD_BATCH = [np.zeros((2, 784), np.float32), np.zeros((2, 1), np.int64)]
+
+
+@pytest.fixture(params=[True, False], ids=["double buffer", "inline"])
+def loader(request):
+    with nothing_left_behind():
+        loader = DataLoader.from_generator(FEEDS, capacity=3, use_double_buffer=request.param)
+        yield loader
+        loader._idle.clear()  # its slots outlast an epoch; what else is left would be a leak
+
+
+def consume(loader):
+    """Return how many steps came before the error, and the error; the loader stays at its end after it."""
+    epoch, steps = iter(loader), 0
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        while True:
+            next(epoch)
+            steps += 1
+    with pytest.raises(StopIteration):
+        next(epoch)
+    return steps, caught.value
+
+
+SAMPLES = {
+    "none": (None, "expected a tuple with one value a field, got NoneType"),
+    "dict": ({"image": 1}, "expected a tuple with one value a field, got dict"),
+    "field missing": ((np.zeros(784),), r"expected 2 fields \(image, label\), got 1"),
+    "a none field": ((None, 1), "field 'image': expected numbers, got None"),
+    "objects": ((np.array([object()] * 784), 1), "field 'image': .*dtype object"),
+    "text": ((["a"] * 784, 1), "field 'image': expected numbers, got text"),
+    "ragged": (([[1, 2], [3]], 1), "field 'image': expected an array of numbers, got list"),
+    "too wide": ((np.zeros(100), 1), r"field 'image': expected shape \(784,\), got \(100,\)"),
+    "would broadcast": ((np.zeros(1, np.float32), 1), r"expected shape \(784,\), got \(1,\)"),
+    "nan label": (
+        (np.zeros(784), float("nan")),
+        "field 'label': expected whole numbers of dtype int64, got nan",
+    ),
+    "infinite label": (
+        (np.zeros(784), [np.inf]),
+        "field 'label': expected whole numbers of dtype int64, got inf",
+    ),
+    "huge label": ((np.zeros(784), 2**70), "field 'label': "),
+    "complex": ((np.zeros(784, complex), 1), "field 'image': expected real numbers"),
+}
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_samples(loader, case):
+    bad, message = SAMPLES[case]
+    rows = [GOOD] * 5 + [bad] + [GOOD] * 20
+    loader.set_sample_generator(lambda: rows, batch_size=2, places="cpu")
+    steps, error = consume(loader)
+    assert isinstance(error, SampleError)
+    assert (steps, error.batch, error.index) == (2, 2, 1)
+    assert str(error).startswith("batch 2, sample 1")
+    assert re.search(message, str(error)), str(error)
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_sample_lists(loader, case):
+    bad, message = SAMPLES[case]
+    loader.set_sample_list_generator(lambda: [[GOOD] * 2, [GOOD, bad]], places="cpu")
+    steps, error = consume(loader)
+    assert isinstance(error, SampleError)
+    assert (steps, error.batch, error.index) == (1, 1, 1)
+
+
+BATCHES = {
+    "none": (None, "expected a list or tuple of arrays, got NoneType"),
+    "dict": ({"image": 1}, "got dict; yield its values"),
+    "array": (np.zeros((2, 784)), "got ndarray"),
+    "fields": ([np.zeros((2, 784))], "expected 2 fields"),
+    "width": (
+        [np.zeros((2, 100)), np.zeros((2, 1))],
+        r"field 'image': expected shape \(-, 784\), got \(2, 100\)",
+    ),
+    "number": ([3.0, np.zeros((2, 1))], "batch dimension"),
+    "counts": ([np.zeros((2, 784)), np.zeros((3, 1))], "equally many samples"),
+    "objects": ([np.zeros((2, 784)), np.array([[None], [1]])], "field 'label': .*dtype object"),
+    "ragged": ([[[1, 2], [3]], np.zeros((2, 1))], "field 'image': expected an array of numbers"),
+    "text": ([np.zeros((2, 784)), [["a"], ["b"]]], "field 'label': expected numbers, got text"),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches(loader, case):
+    bad, message = BATCHES[case]
+    loader.set_batch_generator(lambda: [GOOD_BATCH, GOOD_BATCH, bad, GOOD_BATCH], places="cpu")
+    steps, error = consume(loader)
+    assert isinstance(error, SampleError)
+    assert (steps, error.batch) == (2, 2)
+    assert re.search(message, str(error)), str(error)
+
+
+@pytest.mark.parametrize("second", [np.zeros((2, 4)), np.zeros((2, 3), np.int8), np.zeros((2, 3, 1))])
+def test_without_feeds_the_first_batch_sets_the_shape(second):
+    loader = DataLoader.from_generator(capacity=1)
+    loader.set_batch_generator(lambda: [[np.zeros((2, 3))], [second]], places="cpu")
+    with pytest.raises(SampleError, match=r"batch 1, field '0': expected shape \(-, 3\) and dtype float64"):
+        list(loader)
+
+
+class OwnError(Exception):
+    def __init__(self, first, second):
+        super().__init__(first, second)
+
+
+@pytest.mark.parametrize("places", [CPUPlace(), simulated_places(1), [CPUPlace(), CPUPlace()]])
+def test_the_readers_own_exception_reaches_the_consumer(loader, places):
+    def reader():
+        yield GOOD_BATCH
+        yield GOOD_BATCH
+        raise OwnError("the disk", "is gone")
+
+    loader.set_batch_generator(reader, places=places)
+    steps, error = consume(loader)
+    assert type(error) is OwnError
+    assert steps == (1 if isinstance(places, list) and len(places) == 2 else 2)
+    assert error.__notes__ == ["gpuloader: raised by the reader while it produced batch 2 of the epoch"]
+    assert any(frame.name == "reader" for frame in _frames(error))
+
+
+def _frames(error):
+    return traceback.extract_tb(error.__traceback__)
+
+
+def test_a_reader_that_fails_at_once(loader):
+    def reader():
+        raise OwnError("not", "found")
+
+    steps, error = consume(loader.set_batch_generator(reader, places="cpu"))
+    assert (steps, type(error)) == (0, OwnError)
+
+
+def test_a_reader_that_gives_no_iterable(loader):
+    steps, error = consume(loader.set_batch_generator(lambda: 5, places="cpu"))
+    assert (steps, type(error)) == (0, ReaderError)
+    assert "must return an iterable, got int" in str(error)
+
+
+def test_an_epoch_after_an_error_is_whole(loader):
+    broken = [True]
+
+    def reader():
+        for number in range(12):
+            if broken[0] and number == 5:
+                raise OwnError("once", "only")
+            yield GOOD_BATCH
+
+    loader.set_batch_generator(reader, places="cpu")
+    for _ in range(4):
+        assert consume(loader)[0] == 5
+    broken[0] = False
+    assert len(list(loader)) == 12
+
+
+def test_more_memory_than_there_is(loader):
+    huge = np.broadcast_to(np.float32(0), (1 << 22, 784))
+    labels = np.broadcast_to(np.int64(0), (1 << 22, 1))
+    steps, error = consume(loader.set_batch_generator(lambda: [[huge, labels]], places="cpu"))
+    assert (steps, type(error)) == (0, StagingMemoryError)
+    assert "lower the capacity or the batch size" in str(error)
+
+
+def test_a_reader_that_waits_for_ever_does_not_hold_the_consumer():
+    reader = StepReader([[np.zeros(1)]] * 3)
+    reader.allow(1)
+    with nothing_left_behind():
+        loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
+        for _ in loader:
+            break
+        del loader, _
+        assert not reader.closed.is_set()  # it still waits, in a daemon thread, and holds nobody up
+        assert len(threading.enumerate()) == 2
+        reader.allow(1)  # as soon as it comes back, the thread ends
+
+
+def test_keyboard_interrupt_in_the_consumer():
+    reader = StepReader([[np.zeros(1)]] * 3)
+    reader.allow(1)
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
+
+    def loop():
+        for _ in loader:
+            _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    reader.allow(1)  # the reader of the epoch that was left comes back, and its thread ends
+    wait_until(lambda: threading.active_count() == 1)
+    reader.allow(4)
+    assert len(list(loader)) == 3

@@ -1,0 +1,212 @@
+"""The promises, by hypothesis over the simulated device: what users keep stays, and nothing deadlocks."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import CPUPlace, DataLoader, StagingMemoryError
+from gpuloader.devices.simulated import SimulatedArray
+from gpuloader.generator import GeneratorLoader
+from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
+from tests.fakes import wait_until
+
+keeping = st.lists(st.sampled_from(["drop", "keep", "slice", "corner", "read late"]), min_size=1, max_size=8)
+batch_counts = st.lists(st.integers(0, 12), min_size=1, max_size=3)
+
+
+def numbered_batches(count):
+    """Batch i is full of numbers that tell which batch and which row they belong to."""
+
+    def read():
+        buffer = np.empty((3, 5), np.int64)
+        for number in range(count):
+            buffer[...] = number * 1000 + np.arange(15).reshape(3, 5)
+            yield [buffer, np.full((3,), number, np.int32)]
+
+    return read
+
+
+def expected(number):
+    return number * 1000 + np.arange(15).reshape(3, 5)
+
+
+def assert_whole_again(loader: GeneratorLoader):
+    """Every slot is back where it came from, once a last look at the freed has been taken."""
+    gc.collect()
+    [road] = loader._idle
+    road.ring.drain()
+    assert road.ring.leased == 0
+    assert road.ring.free in (0, road.ring.count)  # 0: no batch was ever staged
+    for lane in road.lanes:
+        lane.drain()
+        assert not lane._freed
+        assert not lane._copying
+        assert len(lane._free) <= lane._slots_kept
+
+
+def drive(places, counts, pattern, *, capacity, double_buffer):
+    """Loop over epochs as a user who keeps batches by `pattern`, and check each at the end of its life."""
+    kept = []
+    loader = DataLoader.from_generator(capacity=capacity, return_list=True, use_double_buffer=double_buffer)
+    for count in counts:
+        loader.set_batch_generator(numbered_batches(count), places=places)
+        number = 0
+        for step in loader:
+            for images, labels in [step] if len(places) == 1 else step:
+                match pattern[number % len(pattern)]:
+                    case "keep":
+                        kept.append((images, expected(number)))
+                    case "slice":
+                        kept.append((images[1:], expected(number)[1:]))
+                    case "corner":
+                        kept.append((images[:2].reshape(-1)[::3], expected(number)[:2].reshape(-1)[::3]))
+                    case "read late" if isinstance(images, SimulatedArray):
+                        kept.append((images.launch_read(), expected(number)))
+                    case _:
+                        assert np.asarray(labels).tolist() == [number] * 3
+                number += 1
+        assert number == (count if len(places) == 1 else count - count % len(places))
+    return loader, kept
+
+
+def check(kept):
+    for array, wanted in kept:
+        # A kernel launched long ago, whose batch was dropped at once, must have seen that batch.
+        seen = array[0] if isinstance(array, list) else np.asarray(array)
+        np.testing.assert_array_equal(seen, wanted)
+
+
+@given(
+    counts=batch_counts,
+    pattern=keeping,
+    places=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    capacity=st.integers(1, 3),
+    double_buffer=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed, capacity, double_buffer):
+    where = simulated_places(places, seed)
+    loader, kept = drive(where, counts, pattern, capacity=capacity, double_buffer=double_buffer)
+    for place in where:
+        place.device.finish(place.device.consumer_stream())
+    check(kept)
+    kept.clear()
+    assert_whole_again(loader)
+
+
+@given(
+    counts=batch_counts,
+    pattern=keeping,
+    places=st.integers(1, 3),
+    capacity=st.integers(1, 3),
+    double_buffer=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_held_batches_survive_on_the_cpu(counts, pattern, places, capacity, double_buffer):
+    loader, kept = drive(
+        [CPUPlace()] * places, counts, pattern, capacity=capacity, double_buffer=double_buffer
+    )
+    del loader  # what a user keeps outlives the loader
+    gc.collect()
+    check(kept)
+
+
+@given(counts=batch_counts, pattern=keeping, places=st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_every_host_slot_returns_on_the_cpu(counts, pattern, places):
+    loader, kept = drive([CPUPlace()] * places, counts, pattern, capacity=2, double_buffer=True)
+    kept.clear()
+    assert_whole_again(loader)
+
+
+@given(streams=st.lists(st.integers(0, 2), min_size=4, max_size=12), seed=st.integers(0, 50))
+@settings(max_examples=60, deadline=None)
+def test_a_consumer_may_change_streams(streams, seed):
+    device = SimulatedDevice(seed=seed)
+    choices = [device.consumer_stream(), device.stream(), device.stream()]
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    place = CustomPlace(device)
+    epoch = iter(loader.set_batch_generator(numbered_batches(len(streams)), places=place))
+    reads = []
+    for number, chosen in enumerate(streams):
+        with device.use(choices[chosen]):
+            images, _ = next(epoch)
+            reads.append((images.launch_read(), expected(number)))
+            del images
+    for stream in choices:
+        device.finish(stream)
+    check(reads)
+
+
+def test_a_pipeline_without_waits_is_caught(monkeypatch):
+    """The witness is not asleep: with the waits left out it reports the race, whatever the lots say."""
+    for seed in range(5):
+        device = SimulatedDevice(seed=seed)
+        monkeypatch.setattr(device, "wait", lambda stream, event: None)
+        place = CustomPlace(device)
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        loader.set_batch_generator(numbered_batches(8), places=place)
+        with pytest.raises(RaceError):
+            for images, _ in loader:
+                images.launch_read()
+
+
+def test_a_host_slot_given_back_too_early_is_caught(monkeypatch):
+    device = SimulatedDevice(seed=1)
+    monkeypatch.setattr(device, "query", lambda event: True)
+    monkeypatch.setattr(device, "synchronize", lambda event: None)
+    place = CustomPlace(device)
+    loader = DataLoader.from_generator(capacity=1, return_list=True)
+    loader.set_batch_generator(numbered_batches(30), places=place)
+    for _ in loader:
+        pass
+    with pytest.raises(RaceError, match="rewritten before the copy"):
+        SimulatedDevice.synchronize(device, _mark_all(device))
+
+
+def _mark_all(device):
+    event = device.event()
+    for stream in device._streams:
+        device.record(event, stream)
+        join = device.event()
+        device.record(join, stream)
+        SimulatedDevice.wait(device, device._default, join)
+    device.record(event, device._default)
+    return event
+
+
+@pytest.mark.parametrize(("copy", "compute"), [(1.0, 2.0), (1.0, 1.0), (2.0, 1.0)])
+def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
+    """On the virtual clock: a step takes as long as the longer of the two, not as their sum."""
+    steps = 50
+
+    def epoch_time(double_buffer):
+        device = SimulatedDevice(copy_time=lambda nbytes: copy)
+        place = CustomPlace(device)
+        loader = DataLoader.from_generator(capacity=4, return_list=True, use_double_buffer=double_buffer)
+        loader.set_batch_generator(numbered_batches(steps), places=place)
+        for number, (images, _) in enumerate(loader):
+            if double_buffer:  # the clock knows copies and kernels alone, so the reader must not be late
+                wait_until(lambda: loader.stats().batches >= min(number + 4, steps))  # noqa: B023
+            images.launch_read(duration=compute)
+            device.finish(device.consumer_stream())
+        return device.now
+
+    assert epoch_time(True) <= 1.1 * max(copy, compute) * steps
+    assert epoch_time(False) >= 0.95 * (copy + compute) * steps
+
+
+def test_full_device_memory_is_one_typed_error():
+    device = SimulatedDevice(memory_limit=1500)
+    place = CustomPlace(device)
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(numbered_batches(20), places=place)
+    kept = []
+    with pytest.raises(StagingMemoryError, match="bytes on simulated:0"):
+        kept.extend(loader)  # keeps them all, so each needs memory of its own
+    assert threading.active_count() == 1
