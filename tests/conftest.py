@@ -1,0 +1,24 @@
+"""Fixtures for the whole suite: the full MNIST file, where there is one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuloader.sources.digits import Mnist
+from gpuloader.sources.mnist_json import read_json
+
+BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
+
+
+@pytest.fixture(scope="session")
+def mnist_file() -> Path:
+    path = Path(os.environ.get("GPULOADER_MNIST", BESIDE_THE_REPOSITORY))
+    if not path.is_file():
+        pytest.skip(f"the full MNIST is not at {path}; set GPULOADER_MNIST to a mnist.json.gz")
+    return path
+
+
+@pytest.fixture(scope="session")
+def full_mnist(mnist_file: Path) -> Mnist:
+    return read_json(mnist_file)
