@@ -1,1 +1,1 @@
-"""CUDA kernels, each beside its NumPy twin."""
+"""CUDA kernels: NAME.cu is the kernel, NAME.py its launcher and its NumPy twin of the same signature."""

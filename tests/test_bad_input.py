@@ -74,7 +74,7 @@ def test_samples(loader, case):
 
 @pytest.mark.parametrize("case", SAMPLES)
 def test_sample_lists(loader, case):
-    bad, message = SAMPLES[case]
+    bad, _ = SAMPLES[case]
     loader.set_sample_list_generator(lambda: [[GOOD] * 2, [GOOD, bad]], places="cpu")
     steps, error = consume(loader)
     assert isinstance(error, SampleError)

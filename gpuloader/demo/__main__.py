@@ -135,8 +135,8 @@ def _verdict(pair: Pair) -> str:
     steps = len(synchronous.losses)
     return (
         f"As it is, a step takes {synchronous.seconds / steps * 1e6:,.0f} µs: too short to gain from a "
-        f"second thread here (ratio {ratio:.2f}). Hiding pays where reading or computing takes longer, as in the "
-        "slowed pair."
+        f"second thread here (ratio {ratio:.2f}). Hiding pays where reading or computing takes longer, as "
+        "with the waits."
     )
 
 

@@ -22,7 +22,7 @@ def choose_window(spans: list[Span], steps: int) -> tuple[int, int]:
 
     >>> spans = [Span("compute", "MainThread", 10 * n, 10 * n + 5) for n in range(9)]
     >>> choose_window(spans, steps=2)
-    (35, 55)
+    (25, 45)
     """
     ends = [one.end for one in spans if one.name == "compute"]
     middle = max((len(ends) - steps) // 2, 1)

@@ -1,0 +1,133 @@
+"""From a .cu file to a kernel: loaded through CuPy where a GPU is, compiled for many GPUs where none is.
+
+``python -m gpuloader.kernels.compiling`` compiles every kernel for every architecture, warnings as errors.
+It needs the compiler alone, nvcc or NVRTC, and no GPU.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gpuloader.errors import LoaderError
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+"""Compute capabilities times ten: Turing to Blackwell, what CUDA 13 compiles for."""
+
+OPTIONS = ("--std=c++17",)
+"""What CuPy is told at run time; it adds -ftz=true by itself, so the check does as well."""
+
+
+class CompileError(LoaderError):
+    """A kernel does not compile, or not without a warning; holds the compiler's words."""
+
+
+def kernel_names() -> list[str]:
+    """Return the names of all kernels, one a .cu file.
+
+    >>> kernel_names()
+    ['checksum', 'spin']
+    """
+    files = resources.files("gpuloader.kernels").iterdir()
+    return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
+
+
+def read_source(name: str) -> str:
+    """Return the CUDA source of a kernel.
+
+    >>> "__global__" in read_source("spin")
+    True
+    """
+    return resources.files("gpuloader.kernels").joinpath(f"{name}.cu").read_text()
+
+
+@cache
+def load_kernel(name: str) -> Any:
+    """Return a kernel ready to launch on the current device; compiled when first launched there."""
+    import cupy
+
+    return cupy.RawKernel(read_source(name), name, options=OPTIONS)
+
+
+def compile_kernel(name: str, architecture: int) -> bytes:
+    """Return the machine code of a kernel for one architecture, through NVRTC if it is there, else nvcc.
+
+    Raises
+    ------
+    CompileError
+        The compiler refused or warned, or there is no compiler.
+    """
+    nvrtc = find_nvrtc()
+    if nvrtc is not None:
+        return _compile_by_nvrtc(nvrtc, name, architecture)
+    if shutil.which("nvcc"):
+        return _compile_by_nvcc(name, architecture)
+    raise CompileError(
+        "no CUDA compiler: install NVRTC with pip install 'gpuloader[kernels]', or put nvcc on the PATH"
+    )
+
+
+@cache
+def find_nvrtc() -> Any:
+    """Return CuPy's binding of NVRTC, or None where it or the library is missing."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError):
+        return None
+    return nvrtc
+
+
+def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
+    program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, (*OPTIONS, "-ftz=true", f"-arch=sm_{architecture}"))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise CompileError(f"{name}.cu for sm_{architecture}: {error}\n{log}") from None
+        if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
+            raise CompileError(f"{name}.cu for sm_{architecture} gives warnings:\n{warnings}")
+        code: bytes = nvrtc.getCUBIN(program)
+        return code
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _compile_by_nvcc(name: str, architecture: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
+        source.write_text(read_source(name))
+        command = ["nvcc", "-cubin", "-ftz=true", "-Werror", "all-warnings", f"-arch=sm_{architecture}"]
+        done = subprocess.run(
+            [*command, *OPTIONS, "-o", target, source], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise CompileError(f"{name}.cu for sm_{architecture}: {done.stderr or done.stdout}")
+        return target.read_bytes()
+
+
+def main() -> int:
+    """Compile every kernel for every architecture and print a line each; return 0 if all did."""
+    failed = 0
+    for name in kernel_names():
+        for architecture in ARCHITECTURES:
+            try:
+                size = len(compile_kernel(name, architecture))
+            except CompileError as error:
+                failed += 1
+                print(f"{name:12} sm_{architecture:<4} FAILED\n{error}")  # noqa: T201
+            else:
+                print(f"{name:12} sm_{architecture:<4} {size:7,} bytes")  # noqa: T201
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

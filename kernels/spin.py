@@ -1,0 +1,33 @@
+"""`spin`: keep a stream, or the host, busy for a stated time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from gpuloader.kernels.compiling import load_kernel
+
+
+def spin(nanoseconds: int, stream: Any = None) -> None:
+    """Put a kernel on a CUDA stream that runs for `nanoseconds`.
+
+    Parameters
+    ----------
+    nanoseconds : int
+        0 or more; the device's clock may add up to a microsecond.
+    stream : cupy.cuda.Stream or None
+        None is CuPy's current stream.
+    """
+    load_kernel("spin")((1,), (1,), (np.uint64(nanoseconds),), stream=stream)
+
+
+def spin_on_host(nanoseconds: int, stream: Any = None) -> None:  # noqa: ARG001
+    """Keep the calling thread busy for `nanoseconds`: the twin of `spin`.
+
+    >>> spin_on_host(1000)
+    """
+    end = time.perf_counter_ns() + nanoseconds
+    while time.perf_counter_ns() < end:
+        pass
