@@ -65,6 +65,5 @@ print(len(kept), "batches kept, each still its own:", len({float(image.sum()) fo
 # %%
 stats = loader.stats()
 print(f"{stats.batches} batches, {stats.nbytes / 1e6:.0f} MB")
-print(
-    f"reading {stats.fetch * 1e3:.1f} ms, staging {stats.stage * 1e3:.1f} ms, waiting {stats.wait * 1e3:.1f} ms"
-)
+for name in ("fetch", "stage", "wait", "transfer"):
+    print(f"{name:8} {getattr(stats, name) * 1e3:6.1f} ms")

@@ -1,0 +1,125 @@
+"""Nothing leaks and nothing grows: threads, descriptors, mappings, memory; at the end of the process too."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader
+from tests.fakes import nothing_left_behind
+
+
+def run_python(code, *, expect=0):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def endless():
+    buffer = np.zeros((4, 8), np.float32)
+    while True:
+        yield [buffer]
+
+
+@pytest.mark.parametrize("ending", ["break", "dropped", "exception", "unfinished next"])
+def test_a_thousand_loaders_leave_nothing(ending):
+    with nothing_left_behind():
+        for number in range(250):  # four endings make the thousand
+            loader = DataLoader.from_generator(capacity=2).set_batch_generator(endless, places="cpu")
+            if ending == "break":
+                for _ in loader:
+                    break
+            elif ending == "exception":
+                with pytest.raises(ZeroDivisionError):
+                    for _ in loader:
+                        number / 0
+            else:
+                epoch = iter(loader)
+                next(epoch)
+                if ending == "unfinished next":
+                    epoch.close()
+                del epoch
+        _ = loader = None
+
+
+def test_memory_is_flat():
+    """The loader's memory is its slots: 20,000 batches later the process is as large as before."""
+    loader = DataLoader.from_generator(capacity=4).set_batch_generator(endless, places="cpu")
+    epoch = iter(loader)
+    for _ in range(2000):
+        next(epoch)
+    before = resident_bytes()
+    for _ in range(20_000):
+        next(epoch)
+    assert resident_bytes() - before < 1 << 20
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_kept_batches_are_all_the_memory_that_grows():
+    with nothing_left_behind():
+        loader = DataLoader.from_generator(capacity=2).set_batch_generator(endless, places="cpu")
+        kept = [batch for (batch,), _ in zip(loader, range(500), strict=False)]
+        assert len({batch.ctypes.data for batch in kept}) == 500
+        del loader, kept
+
+
+@pytest.mark.parametrize("state", ["running", "blocked for ever", "kept batches", "started"])
+def test_the_interpreter_exits_at_once_and_in_silence(state):
+    done = run_python(f"""
+        import threading, numpy as np
+        from gpuloader import DataLoader
+
+        def reader():
+            while True:
+                yield [np.zeros((4, 4))]
+                if {state!r} == "blocked for ever":
+                    threading.Event().wait()
+
+        loader = DataLoader.from_generator(capacity=3, iterable={state!r} != "started")
+        loader.set_batch_generator(reader, places="cpu")
+        if {state!r} == "started":
+            loader.start()
+        else:
+            epoch = iter(loader)
+            kept = [next(epoch) for _ in range(9 if {state!r} == "kept batches" else 1)]
+        print("done")
+    """)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_a_loader_in_a_reference_cycle_is_collected():
+    with nothing_left_behind():
+
+        class Trainer:
+            def __init__(self):
+                self.loader = DataLoader.from_generator(capacity=2)
+                self.loader.set_batch_generator(self.read, places="cpu")
+                self.epoch = iter(self.loader)
+
+            def read(self):
+                yield [np.zeros(1)]
+
+        trainer = Trainer()
+        next(trainer.epoch)
+        with pytest.raises(StopIteration):
+            next(trainer.epoch)
+        del trainer
+
+
+def test_importing_is_light():
+    done = run_python("""
+        import sys
+        import gpuloader
+        heavy = {"cupy", "torch", "jax", "paddle", "matplotlib", "rich", "multiprocessing.managers"}
+        print(sorted(heavy & set(sys.modules)))
+    """)
+    assert done.stdout == "[]\n"
