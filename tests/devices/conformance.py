@@ -1,0 +1,112 @@
+"""What every device must do; a subclass gives a fixture `device` and, for arrays not NumPy's, `read`."""
+
+import gc
+import threading
+from collections import deque
+
+import numpy as np
+import pytest
+
+from gpuloader.staging.layout import arrange
+from gpuloader.staging.lease import Lease
+from gpuloader.staging.ring import Slot
+
+LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
+
+
+def make_slot(seed=0, nbytes=LAYOUT.nbytes):
+    region = np.random.default_rng(seed).integers(0, 99, nbytes, np.uint8)
+    return Slot(region, region)
+
+
+class DeviceTests:
+    """Inherit, and give a fixture `device`."""
+
+    def read(self, device, array):
+        return np.asarray(array)
+
+    @pytest.fixture
+    def stream(self, device):
+        return device.stream()
+
+    def send(self, device, stream, slot, nbytes=LAYOUT.nbytes):
+        memory, done = device.alloc(nbytes), device.event()
+        device.copy_async(memory, slot, nbytes, stream)
+        device.record(done, stream)
+        return memory, done
+
+    def test_a_copy_arrives_whole_and_at_the_layouts_offsets(self, device, stream):
+        slot, freed = make_slot(), deque()
+        memory, done = self.send(device, stream, slot)
+        device.synchronize(done)
+        arrays = device.views(memory, LAYOUT, Lease(memory, freed))
+        for array, wanted in zip(arrays, slot.views(LAYOUT), strict=True):
+            assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+            np.testing.assert_array_equal(self.read(device, array), wanted)
+
+    def test_an_event_never_recorded_is_reached(self, device, stream):
+        event = device.event()
+        device.wait(stream, event)
+        device.synchronize(event)
+        assert device.query(event)
+
+    def test_a_recorded_event_is_reached_in_the_end(self, device, stream):
+        _, done = self.send(device, stream, make_slot())
+        while not device.query(done):
+            pass
+        device.synchronize(done)
+        assert device.query(done)
+
+    def test_a_stream_goes_on_behind_an_event_of_another(self, device, stream):
+        """Two copies into one memory, the second held by an event: the second one's bytes remain."""
+        first, second = make_slot(1), make_slot(2)
+        memory, written = self.send(device, stream, first)
+        other, done = device.stream(), device.event()
+        device.wait(other, written)
+        device.copy_async(memory, second, LAYOUT.nbytes, other)
+        device.record(done, other)
+        device.synchronize(done)
+        [array, *_] = device.views(memory, LAYOUT, Lease(memory, deque()))
+        np.testing.assert_array_equal(self.read(device, array), second.views(LAYOUT)[0])
+
+    def test_an_event_may_be_recorded_again(self, device, stream):
+        _, event = self.send(device, stream, make_slot(1))
+        other = device.stream()
+        device.wait(other, event)
+        device.record(event, other)
+        device.synchronize(event)
+        assert device.query(event)
+
+    def test_the_last_view_ends_the_lease(self, device, stream):
+        freed, memory = deque(), device.alloc(LAYOUT.nbytes)
+        slot = make_slot()
+        done = device.event()
+        device.copy_async(memory, slot, LAYOUT.nbytes, stream)
+        device.record(done, stream)
+        device.synchronize(done)
+        arrays = device.views(memory, LAYOUT, Lease(memory, freed))
+        part = arrays[0][1:].reshape(-1)
+        del arrays
+        gc.collect()
+        assert not freed
+        del part
+        gc.collect()
+        assert list(freed) == [memory]
+
+    def test_memory_of_no_bytes(self, device, stream):
+        memory, done = self.send(device, stream, make_slot(), nbytes=0)
+        device.synchronize(done)
+        empty = arrange((((0, 3), np.dtype("float32")),))
+        [array] = device.views(memory, empty, Lease(memory, deque()))
+        assert array.shape == (0, 3)
+
+    def test_every_thread_has_a_consumer_stream(self, device):
+        seen = [device.consumer_stream()]
+        thread = threading.Thread(target=lambda: seen.append(device.consumer_stream()))
+        thread.start()
+        thread.join()
+        for stream in seen:
+            event = device.event()
+            device.record(event, stream)
+            device.synchronize(event)
+            assert device.query(event)

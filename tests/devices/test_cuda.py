@@ -1,0 +1,193 @@
+"""The CUDA device over a stand-in for the runtime; what CuPy itself does, tests/gpu shows on hardware."""
+
+import gc
+import inspect
+import os
+import re
+
+import numpy as np
+import pytest
+
+from gpuloader import CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, LoaderError, PlaceError, data
+from gpuloader import devices as devices_module
+from gpuloader.devices import cuda, cuda_places, default_place
+from gpuloader.errors import StagingMemoryError
+from gpuloader.places import CPUPlace
+from tests.fakes_cuda import FakeRuntime, make_cupy, read
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    fake = FakeRuntime()
+    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
+    devices_module._open.cache_clear()
+    yield fake
+    gc.collect()
+    devices_module._open.cache_clear()
+    assert not fake.registered  # every page-locked arena was unlocked, before its memory went
+
+
+def batches(count):
+    return lambda: ([np.full((3, 5), n, np.float32), np.full((3, 1), n)] for n in range(count))
+
+
+def load(count, **options):
+    loader = DataLoader.from_generator(capacity=3, return_list=True, **options)
+    return loader.set_batch_generator(batches(count), places="gpu:0")
+
+
+@pytest.mark.parametrize("double_buffer", [True, False])
+def test_an_epoch_gives_cupy_arrays_with_the_right_bytes(runtime, double_buffer):
+    seen = []
+    for number, (images, labels) in enumerate(load(20, use_double_buffer=double_buffer)):
+        assert type(images) is cupy.ndarray
+        assert (images.shape, images.dtype) == ((3, 5), "float32")
+        assert (labels.shape, labels.dtype) == ((3, 1), "int64")
+        assert labels.data.ptr - images.data.ptr == 256  # one slot, as on the host
+        runtime.finish()
+        seen.append((read(images)[0, 0], read(labels)[0, 0]))
+        assert seen[-1] == (number, number)
+    assert len(seen) == 20
+    assert runtime.calls["memcpyAsync"] == 20  # one a batch, however many fields
+    assert runtime.calls["malloc"] <= 4  # the slots go round
+
+
+def test_held_batches_survive_the_loader(runtime):
+    kept = [images[1:] for images, _ in load(30)]
+    runtime.finish()
+    gc.collect()
+    assert [float(read(image)[0, 0]) for image in kept] == list(range(30))
+
+
+def test_page_locking_is_exact_and_happens_once(runtime):
+    loader = load(10)
+    for _ in range(3):
+        for _ in loader:
+            pass
+    assert runtime.calls["hostRegister"] == 1
+    [nbytes] = runtime.registered.values()
+    [road] = loader._idle
+    assert nbytes == road.ring.count * 512
+    assert runtime.calls["hostUnregister"] == 0
+
+
+def test_refused_page_locking_is_one_warning_and_goes_on(runtime):
+    runtime.refuse_registering = True
+    loader = load(10)
+    with pytest.warns(RuntimeWarning, match="could not be page-locked") as warned:
+        assert len(list(loader)) == 10
+    assert len(warned) == 1
+
+
+def test_too_little_device_memory_is_an_error_with_numbers(runtime):
+    runtime.memory_left = 100
+    with pytest.raises(StagingMemoryError, match=r"on gpu:0 could not be had .* 100 of 1,099,511,627,776"):
+        list(load(3))
+
+
+def test_a_failed_device_is_an_error_and_not_a_hang(runtime):
+    epoch = iter(load(10))
+    next(epoch)
+    runtime.event_status = 700
+    with pytest.raises(LoaderError, match="gpu:0 failed with CUDA error 700"):
+        list(epoch)
+    runtime.event_status = 0
+
+
+def test_the_feeder_sends_to_the_device(runtime):
+    feeder = DataFeeder([data("x", [None, 2]), data("words", [None, 1], "int64", lod_level=1)], CUDAPlace(0))
+    batch = feeder.feed([([1, 2], [5, 6]), ([3, 4], [7])])
+    assert read(batch["x"]).tolist() == [[1, 2], [3, 4]]
+    assert read(batch["words"].values).tolist() == [[5], [6], [7]]
+    assert read(batch["words"].row_splits[0]).tolist() == [0, 2, 3]
+
+
+def test_a_pinned_place_gives_page_locked_numpy_arrays(runtime):
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(batches(4), places=CUDAPinnedPlace())
+    for number, (images, _) in enumerate(loader):
+        assert type(images) is np.ndarray
+        assert images[0, 0] == number
+        [(start, nbytes)] = runtime.registered.items()
+        assert start <= images.ctypes.data < start + nbytes
+    del loader, images, _
+    assert runtime.calls["memcpyAsync"] == 0
+
+
+def test_a_gpu_and_a_cpu_share_a_reader(runtime):
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(batches(8), places=["gpu:0", "cpu"])
+    numbers = []
+    for (first, _), (second, _) in loader:
+        runtime.finish()
+        numbers += [int(read(first)[0, 0]), int(second[0, 0])]
+    assert numbers == list(range(8))
+
+
+class TestWhatIsMissing:
+    def test_cupy(self, monkeypatch):
+        monkeypatch.setattr(cuda, "cupy", None)
+        monkeypatch.setattr(cuda, "_import_error", "No module named 'cupy'")
+        with pytest.raises(PlaceError, match=r"needs CuPy.*No module named 'cupy'.*\[cuda13\]"):
+            cuda.require_cuda(0)
+
+    def test_the_driver(self, monkeypatch):
+        monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(driver=0)))
+        with pytest.raises(PlaceError, match="no NVIDIA driver was found"):
+            cuda.require_cuda(0)
+
+    def test_a_device(self, monkeypatch):
+        monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=12040)))
+        with pytest.raises(PlaceError, match=r"knows CUDA 12\.4 but shows no usable device"):
+            cuda.require_cuda(0)
+
+    def test_the_device_of_that_index(self, runtime):
+        runtime.devices = 2
+        with pytest.raises(PlaceError, match=r"gpu:2 is not there: this process sees 2 \(gpu:0, gpu:1\)"):
+            DataLoader.from_generator(capacity=1).set_batch_generator(batches(1), places=CUDAPlace(2))
+
+    def test_a_forked_process(self, monkeypatch):
+        monkeypatch.setattr(cuda, "_forked", True)
+        with pytest.raises(PlaceError, match="does not survive a fork"):
+            cuda.require_cuda(0)
+
+    def test_a_fork_is_noticed(self):
+        if (child := os.fork()) == 0:
+            os._exit(0 if cuda._forked else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+    @pytest.mark.skipif(cupy.cuda.is_available(), reason="a GPU is here")
+    def test_everything_is_on_this_machine(self):
+        with pytest.raises(PlaceError, match="gpu:0 is not there"):
+            DataFeeder([data("x", [None])], "gpu:0")
+
+
+def test_all_visible_devices_are_the_default(runtime, monkeypatch):
+    runtime.devices = 3
+    assert cuda_places() == [CUDAPlace(0), CUDAPlace(1), CUDAPlace(2)]
+    monkeypatch.setenv("FLAGS_selected_gpus", "0, 2")
+    assert cuda_places() == [CUDAPlace(0), CUDAPlace(2)]
+    monkeypatch.setenv("FLAGS_selected_gpus", "0,x")
+    with pytest.raises(PlaceError, match="FLAGS_selected_gpus"):
+        cuda_places()
+
+
+def test_the_default_place_is_the_best_present(runtime):
+    assert default_place() == CUDAPlace(0)
+    runtime.devices = 0
+    devices_module._open.cache_clear()
+    assert default_place() == CPUPlace()
+
+
+def test_every_name_the_device_uses_is_in_the_real_cupy():
+    """The stand-in must not hide a misspelt name."""
+    source = inspect.getsource(cuda)
+    used = set(re.findall(r"(?:self\._runtime|cupy\.cuda\.runtime)\.(\w+)", source))
+    assert {"memcpyAsync", "eventRecord", "hostRegister"} <= used
+    assert [name for name in used if not hasattr(cupy.cuda.runtime, name)] == []
+    used = set(re.findall(r"cupy\.cuda\.(\w+)", source))
+    assert {"Stream", "Event", "Memory", "UnownedMemory"} <= used
+    assert [name for name in used if not hasattr(cupy.cuda, name)] == []
+    assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)

@@ -1,0 +1,126 @@
+"""Whole epochs on a GPU give what a CPU place gives, bit for bit."""
+
+import numpy as np
+import pytest
+
+from gpuloader import CPUPlace, CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, Ragged, cuda_places, data
+from gpuloader.demo.training import train
+from gpuloader.sources import mnist
+from tests.fakes import nothing_left_behind
+
+
+def batches(sizes=(7, 7, 3, 40, 1, 7)):
+    def read():
+        draw = np.random.default_rng(0)
+        for size in sizes:
+            yield [
+                draw.random((size, 3, 17), np.float32),
+                draw.integers(0, 255, (size, 5), np.uint8),
+                draw.integers(-9, 9, (size,)),
+                draw.random((size, 2)).astype(np.float16),
+            ]
+
+    return read
+
+
+def collect(place, **options):
+    loader = DataLoader.from_generator(capacity=3, return_list=True, **options)
+    steps = [list(step) for step in loader.set_batch_generator(batches(), places=place)]
+    return [[array.get() if hasattr(array, "get") else array for array in step] for step in steps]
+
+
+@pytest.mark.parametrize("double_buffer", [True, False])
+def test_a_gpu_gives_what_a_cpu_gives(double_buffer):
+    expected = collect(CPUPlace())
+    got = collect(CUDAPlace(0), use_double_buffer=double_buffer)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        for array, wanted in zip(one, other, strict=True):
+            assert array.dtype == wanted.dtype
+            np.testing.assert_array_equal(array, wanted)
+
+
+def test_feeds_samples_and_ragged_fields():
+    feeds = [data("words", [None, 1], "int64", lod_level=1), data("label", [None, 1], "int64")]
+    loader = DataLoader.from_generator(feeds, capacity=2)
+    [[batch]] = list(loader.set_sample_generator(lambda: [([1, 2, 3], 0), ([4], 1)], 2, places="gpu:0"))
+    assert isinstance(batch["words"], Ragged)
+    assert batch["words"].to_padded(-1).get().tolist() == [[[1], [2], [3]], [[4], [-1], [-1]]]
+    assert batch["label"].get().tolist() == [[0], [1]]
+
+
+def test_the_feeder():
+    feeder = DataFeeder([data("x", [None, 2])], CUDAPlace(0))
+    assert feeder.feed([([1, 2],), ([3, 4],)])["x"].get().tolist() == [[1, 2], [3, 4]]
+    assert feeder.feed([])["x"].shape == (0, 2)
+    [one] = feeder.feed_parallel([[([1, 2],)]], num_places=1)
+    assert one["x"].get().tolist() == [[1, 2]]
+
+
+def test_a_pinned_place_gives_page_locked_arrays():
+    import cupy
+
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(), places=CUDAPinnedPlace())
+    for step in loader:
+        for array in step:
+            assert isinstance(array, np.ndarray)
+            if array.size:
+                assert cupy.cuda.pinned_memory.is_memory_pinned(array.ctypes.data)
+
+
+def test_the_slots_of_a_gpu_are_page_locked():
+    import cupy
+
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches((4,) * 6), places="gpu:0")
+    list(loader)
+    [road] = loader._idle
+    for slot in list(road.ring._free):
+        assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
+
+
+def test_all_gpus_and_a_cpu_share_one_reader():
+    places = [*cuda_places(), CPUPlace()]
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(lambda: ([np.full((2, 2), n)] for n in range(5 * len(places))), places=places)
+    numbers = [int(entry[0][0, 0]) for step in loader for entry in step]
+    assert numbers == list(range(5 * len(places)))
+
+
+def test_nothing_is_left_behind():
+    collect(CUDAPlace(0))  # the context, its threads and its descriptors come with the first use
+    with nothing_left_behind():
+        for _ in range(20):
+            loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(), places="gpu:0")
+            for _ in loader:
+                break
+            del loader
+
+
+def test_device_memory_is_flat():
+    import cupy
+
+    loader = DataLoader.from_generator(capacity=4, return_list=True)
+    loader.set_batch_generator(
+        lambda: ([np.zeros((64, 1024), np.float32)] for _ in range(50)), places="gpu:0"
+    )
+
+    def epoch():
+        for _ in loader:
+            pass
+        cupy.cuda.Device(0).synchronize()
+        return cupy.cuda.runtime.memGetInfo()[0]
+
+    epoch()
+    before = epoch()
+    for _ in range(20):
+        after = epoch()
+    assert abs(before - after) <= 1 << 20
+
+
+def test_the_main_job_learns_the_same_both_ways():
+    digits = mnist.sample().train
+    one, other = (train(digits, CUDAPlace(0), epochs=2, asynchronous=way) for way in (False, True))
+    np.testing.assert_array_equal(one.losses, other.losses)
+    assert one.losses[-20:].mean() < one.losses[:5].mean() / 2
+    on_cpu = train(digits, CPUPlace(), epochs=2, asynchronous=True)
+    np.testing.assert_allclose(one.losses, on_cpu.losses, rtol=1e-3)
