@@ -7,6 +7,8 @@ import threading
 import time
 from contextlib import contextmanager
 
+from gpuloader.staging.arena import Arena
+
 
 def wait_until(condition, seconds=10.0):
     """Return once `condition()` holds; fail where it does not in time."""
@@ -16,9 +18,11 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.0005)
 
 
-def count_mappings():
+def count_arenas():
+    """Return how many arenas are alive: objects, and mappings of those that have a file."""
     with open("/proc/self/maps") as maps:
-        return sum("gpuloader-arena" in line for line in maps)
+        mapped = sum("gpuloader-arena" in line for line in maps)
+    return mapped + sum(type(one) is Arena for one in gc.get_objects())
 
 
 @contextmanager
@@ -27,11 +31,11 @@ def nothing_left_behind():
     gc.collect()
     threads = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
-    mappings = count_mappings()
+    arenas = count_arenas()
     yield
     gc.collect()
     wait_until(lambda: not [one for one in threading.enumerate() if one not in threads])
     wait_until(lambda: not multiprocessing.active_children())
     gc.collect()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
-    wait_until(lambda: count_mappings() <= mappings)
+    wait_until(lambda: count_arenas() <= arenas)

@@ -1,0 +1,1 @@
+"""Figures against a bare floor and against peers."""

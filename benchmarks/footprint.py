@@ -1,0 +1,111 @@
+"""What a loader leaves behind: memory, threads, descriptors, mappings; and what an import costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.measure import Result, Spread, interleave
+
+_MEMORY = """
+import json, os
+import numpy as np
+from gpuloader import DataLoader
+
+def reader():
+    batch = [np.zeros((32, 784), np.float32)]
+    while True:
+        yield batch
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1024
+
+epoch = iter(DataLoader.from_generator(capacity=8).set_batch_generator(reader, places="cpu"))
+for _ in range(5000):
+    next(epoch)
+start, seen = resident(), []
+for number in range(200_000):
+    next(epoch)
+    if number % 20_000 == 19_999:
+        seen.append(resident() - start)
+print(json.dumps(seen))
+"""
+
+_MANY = """
+import gc, json, os, threading, time
+import numpy as np
+from gpuloader import DataLoader
+
+def reader():
+    batch = [np.zeros((32, 784), np.float32)]
+    while True:
+        yield batch
+
+def counts():
+    gc.collect()
+    time.sleep(0.1)
+    with open("/proc/self/maps") as maps:
+        arenas = sum("gpuloader" in line for line in maps)
+    return [threading.active_count(), len(os.listdir("/proc/self/fd")), arenas]
+
+before = counts()
+start = time.perf_counter()
+for _ in range(1000):
+    epoch = iter(DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu"))
+    next(epoch), next(epoch)
+    del epoch
+micros = (time.perf_counter() - start) * 1000
+print(json.dumps([micros, *[after - old for after, old in zip(counts(), before)]]))
+"""
+
+_IMPORT = """
+import time, sys
+import numpy
+start = time.perf_counter()
+import gpuloader
+print((time.perf_counter() - start) * 1000)
+assert "cupy" not in sys.modules
+"""
+
+
+def memory(repeats: int) -> Result:  # noqa: ARG001 - one long run tells more than several short ones
+    """Measure how much the process grows over 200,000 batches, every 20,000 of them."""
+    growth = json.loads(_run(_MEMORY))
+    spread = Spread(growth[-1], min(growth), max(growth))
+    return Result(
+        "memory over 200,000 batches", "KiB more than after 5,000", None, "flat", {"gpuloader": spread}
+    )
+
+
+def many_loaders(repeats: int) -> Result:  # noqa: ARG001
+    """Make 1,000 loaders, take two steps of each and drop it; count what is left."""
+    micros, threads, descriptors, mappings = json.loads(_run(_MANY))
+    rows = {
+        "µs a loader": micros,
+        "threads more": threads,
+        "descriptors more": descriptors,
+        "mappings more": mappings,
+    }
+    return Result(
+        "1,000 loaders made, used partly, dropped",
+        "as the row says",
+        None,
+        "none more",
+        {name: Spread(value, value, value) for name, value in rows.items()},
+    )
+
+
+def import_time(repeats: int) -> Result:
+    """Time `import gpuloader` in a process that has imported NumPy."""
+    rows = interleave({"import gpuloader": lambda: float(_run(_IMPORT))}, repeats)
+    return Result("import, beyond NumPy's", "ms", None, "under 150", rows)
+
+
+def _run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    )
+    return done.stdout

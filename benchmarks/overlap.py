@@ -1,0 +1,67 @@
+"""How much of the shorter of reading and computing an asynchronous loader hides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import Result, interleave
+from benchmarks.peers import multiply, wait
+from gpuloader import CPUPlace, DataLoader
+from gpuloader.demo.training import train
+from gpuloader.sources import mnist
+
+STEPS = 100
+
+
+def hidden_time(repeats: int) -> Result:
+    """Time a reader that waits 2 ms a batch under a consumer that waits, or computes, about 2 ms."""
+    batch = [np.zeros((32, 784), np.float32)]
+
+    def reader() -> Iterator[Any]:
+        for _ in range(STEPS):
+            sleep(0.002)
+            yield batch
+
+    candidates: dict[str, Callable[[], float]] = {}
+    for kind, work in (("waits", wait(2.0)), ("computes", multiply(2.0))):
+        for way in (False, True):
+            name = f"consumer {kind}, {'asynchronous' if way else 'synchronous'}"
+            candidates[name] = lambda way=way, work=work: _epoch(reader, work, way) / STEPS * 1e6
+    return Result(
+        "hidden time: 2 ms of reading, 2 ms of computing",
+        "µs a step",
+        "consumer waits, synchronous",
+        "asynchronous at most 0.6 of synchronous",
+        interleave(candidates, repeats),
+    )
+
+
+def main_job(repeats: int) -> Result:
+    """Time the MNIST model on the packaged digits, as the demonstration trains it, two epochs."""
+    digits = mnist.sample().train
+
+    def run(asynchronous: bool) -> float:
+        done = train(digits, CPUPlace(), epochs=2, asynchronous=asynchronous)
+        return done.seconds / len(done.losses) * 1e6
+
+    candidates = {"synchronous": lambda: run(False), "asynchronous": lambda: run(True)}
+    return Result(
+        "MNIST, linear model, data in memory",
+        "µs a step",
+        "synchronous",
+        "none: such short steps gain nothing from a thread",
+        interleave(candidates, repeats),
+    )
+
+
+def _epoch(reader: Callable[[], Iterator[Any]], work: Callable[[], None], asynchronous: bool) -> float:
+    loader = DataLoader.from_generator(capacity=8, use_double_buffer=asynchronous)
+    loader.set_batch_generator(reader, places="cpu")
+    start = perf_counter()
+    for _ in loader:
+        work()
+    return perf_counter() - start

@@ -1,0 +1,76 @@
+"""Measure gpuloader against a bare floor and against peers that are installed.
+
+python benchmarks/run.py [--case NAME ...] [--repeats N] [--output FILE]
+python benchmarks/run.py --table FILE     prints the table of an earlier run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import footprint, loading, overlap
+from benchmarks.measure import describe_machine
+
+CASES = {
+    "ready_batches": loading.ready_batches,
+    "images": loading.images,
+    "samples": loading.samples,
+    "list_samples": loading.list_samples,
+    "hidden_time": overlap.hidden_time,
+    "main_job": overlap.main_job,
+    "memory": footprint.memory,
+    "many_loaders": footprint.many_loaders,
+    "import_time": footprint.import_time,
+}
+
+
+def main() -> None:
+    """Run the chosen cases, print their tables and write them to a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=7, help="turns of each candidate (default: 7)")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--table", type=Path, help="print the table of this file and measure nothing")
+    options = parser.parse_args()
+    if options.table:
+        print(render(json.loads(options.table.read_text())))
+        return
+    report: dict[str, Any] = {"machine": describe_machine(), "repeats": options.repeats, "cases": []}
+    for name in options.case:
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        report["cases"].append(CASES[name](options.repeats).to_json())
+    print(render(report))
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def render(report: dict[str, Any]) -> str:
+    """Return a report as Markdown tables; ratios are of medians, to the case's floor."""
+    machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if name != "package")
+    lines = [f"Measured on: {machine}. Median (least to greatest) of {report['repeats']} interleaved runs."]
+    for case in report["cases"]:
+        lines += ["", f"**{case['case']}**, {case['unit']}; goal: {case['goal']}", ""]
+        floor = case["rows"][case["floor"]]["median"] if case["floor"] else None
+        lines += ["| | median | least to greatest | times the floor |", "|---|---:|---:|---:|"]
+        for name, row in case["rows"].items():
+            ratio = f"{row['median'] / floor:.2f}" if floor else ""
+            spread = f"{_number(row['low'])} to {_number(row['high'])}"
+            lines.append(f"| {name} | {_number(row['median'])} | {spread} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
