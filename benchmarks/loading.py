@@ -20,7 +20,7 @@ BARE = "bare loop"
 
 def ready_batches(repeats: int) -> Result:
     """Time batches of 32 x 784 float32 with labels, made once and yielded again and again."""
-    count = 10_000
+    count = 3_000
     images = np.random.default_rng(0).random((32, 784), np.float32)
     labels = np.arange(32).reshape(32, 1)
 
@@ -79,7 +79,7 @@ def images(repeats: int) -> Result:
 def samples(repeats: int) -> Result:
     """Time single digits, a float32 row and an int label each, batched by 100."""
     digits = mnist.sample().train
-    rounds = 10
+    rounds = 5
 
     def reader() -> Iterator[Any]:
         for _ in range(rounds):

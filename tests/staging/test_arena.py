@@ -1,0 +1,138 @@
+"""The arena: reserved before the first write, page-locked once, gone when nothing refers to it."""
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+from gpuloader import StagingMemoryError
+from gpuloader.staging import arena as module
+from gpuloader.staging.arena import Arena, _control_group_available, available_memory
+
+
+class Locker:
+    """Stands for a device that page-locks."""
+
+    def __init__(self, refuses=False):
+        self.refuses = refuses
+        self.calls = []
+
+    def page_lock(self, address, nbytes):
+        if self.refuses:
+            raise OSError("no more pages may be locked")
+        self.calls.append(("lock", address, nbytes))
+
+    def page_unlock(self, address):
+        with open("/proc/self/maps") as maps:
+            mapped = any(
+                int(start, 16) <= address < int(end, 16)
+                for start, end in (line.split()[0].split("-") for line in maps)
+            )
+        self.calls.append(("unlock", address, mapped))
+
+
+@pytest.mark.parametrize("locker", [None, Locker()], ids=["anonymous", "file"])
+def test_every_byte_can_be_written_and_read(locker):
+    arena = Arena(100_001, locker)
+    assert arena.nbytes == arena.bytes.size == 100_001
+    assert arena.address % os.sysconf("SC_PAGESIZE") == 0
+    arena.bytes[:] = 7
+    assert arena.bytes.sum() == 700_007
+
+
+def test_page_locking_happens_once_at_the_exact_size_and_is_undone_while_mapped():
+    locker = Locker()
+    arena = Arena(5000, locker)
+    address = arena.address
+    assert arena.page_locked
+    del arena
+    gc.collect()
+    assert locker.calls == [("lock", address, 5000), ("unlock", address, True)]
+
+
+def test_memory_a_device_copies_from_cannot_be_resized():
+    arena = Arena(8192, Locker())
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.descriptor, size)
+
+
+def test_refused_page_locking_is_one_warning_and_pageable_memory():
+    locker = Locker(refuses=True)
+    with pytest.warns(RuntimeWarning, match="no more pages may be locked") as warned:
+        arena = Arena(4096, locker)
+    assert len(warned) == 1
+    assert not arena.page_locked
+    arena.bytes[:] = 1
+    del arena
+    assert locker.calls == []
+
+
+@pytest.mark.parametrize("locker", [None, Locker()], ids=["anonymous", "file"])
+def test_more_memory_than_there_is_is_refused_before_anything_is_written(locker):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StagingMemoryError, match=r"only [0-9,]+ bytes are available; lower the capacity"):
+        Arena(1 << 50, locker)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_kernels_own_refusal_is_the_same_error(monkeypatch):
+    monkeypatch.setattr(module, "available_memory", lambda: None)
+    with pytest.raises(StagingMemoryError, match="could not be reserved"):
+        Arena(1 << 60)  # more than there are addresses
+
+    def refuse(descriptor, offset, nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StagingMemoryError, match=r"4,096 bytes .* No space left on device"):
+        Arena(4096, Locker())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_views_keep_the_memory_when_the_arena_is_forgotten():
+    part = Arena(1 << 16).bytes[10:20]
+    gc.collect()
+    part[:] = 5
+    assert part.tolist() == [5] * 10
+
+
+def test_a_system_without_memory_files_gets_an_anonymous_mapping(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    locker = Locker()
+    arena = Arena(4096, locker)
+    assert (arena.descriptor, arena.page_locked) == (None, True)
+    arena.bytes[:] = 3
+
+
+def test_a_kernel_that_cannot_populate_gets_its_pages_touched(monkeypatch):
+    monkeypatch.setattr(module, "_MADV_POPULATE_WRITE", 9999)
+    arena = Arena(1 << 16)
+    assert not arena.bytes.any()
+
+
+def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 100\ninactive_file 200\n")
+    assert _control_group_available(tmp_path) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _control_group_available(tmp_path) is None
+    assert _control_group_available(tmp_path / "absent") is None
+
+
+def test_what_is_available_is_less_than_what_there_is():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert 0 < available_memory() <= total
+
+
+def test_a_forked_child_does_not_disturb_memory_a_device_copies_from():
+    arena = Arena(4096, Locker())
+    arena.bytes[:] = 1
+    if (child := os.fork()) == 0:
+        arena.bytes[:] = np.uint8(2)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert arena.bytes[0] == 2  # one page for both: it did not move

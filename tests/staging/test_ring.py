@@ -1,0 +1,166 @@
+"""The ring's arithmetic, whatever fetchers, consumers and users do."""
+
+import gc
+import threading
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gpuloader.errors import QueueClosed
+from gpuloader.staging.layout import arrange
+from gpuloader.staging.lease import lease_views
+from gpuloader.staging.ring import Ring
+
+LAYOUT = arrange((((2, 3), np.dtype("int64")),))
+
+
+class RingMachine(RuleBasedStateMachine):
+    """A fetcher that fills, a consumer that lends or gives back, a user who keeps or drops views."""
+
+    def __init__(self):
+        super().__init__()
+        self.ring = Ring(count=4, spare=2)
+        self.filled = deque()
+        self.held = []
+        self.number = 0
+
+    @rule()
+    @precondition(lambda self: not self.ring._allocated or self.ring.free)
+    def fetch(self):
+        slot = self.ring.acquire(LAYOUT.nbytes)
+        self.number += 1
+        slot.views(LAYOUT)[0][...] = self.number
+        self.filled.append((slot, self.number))
+
+    @rule()
+    @precondition(lambda self: self.filled)
+    def deliver(self):
+        slot, number = self.filled.popleft()
+        lent = self.ring.lend(slot, LAYOUT)
+        [view] = lease_views(lent, LAYOUT, self.ring.freed)
+        self.held.append((view[1:, ::2], number))
+
+    @rule()
+    @precondition(lambda self: self.filled)
+    def give_back(self):
+        self.ring.release(self.filled.pop()[0])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held)
+    def drop(self, data):
+        self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+
+    @rule()
+    def drain(self):
+        self.ring.drain()
+
+    @invariant()
+    def what_users_hold_is_theirs(self):
+        assert all((view == number).all() for view, number in self.held)
+
+    @invariant()
+    def slots_are_neither_lost_nor_doubled(self):
+        if self.ring._allocated:
+            assert self.ring.free + len(self.filled) + self.ring.leased == self.ring.count
+        assert self.ring.leased <= 2
+
+    def teardown(self):
+        self.held.clear()
+        while self.filled:
+            self.ring.release(self.filled.pop()[0])
+        gc.collect()
+        self.ring.drain()
+        assert self.ring.free == (self.ring.count if self.ring._allocated else 0)
+
+
+TestRing = RingMachine.TestCase
+TestRing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_the_slot_freed_last_is_taken_first():
+    ring = Ring(count=3, spare=1)
+    first = ring.acquire(10)
+    second = ring.acquire(10)
+    ring.release(second)
+    ring.release(first)
+    assert ring.acquire(10) is first
+
+
+def test_all_slots_lie_in_one_mapping_at_aligned_places():
+    ring = Ring(count=5, spare=0)
+    slots = [ring.acquire(1000) for _ in range(5)]
+    starts = sorted(slot.address for slot in slots)
+    assert [start - starts[0] for start in starts] == [n * 1024 for n in range(5)]
+    assert len({id(slot.memory) for slot in slots}) == 1
+
+
+def test_a_slot_that_is_too_small_grows_and_stays_grown():
+    ring = Ring(count=1, spare=0)
+    slot = ring.acquire(100)
+    ring.release(slot)
+    assert ring.acquire(10_000) is slot
+    assert slot.bytes.size >= 10_000
+    slot.bytes[:] = 1
+    address = slot.address
+    ring.release(slot)
+    assert ring.acquire(12_000).address == address
+
+
+def test_a_slot_that_cannot_grow_is_not_lost():
+    ring = Ring(count=1, spare=0)
+    ring.release(ring.acquire(100))
+    with pytest.raises(MemoryError):
+        ring.acquire(1 << 50)
+    assert ring.free == 1
+
+
+def test_who_waits_gets_the_slot_that_comes_back():
+    ring = Ring(count=1, spare=0)
+    slot = ring.acquire(10)
+    got = []
+    waiter = threading.Thread(target=lambda: got.append(ring.acquire(10)))
+    waiter.start()
+    ring.release(slot)
+    waiter.join(10)
+    assert got == [slot]
+
+
+def test_closing_wakes_everyone_who_waits_until_it_is_undone():
+    ring = Ring(count=1, spare=0)
+    slot = ring.acquire(10)
+    errors = []
+
+    def wait():
+        try:
+            ring.acquire(10)
+        except QueueClosed as error:
+            errors.append(error)
+
+    waiters = [threading.Thread(target=wait) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    ring.interrupt()
+    for waiter in waiters:
+        waiter.join(10)
+    assert len(errors) == 3
+    assert not ring.rearm()  # a slot is out
+    ring.release(slot)
+    assert ring.rearm()
+    assert ring.acquire(10) is slot
+
+
+def test_a_private_copy_shares_nothing_with_the_ring():
+    ring = Ring(count=2, spare=0)
+    slot = ring.acquire(LAYOUT.nbytes)
+    slot.views(LAYOUT)[0][...] = 4
+    [view] = lease_views(ring.lend(slot, LAYOUT), LAYOUT, ring.freed)
+    assert ring.free == 2
+    slot.bytes[:] = 0
+    assert (view == 4).all()
+    del view
+    ring.drain()
+    assert (ring.free, ring.leased) == (2, 0)
