@@ -1,7 +1,9 @@
 """Reader decorators without threads or processes under them."""
 
+import io
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,3 +146,133 @@ def test_an_exception_passes_behind_the_items_before_it():
     assert [next(iterator), next(iterator)] == [[1], [2]]
     with pytest.raises(OSError, match="gone"):
         next(iterator)
+
+
+DECORATORS = {
+    "batch": lambda reader: batch(reader, 2),
+    "shuffle": lambda reader: shuffle(reader, 2),
+    "chain": lambda reader: chain(reader, reader),
+    "compose": lambda reader: compose(reader, reader),
+    "compose to the shortest": lambda reader: compose(reader, reader, check_alignment=False),
+    "firstn": lambda reader: firstn(reader, 2),
+    "map_readers": lambda reader: map_readers(lambda a, b: (a, b), reader, reader),
+}
+
+
+@pytest.fixture(params=DECORATORS)
+def decorate(request):
+    return DECORATORS[request.param]
+
+
+class Counted:
+    """An endless reader that knows how many of its generators are open."""
+
+    def __init__(self):
+        self.open = 0
+        self.kept = []
+
+    def __call__(self):
+        generator = self.generate()
+        self.kept.append(generator)  # so that only an explicit close can end it, not its last reference
+        return generator
+
+    def generate(self):
+        self.open += 1
+        try:
+            while True:
+                yield 1
+        finally:
+            self.open -= 1
+
+
+def test_leaving_early_closes_the_generators_under_it(decorate):
+    reader = Counted()
+    iterator = decorate(reader)()
+    next(iterator)
+    assert reader.open > 0
+    iterator.close()
+    assert reader.open == 0
+
+
+def test_dropping_the_iterator_closes_the_generators_under_it(decorate):
+    reader = Counted()
+    for _ in decorate(reader)():
+        break
+    assert reader.open == 0
+
+
+def test_an_exception_closes_the_other_generators():
+    def failing():
+        yield 1
+        raise OSError("gone")
+
+    for decorated in (compose, lambda *readers: map_readers(max, *readers)):
+        reader = Counted()
+        with pytest.raises(OSError, match="gone"):
+            list(decorated(reader, failing)())
+        assert reader.open == 0
+
+
+def test_firstn_closes_the_reader_it_cut_short():
+    reader = Counted()
+    assert list(firstn(reader, 2)()) == [1, 1]
+    assert reader.open == 0
+
+
+def test_a_file_rewound_for_every_epoch_stays_open(decorate):
+    file = io.StringIO("a\nb\n")
+
+    def reader():
+        file.seek(0)
+        return file
+
+    decorated = decorate(reader)
+    assert len([next(decorated()) for _ in range(2)]) == 2
+    assert not file.closed
+
+
+def test_several_epochs_at_once_do_not_disturb_each_other(decorate):
+    def reader():
+        yield from range(4)
+
+    random.seed(0)
+    alone = list(decorate(reader)())
+    together = list(zip(decorate(reader)(), decorate(reader)(), strict=True))
+    assert len(together) == len(alone)
+    assert sorted(a for a, _ in together) == sorted(b for _, b in together) == sorted(alone)
+
+
+def test_arrays_and_none_pass(decorate):
+    things = [None, np.arange(3)]
+
+    def leaves(value):
+        return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list | tuple) else [value]
+
+    assert {id(leaf) for leaf in leaves(list(decorate(lambda: things)()))} == {id(one) for one in things}
+
+
+def test_a_stop_iteration_out_of_the_function_cuts_nothing_short_in_silence():
+    def first_of(numbers):
+        return next(iter(numbers))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(map_readers(first_of, reader_of([[1], [], [3]]))())
+
+
+def test_the_exception_is_the_users_own_object():
+    own = OSError("gone")
+
+    def reader():
+        yield 1
+        raise own
+
+    for decorate in DECORATORS.values():
+        with pytest.raises(OSError, match="gone") as caught:
+            list(decorate(reader)())  # firstn(…, 2) asks for the second item, so it meets it too
+        assert caught.value is own
+
+
+@pytest.mark.parametrize("n", [-1, 1.0, 0.0, None, True, False])
+def test_firstn_checks_its_count_when_decorating(n):
+    with pytest.raises(ValueError, match="n must be an integer of 0 or more"):
+        firstn(reader_of([]), n)
