@@ -1,9 +1,12 @@
 # Every target sets up what it needs. Python 3.11 or later; PYTHON=... chooses another.
-PYTHON ?= $(firstword $(shell for name in python3.11 python3.12 python3.13 python3; do command -v $$name; done))
+# Names are run, not only looked up: a version manager leaves names on the PATH that start nothing.
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
+  $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 BIN := .venv/bin
-CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
-CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(comma)cuda13))
 comma := ,
+# The newest CUDA that the driver runs; without a GPU, or with a driver too old for CuPy, no extra is added.
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
+CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
 .PHONY: demo test lint kernels bench clean
@@ -35,7 +38,7 @@ bench: .venv/dev.stamp
 	@touch $@
 
 .venv/bin/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; none was found."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; none was found. Set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; $(PYTHON) is older. Set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv

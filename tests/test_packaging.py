@@ -1,0 +1,186 @@
+"""What ships: both archives hold the same package, and it imports where only it is installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TREE = ["pyproject.toml", "README.md", "LICENSE", "gpuloader", "kernels"]
+UNBUILT = shutil.ignore_patterns("__pycache__", "*.egg-info")
+
+
+def run(*command, cwd, **environment):
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(kind, source, target):
+    """Build one archive from a folder, and return its path."""
+    run(sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", target, source, cwd=source)
+    (archive,) = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return archive
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of what is packed, so that building leaves nothing behind in the working tree."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in TREE:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=UNBUILT)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    return build("wheel", tree, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tree, tmp_path_factory):
+    return build("sdist", tree, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A folder with the wheel in it; NumPy comes from the interpreter that runs the tests."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run(*pip, "--no-deps", "--no-index", "--no-compile", "--target", folder, wheel, cwd=folder)
+    return folder
+
+
+def run_installed(installed, code):
+    """Run code that sees the installed package, and neither the checkout nor its editable install."""
+    prelude = """
+        import sys
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+        sys.path[:] = [entry for entry in sys.path if entry != {root!r}]
+    """
+    whole = textwrap.dedent(prelude.format(root=str(ROOT))) + textwrap.dedent(code)
+    return run(sys.executable, "-P", "-c", whole, cwd=installed.parent, PYTHONPATH=str(installed))
+
+
+def names_in_wheel(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+def test_the_wheel_holds_every_module_and_every_file_that_is_read(wheel):
+    names = set(names_in_wheel(wheel))
+    folders = [(ROOT / "gpuloader", "gpuloader"), (ROOT / "kernels", "gpuloader/kernels")]
+    expected = {
+        f"{name}/{path.relative_to(folder).as_posix()}"
+        for folder, name in folders
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".cu", ".cuh", ".npz"} and "kernels" not in path.relative_to(folder).parts
+    }
+    assert {"gpuloader/kernels/spin.cu", "gpuloader/sources/mnist-5k.npz"} <= expected
+    assert expected | {"gpuloader/py.typed"} <= names
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
+
+
+def test_nothing_but_gpuloader_ships_at_the_top(wheel):
+    tops = {name.split("/")[0] for name in names_in_wheel(wheel)}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuloader"}
+
+
+def test_the_wheel_built_from_the_sdist_holds_the_same_files(wheel, sdist, tmp_path):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    (tmp_path / "wheel").mkdir()
+    assert names_in_wheel(build("wheel", unpacked, tmp_path / "wheel")) == names_in_wheel(wheel)
+
+
+def test_the_installed_package_runs_away_from_the_checkout(installed):
+    shown = run_installed(
+        installed,
+        """
+        import importlib.util
+        import gpuloader, gpuloader.kernels.spin
+        from gpuloader.kernels.compiling import kernel_names, read_source
+        gpuloader.kernels.spin.spin_on_host(1)
+        assert all("__global__" in read_source(name) for name in kernel_names())
+        print(gpuloader.__file__, gpuloader.kernels.__file__, kernel_names())
+        print(importlib.util.find_spec("kernels"))
+        """,
+    )
+    package = installed / "gpuloader"
+    assert shown.splitlines() == [
+        f"{package / '__init__.py'} {package / 'kernels' / '__init__.py'} ['checksum', 'spin']",
+        "None",
+    ]
+
+
+def test_importing_starts_neither_cupy_nor_worker_processes(installed):
+    shown = run_installed(
+        installed,
+        """
+        import sys
+        import gpuloader, gpuloader.kernels.spin
+        heavy = ["cupy", "multiprocessing.managers", "multiprocessing.pool",
+                 "multiprocessing.queues", "multiprocessing.resource_tracker", "concurrent.futures.process"]
+        print([name for name in heavy if name in sys.modules])
+        """,
+    )
+    assert shown == "[]\n"
+
+
+def test_an_editable_install_finds_the_kernels_where_they_are_edited():
+    shown = run(
+        sys.executable,
+        "-c",
+        "import gpuloader.kernels.spin as spin; print(spin.__file__)",
+        cwd=ROOT.parent,
+    )
+    assert Path(shown.strip()).resolve() == ROOT / "kernels" / "spin.py"
+
+
+FAKE_DRIVER = """#!/bin/sh
+echo "| NVIDIA-SMI 580.1   Driver Version: 580.1   CUDA Version: {version} |"
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("version", "demo", "dev"),
+    [
+        ("", "demo", "dev,demo,kernels"),
+        ("11.8", "demo", "dev,demo,kernels"),
+        ("12.4", "demo,cuda12", "dev,demo,cuda12"),
+        ("13.0", "demo,cuda13", "dev,demo,cuda13"),
+    ],
+    ids=lambda value: value or "none",
+)
+def test_make_installs_the_extras_that_the_driver_needs(tmp_path, version, demo, dev):
+    if version:
+        (tmp_path / "nvidia-smi").write_text(FAKE_DRIVER.format(version=version))
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    else:  # an empty name hides a real driver
+        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    command = ["make", "-n", "-W", "pyproject.toml", "demo", "test"]
+    shown = run(*command, cwd=ROOT, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert [line.split("'")[1] for line in shown.splitlines() if "pip install" in line] == [
+        f".[{demo}]",
+        f".[{dev}]",
+    ]
