@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from queue import Empty
 from time import perf_counter_ns
 from typing import Any
 
@@ -97,31 +96,28 @@ class Pipeline:
         """Get one more batch, and issue a step's copies when it is whole; False if none is there."""
         try:
             staged = self._get() if wait else self._fetch.get_nowait()
-        except Empty:
-            return False
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise  # an interrupt of this very thread: the epoch goes on if the user wants
+        except Exception as error:
+            # Not an interrupt of this very thread: after that the epoch goes on, if the user wants.
             self._ending = error
             complete = isinstance(error, QueueClosed) and not self._drop_last
             self._issue() if complete and self._group else self._drop_group()
+            return False
+        if staged is None:
             return False
         self._group.append(staged)
         if len(self._group) == len(self._lanes):
             self._issue()
         return True
 
-    def _get(self) -> StagedBatch:
+    def _get(self) -> StagedBatch | None:
         """Wait for the fetcher, with host slots for it to go on with."""
         begun = perf_counter_ns()
         try:
-            while True:
-                try:
-                    return self._fetch.get_nowait()
-                except Empty:
-                    # The fetcher may be waiting for a slot that only a finished copy gives back.
-                    if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._lanes):
-                        return self._fetch.get()
+            while (staged := self._fetch.get_nowait()) is None:
+                # The fetcher may be waiting for a slot that only a finished copy gives back.
+                if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._lanes):
+                    return self._fetch.get()
+            return staged
         finally:
             now = perf_counter_ns()
             self._meter.wait += now - begun

@@ -174,9 +174,14 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
 
 def send(arrays: Sequence[Array], layout: Layout, device: Device) -> list[Any]:
     """Bring one batch to a device by itself, with memory of its own, and return its arrays there."""
-    arena = None if device.locker is None else Arena(max(layout.nbytes, 1), device.locker)
-    region = np.empty(max(layout.nbytes, 1), np.uint8) if arena is None else arena.bytes
-    slot = Slot(region, arena or region, in_ring=False)
+    nbytes = max(layout.nbytes, 1)
+    if device.direct and device.locker is not None:
+        arena = Arena(nbytes, device.locker)
+        slot = Slot(arena.bytes, arena, in_ring=False)
+    else:
+        # To page-lock memory for a single copy would cost more than it saves.
+        region = np.empty(nbytes, np.uint8)
+        slot = Slot(region, region, in_ring=False)
     for view, array in zip(slot.views(layout), arrays, strict=True):
         view[...] = array
     if device.direct:

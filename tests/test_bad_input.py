@@ -1,6 +1,7 @@
 """Every kind of bad input: one typed error that says where, at once, and nothing left behind."""
 
 import _thread
+import queue
 import re
 import threading
 import traceback
@@ -138,6 +139,16 @@ def test_the_readers_own_exception_reaches_the_consumer(loader, places):
 
 def _frames(error):
     return traceback.extract_tb(error.__traceback__)
+
+
+@pytest.mark.parametrize("error", [queue.Empty, queue.Full, TimeoutError, SystemError, RecursionError])
+def test_no_exception_of_the_reader_is_taken_for_one_of_ours(loader, error):
+    def reader():
+        yield GOOD_BATCH
+        raise error("mine")
+
+    steps, got = consume(loader.set_batch_generator(reader, places=simulated_places(1)))
+    assert (steps, type(got)) == (1, error)
 
 
 def test_a_reader_that_fails_at_once(loader):

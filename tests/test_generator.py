@@ -258,6 +258,14 @@ class TestEpochs:
             with pytest.raises(StopIteration):
                 next(epoch)
 
+    def test_a_new_source_while_an_epoch_runs(self):
+        loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(3), places="cpu")
+        old = iter(loader)
+        next(old)
+        loader.set_batch_generator(batches(5), places=simulated_places(1))
+        assert len(list(old)) == 2
+        assert [type(images).__name__ for images, _ in loader] == ["SimulatedArray"] * 5
+
     def test_interleaved_loops_are_independent(self):
         loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(4), places="cpu")
         pairs = [(a[0][0, 0], b[0][0, 0]) for a, b in zip(loader, loader, strict=True)]

@@ -13,8 +13,8 @@ class Fetch(Protocol):
     def get(self) -> StagedBatch:
         """Return the next staged batch, waiting for it; raise `QueueClosed` at the end of the epoch."""
 
-    def get_nowait(self) -> StagedBatch:
-        """Return the next staged batch, or raise `queue.Empty` at once where `get` would wait."""
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next staged batch as `get` does, but None at once where `get` would wait."""
 
     def close(self) -> bool:
         """Stop fetching and give back every slot; return whether nothing runs on."""

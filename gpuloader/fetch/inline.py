@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from queue import Empty
 
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import QueueClosed
@@ -25,9 +24,8 @@ class InlineFetch:
         except StopIteration:
             raise QueueClosed("the reader has no further batch") from None
 
-    def get_nowait(self) -> StagedBatch:
-        """Raise `queue.Empty`: nothing is ever read ahead."""
-        raise Empty
+    def get_nowait(self) -> None:
+        """Return None: nothing is ever read ahead."""
 
     def close(self) -> bool:
         """Close the reader; return True: nothing runs on."""

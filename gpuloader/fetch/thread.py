@@ -41,8 +41,15 @@ class ThreadFetch:
             daemon=True,
         )
         self._thread.start()
-        self.get = self._queue.get
-        self.get_nowait = self._queue.get_nowait
+
+    def get(self) -> StagedBatch:
+        """Return the next staged batch, waiting for it; raise `QueueClosed` at the end."""
+        return self._queue.get()
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next staged batch, or None where `get` would wait; for one consumer at a time."""
+        # Asked first, so that an `Empty` can only be one that the user's reader raised.
+        return None if self._queue.is_empty() else self._queue.get()
 
     def close(self) -> bool:
         """End the thread; return False if the reader did not come back in time and the thread stays."""

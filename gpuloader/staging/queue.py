@@ -139,6 +139,10 @@ class BatchQueue(Generic[T]):
         self._credits.put(True)
         return item
 
+    def is_empty(self) -> bool:
+        """Return whether `get` would wait now; another consumer may change that at any time."""
+        return self._items.empty()
+
     def close(self) -> list[T]:
         """Refuse all further items, wake every waiting producer, return what was queued; may be repeated."""
         self._closed = True
