@@ -158,7 +158,7 @@ class GeneratorLoader:
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
         self._stream = lambda ring: stage_all(source, stager(ring))
-        # A new one: an epoch that still runs over the old source gives its road, with the old places, to the old.
+        # A new one: an epoch that still runs gives its road, and the old places with it, to the old.
         self._idle = deque(maxlen=1)
         return self
 
