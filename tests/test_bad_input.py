@@ -1,6 +1,7 @@
 """Every kind of bad input: one typed error that says where, at once, and nothing left behind."""
 
 import _thread
+import os
 import queue
 import re
 import threading
@@ -9,7 +10,7 @@ import traceback
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, DataLoader, ReaderError, SampleError, StagingMemoryError, data
+from gpuloader import CPUPlace, DataLoader, LoaderError, ReaderError, SampleError, StagingMemoryError, data
 from gpuloader.testing import StepReader, simulated_places
 from tests.fakes import nothing_left_behind, wait_until
 
@@ -187,6 +188,31 @@ def test_more_memory_than_there_is(loader):
     steps, error = consume(loader.set_batch_generator(lambda: [[huge, labels]], places="cpu"))
     assert (steps, type(error)) == (0, StagingMemoryError)
     assert "lower the capacity or the batch size" in str(error)
+
+
+@pytest.mark.parametrize("places", [CPUPlace(), simulated_places(1)])
+def test_a_capacity_beyond_all_memory_is_one_error_at_once(places):
+    loader = DataLoader.from_generator(capacity=10**12).set_batch_generator(
+        lambda: [GOOD_BATCH], places=places
+    )
+    steps, error = consume(loader)
+    assert (steps, type(error)) == (0, StagingMemoryError)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_an_epoch_taken_along_into_a_forked_process_is_an_error_there():
+    reader = StepReader([[np.zeros(1)]] * 3)
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
+    epoch = iter(loader)
+    if (child := os.fork()) == 0:
+        try:
+            next(epoch)
+        except LoaderError as error:
+            os._exit(0 if "forked process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    reader.allow(4)
+    assert len(list(epoch)) == 3
 
 
 def test_a_reader_that_waits_for_ever_does_not_hold_the_consumer():

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from gpuloader.collate.stream import StagedBatch
+from gpuloader.errors import LoaderError
 from gpuloader.staging.queue import BatchQueue, pump
 from gpuloader.staging.ring import Ring
 
@@ -43,8 +44,25 @@ class ThreadFetch:
         self._thread.start()
 
     def get(self) -> StagedBatch:
-        """Return the next staged batch, waiting for it; raise `QueueClosed` at the end."""
+        """Return the next staged batch, waiting for it.
+
+        Raises
+        ------
+        QueueClosed
+            The epoch is over.
+        LoaderError
+            This process was forked from the one the thread runs in, so nothing would ever come.
+        """
+        if self._queue.is_empty() and self._is_gone():
+            raise LoaderError(
+                "the loader's reader thread does not exist in this forked process; begin a new epoch here, "
+                "or make the loader after the fork"
+            )
         return self._queue.get()
+
+    def _is_gone(self) -> bool:
+        # A thread that has ended has put the end of the queue before, so an empty one is asked last.
+        return not self._thread.is_alive() and self._queue.is_empty()
 
     def get_nowait(self) -> StagedBatch | None:
         """Return the next staged batch, or None where `get` would wait; for one consumer at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,9 +43,9 @@ _END = _End()
 class BatchQueue(Generic[T]):
     """A bounded queue with two ends: producers `put` then `finish`, the consumer `get`s and may `close`.
 
-    At rest ``credits + queued items = capacity``: `put` takes a credit before it adds an item, `get` gives
-    the credit back after it takes one, so the two unbounded C queues underneath bound each other and no
-    Python-level lock is held while a thread waits.
+    The first `capacity` items are put freely; every later `put` takes a credit that a `get` left behind. So
+    no more than `capacity` items are ever queued, the two unbounded C queues underneath bound each other,
+    and no Python-level lock is held while a thread waits.
 
     Any thread may call any method. When full, `put` waits; when empty, `get` waits. After `finish(error)`
     the consumer receives every item put before, then `error` (or `QueueClosed` without one), on that call
@@ -74,8 +75,7 @@ class BatchQueue(Generic[T]):
         self._producers = producers
         self._items: SimpleQueue[T | _End] = SimpleQueue()
         self._credits: SimpleQueue[bool] = SimpleQueue()
-        for _ in range(capacity):
-            self._credits.put(True)
+        self._puts = itertools.count()  # its next() is one step of C, so producers need no lock to share it
         # Reentrant: a finalizer that runs inside `finish` may call `close` on this very queue.
         self._lock = threading.RLock()
         self._error: BaseException | None = None
@@ -89,12 +89,12 @@ class BatchQueue(Generic[T]):
         QueueClosed
             The consumer has closed the queue.
         """
-        self._put(item, self._credits.get())
+        self._put(item, next(self._puts) < self._capacity or self._credits.get())
 
     def put_nowait(self, item: T) -> None:
         """Add an item, or raise `queue.Full` at once where `put` would wait."""
         try:
-            credit = self._credits.get_nowait()
+            credit = next(self._puts) < self._capacity or self._credits.get_nowait()
         except Empty:
             raise Full from None
         self._put(item, credit)
