@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -18,6 +21,21 @@ from gpuloader.sources.contract import Reader, check_reader, iterate
 from gpuloader.spec import check_count
 
 _ITEM, _END, _ERROR = 0, 1, 2
+_MOST_AHEAD = 2**31 - 1  # what a semaphore can count to
+_GRACE_S = 1.0
+
+# One start at a time: a child forked by another thread meanwhile would inherit this child's end of the
+# pipe and hide its death; and the filters of `warnings`, changed while forking, belong to all threads.
+_starting = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _starting
+    _starting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)  # a child is forked while the lock is held
 
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
@@ -57,7 +75,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     sources = [check_reader(reader) for reader in readers]
     if not sources:
         raise ReaderError("multiprocess_reader needs one reader or more, got an empty list")
-    ahead = check_count("queue_size", queue_size)
+    ahead = min(check_count("queue_size", queue_size), _MOST_AHEAD)
 
     def read() -> Iterator[Any]:
         workers: list[_Worker] = []
@@ -66,73 +84,113 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
                 workers.append(_Worker.start(source, ahead))
             yield from _interleave(workers)
         finally:
-            for worker in workers:
-                worker.stop()
+            _stop(workers)
 
     return read
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A process, our end of its pipe, and the count of items it may still send."""
+    """A process, what becomes ready when it dies, our end of its pipe, and the count it may still send."""
 
     process: Any
+    sentinel: int
     pipe: Connection
     room: Any
+    owner: int
 
     @classmethod
     def start(cls, reader: Reader, ahead: int) -> _Worker:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
-        ours, theirs = context.Pipe(duplex=False)
-        room = context.Semaphore(ahead)
-        process = context.Process(
-            target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
-        )
-        try:
-            with warnings.catch_warnings():
-                # Python warns of forking beside threads because the child may need a lock that one of them
-                # holds. The child here runs the reader alone and takes no lock of the parent's.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return cls(process, ours, room)
+        with _starting:
+            ours, theirs = context.Pipe(duplex=False)
+            try:
+                room = context.Semaphore(ahead)
+                process = context.Process(
+                    target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
+                )
+                with warnings.catch_warnings():
+                    # Python warns of forking beside threads because the child may need a lock that one of
+                    # them holds. The child here runs the reader alone and takes no lock of the parent's.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        return cls(process, _sentinel(process), ours, room, os.getpid())
 
-    def stop(self) -> None:
-        self.process.kill()
+    def close(self) -> None:
         self.process.join()
+        if self.sentinel != self.process.sentinel:
+            os.close(self.sentinel)
         self.process.close()
         self.pipe.close()
 
+    def receive(self) -> tuple[int, Any, str]:
+        try:
+            message = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise self.death() from None
+        try:
+            kind, payload, trace = pickle.loads(message)
+        except Exception as error:
+            raise LoaderError(
+                f"an item from the reader's process {self.process.pid} cannot be unpickled "
+                f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
+            ) from error
+        return kind, payload, trace
+
     def death(self) -> WorkerError:
-        self.process.join()
+        wait([self.sentinel], _GRACE_S)
         code = self.process.exitcode
-        cause = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        if code is None:
+            cause = "closed its pipe"
+        else:
+            cause = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
         return WorkerError(
             f"the reader's process {self.process.pid} {cause} before its reader was done",
             pid=self.process.pid,
-            signal=-code if code < 0 else None,
+            signal=-code if code is not None and code < 0 else None,
         )
 
 
+def _sentinel(process: Any) -> int:
+    """Return a descriptor that is ready once the process is dead, whoever inherited its pipes."""
+    if sys.platform == "linux":
+        try:
+            return os.pidfd_open(process.pid)
+        except OSError:  # an old or sandboxed kernel
+            pass
+    return int(process.sentinel)
+
+
+def _stop(workers: list[_Worker]) -> None:
+    workers = [worker for worker in workers if worker.owner == os.getpid()]  # a fork owns only copies
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.close()
+
+
 def _interleave(workers: list[_Worker]) -> Iterator[Any]:
-    pending = {worker.pipe: worker for worker in workers}
+    pending = list(workers)
     while pending:
-        for ready in wait(list(pending)):
-            worker = pending[ready]  # type: ignore[index]
-            try:
-                kind, payload, trace = worker.pipe.recv()
-            except (EOFError, OSError):
-                raise worker.death() from None
+        ready = wait([handle for worker in pending for handle in (worker.pipe, worker.sentinel)])
+        for worker in list(pending):
+            if worker.pipe not in ready:
+                # What it sent before it died comes first.
+                if worker.sentinel in ready and not worker.pipe.poll():
+                    raise worker.death()
+                continue
+            kind, payload, trace = worker.receive()
             if kind == _ITEM:
                 worker.room.release()
                 yield payload
             elif kind == _END:
-                del pending[worker.pipe]
+                pending.remove(worker)
             else:
                 payload.add_note(f"gpuloader: raised in a reader's process\n{trace}")
                 raise payload
@@ -140,24 +198,34 @@ def _interleave(workers: list[_Worker]) -> Iterator[Any]:
 
 def _work(reader: Reader, pipe: Connection, room: Any) -> None:
     _die_with_parent()
-    number = 0
     try:
-        for item in iterate(reader):
-            room.acquire()
-            try:
-                message = pickle.dumps((_ITEM, item, ""), pickle.HIGHEST_PROTOCOL)
-            except Exception as error:
-                raise LoaderError(
-                    f"item {number} of a multiprocess reader cannot be pickled "
-                    f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
-                ) from None
-            pipe.send_bytes(message)
-            number += 1
-        pipe.send((_END, None, ""))
+        _send_all(iterate(reader), pipe, room)
+        last: tuple[int, Any, str] = (_END, None, "")
     except BaseException as error:
-        pipe.send((_ERROR, _portable(error), traceback.format_exc()))
-    finally:
-        pipe.close()
+        last = (_ERROR, _portable(error), traceback.format_exc())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # now: the parent kills this process once it has the last message
+            stream.flush()
+    with suppress(OSError):  # nobody is left to read it
+        pipe.send(last)
+    pipe.close()
+
+
+def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:
+    for number in itertools.count():
+        room.acquire()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        try:
+            message = pickle.dumps((_ITEM, item, ""), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise LoaderError(
+                f"item {number} of a multiprocess reader cannot be pickled "
+                f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
+            ) from None
+        pipe.send_bytes(message)
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -173,7 +241,8 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    sentinel = parent.sentinel
+    # The parent's own sentinel is a pipe that processes forked later inherit, and so may outlive it.
+    sentinel = _sentinel(parent)
 
     def watch() -> None:
         wait([sentinel])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +34,15 @@ def buffered(reader: Reader, size: int) -> Reader:
     capacity = check_count("size", size)
 
     def read_ahead() -> Iterator[Any]:
+        room: BatchQueue[None] = BatchQueue(capacity)
         queue: BatchQueue[Any] = BatchQueue(capacity)
-        _start("gpuloader-buffered", pump, lambda: iterate(reader), queue)
         try:
-            yield from queue
+            _start("gpuloader-buffered", pump, lambda: _admitted(reader, room), queue)
+            for item in queue:
+                room.get()
+                yield item
         finally:
+            room.close()
             queue.close()
 
     return read_ahead
@@ -94,14 +99,14 @@ def xmap_readers(
         window: BatchQueue[None] = BatchQueue(2 * size + workers)
         items: BatchQueue[_Numbered] = BatchQueue(size)
         results: BatchQueue[_Numbered] = BatchQueue(2 * size + workers, producers=workers)
-        _start("gpuloader-xmap-reader", pump, lambda: _number(reader, window), items)
-        for _ in range(workers):
-            _start("gpuloader-xmap-worker", _map_all, mapper, items, results)
         try:
+            _start("gpuloader-xmap-reader", pump, lambda: _number(reader, window), items)
+            for _ in range(workers):
+                _start("gpuloader-xmap-worker", _map_all, mapper, items, results)
             for result in _in_order(results) if order else results:
-                window.get()
                 if isinstance(result[1], _Failure):
                     raise result[1].error
+                window.get()
                 yield result[1]
         finally:
             for queue in (window, items, results):
@@ -110,20 +115,34 @@ def xmap_readers(
     return mapped
 
 
-def _number(reader: Reader, window: BatchQueue[None]) -> Iterator[_Numbered]:
-    """Number the items, and let no more of them out than the window has room for."""
-    number = 0
-    source: Iterator[Any] | None = None
+def _admitted(reader: Reader, room: BatchQueue[None]) -> Generator[Any, None, None]:
+    """Give the reader's items, asking for each only once there is room for it."""
+    source = iterate(reader)
     try:
-        source = iterate(reader)
-        for item in source:
-            window.put(None)
-            yield number, item
-            number += 1
-    except QueueClosed:
-        return
+        while True:
+            try:
+                room.put(None)
+            except QueueClosed:
+                return
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            yield item
+    finally:
+        if isinstance(source, Generator):
+            source.close()
+
+
+def _number(reader: Reader, window: BatchQueue[None]) -> Iterator[_Numbered]:
+    """Number the items; what the reader raises is the last of them."""
+    number = 0
+    try:
+        with closing(_admitted(reader, window)) as items:
+            for item in items:
+                yield number, item
+                number += 1
     except Exception as error:
-        window.put(None)
         yield number, _Failure(error)
 
 
