@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpuloader.collate.samples import SampleRows, ragged_columns
+from gpuloader.collate.rows import SampleRows
+from gpuloader.collate.samples import ragged_columns
 from gpuloader.devices import cuda_places, open_device
 from gpuloader.errors import FeedError, SampleError
 from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place, environment_count, parse_place

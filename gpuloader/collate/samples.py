@@ -3,148 +3,23 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
-import math
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
+from gpuloader.collate.rows import SampleRows, fields_of
 from gpuloader.collate.stream import StagedBatch, write_batch
 from gpuloader.errors import SampleError
 from gpuloader.ragged import join, split_rows
-from gpuloader.spec import Array, FeedSpec, as_numbers, convert
+from gpuloader.spec import Array, FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
 
 _END = object()
-_SCALARS = {"i": int, "u": int, "f": float}
-_PACKABLE = "bBhHiIqQefd"
-
-
-Target = tuple[Any, Sequence[slice | int], type | None, Callable[..., None] | None, int]
-"""Where one field's samples go, (region, places, scalar, pack, nbytes): ``region[places[i]] = array`` writes
-sample i or raises; where a sample is one number, ``region[i] = number`` takes a Python number of type
-`scalar`; and ``pack(i * nbytes, *numbers)`` takes a list of Python numbers."""
-
-
-class CheckedRows:
-    """The rows of a field whose samples have more than one dimension.
-
-    NumPy would broadcast a smaller value into the row; an array of the same dtype and size cannot be.
-    """
-
-    def __init__(self, rows: Array) -> None:
-        self._rows = rows
-        self._nbytes = rows.itemsize * int(np.prod(rows.shape[1:]))
-
-    def __setitem__(self, index: int, value: Any) -> None:
-        if type(value) is np.ndarray and value.dtype == self._rows.dtype and value.nbytes == self._nbytes:
-            self._rows[index] = value
-        else:
-            raise TypeError
-
-
-class SampleRows:
-    """The fields of a stream of samples: as declared, or as the first sample shows them."""
-
-    def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
-        self._feeds = feeds
-        self._open = feeds is None or any(None in feed.sample_shape for feed in feeds)
-        self._shapes: list[tuple[int, ...]] = []
-        self.layout = arrange(())
-        self.count = -1
-        self._places: list[RowPlaces] = []
-        self.ragged = feeds is not None and any(feed.lod_level for feed in feeds)
-        self.levels: tuple[int, ...] = tuple(feed.lod_level for feed in feeds or ())
-        if feeds is not None and not self._open and not self.ragged:
-            self._shapes = [tuple(size or 0 for size in feed.sample_shape) for feed in feeds]
-
-    @property
-    def feeds(self) -> Sequence[FeedSpec]:
-        """One spec a field; known from the first sample on."""
-        return self._feeds or ()
-
-    def begin(self, first: Any) -> None:
-        """Settle what is still open, the fields or their free dimensions, by a batch's first sample."""
-        if self._feeds is None:
-            values = _fields_of(first, None)
-            arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
-            self._feeds = [
-                FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
-            ]
-            self.levels = (0,) * len(arrays)
-            self._shapes = [array.shape for array in arrays]
-            self._open = False
-        elif self._open and not self.ragged:
-            values = _fields_of(first, self._feeds)
-            shapes = [self.convert(index, 0, value).shape for index, value in enumerate(values)]
-            if shapes != self._shapes:
-                self._shapes, self.count = shapes, -1
-
-    def convert(self, field: int, index: int, value: Any) -> Array:
-        """Return one value of sample `index` as its field wants it, or say in which field it does not fit."""
-        feed = self.feeds[field]
-        return _locate(convert, index, feed.name, value, feed.dtype, feed.sample_shape)
-
-    def arrange(self, count: int) -> Layout:
-        """Return the layout of a batch of `count` dense samples."""
-        if count != self.count:
-            dtypes = [feed.dtype for feed in self.feeds]
-            self.layout = arrange(
-                tuple(((count, *shape), dtype) for shape, dtype in zip(self._shapes, dtypes, strict=True))
-            )
-            self.count = count
-            self._places = [_row_places(field) for field in self.layout.fields]
-        return self.layout
-
-    def targets(self, views: list[Array]) -> list[Target]:
-        """Return where each field's samples go, for the views of a slot.
-
-        A flat sample goes through a memoryview, which takes an array only of exactly its own format and
-        length, or through `struct`, which takes exactly so many real numbers. Both check in C, in less
-        time than NumPy needs to assign a row.
-        """
-        return [_target(rows, places) for rows, places in zip(views, self._places, strict=True)]
-
-    def write(self, views: list[Array], samples: Iterable[Any]) -> int:
-        """Write samples into the rows of `views`, from the first on; return how many there were."""
-        targets = self.targets(views)
-        fields = len(targets)
-        index = -1
-        for index, sample in enumerate(samples):
-            try:
-                if len(sample) != fields:
-                    raise TypeError
-                # No strict=True: it would cost a tenth of the time of a whole sample, here.
-                for (region, places, scalar, pack, nbytes), value in zip(targets, sample):  # noqa: B905
-                    kind = type(value)
-                    if kind is scalar:
-                        region[index] = value
-                    elif kind is list and pack is not None:
-                        pack(index * nbytes, *value)
-                    else:
-                        region[places[index]] = value
-            except (TypeError, ValueError, OverflowError, NotImplementedError, struct.error):
-                self._convert_and_write(views, index, sample)
-        return index + 1
-
-    def _convert_and_write(self, views: list[Array], index: int, sample: Any) -> None:
-        for field, value in enumerate(_fields_of(sample, self.feeds, index)):
-            array = self.convert(field, index, value)
-            expected = views[field].shape[1:]
-            if array.shape != expected:
-                raise SampleError(
-                    f"expected shape {expected} as in the batch's first sample, got {array.shape}",
-                    index=index,
-                    field=self.feeds[field].name,
-                )
-            views[field][index] = array
 
 
 class SampleListStager:
@@ -250,7 +125,7 @@ def stage_ragged(
 
 def ragged_columns(samples: Sequence[Any], rows: SampleRows) -> list[Array]:
     """Return one array a dense field; values and row splits for a ragged one."""
-    values = [_fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
+    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
     arrays: list[Array] = []
     for field, feed in enumerate(rows.feeds):
         column = [sample[field] for sample in values]
@@ -281,76 +156,8 @@ def stack(samples: list[Array], feed: FeedSpec) -> Array:
     return np.stack(samples)
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """What a field's targets have in common, whichever slot they lie in.
-
-    Attributes
-    ----------
-    flat : bool
-        Whether a sample has one dimension at most, and is written through a flat view.
-    places : sequence
-        Where in the region each sample lies.
-    scalar : type or None
-        The Python number a sample may be.
-    packer : struct.Struct or None
-        Writes a sample from a list of Python numbers.
-    nbytes : int
-        Of one sample.
-    """
-
-    flat: bool
-    places: Sequence[slice | int]
-    scalar: type | None
-    packer: struct.Struct | None
-    nbytes: int
-
-
-def _row_places(field: FieldLayout) -> RowPlaces:
-    count, elements = field.shape[0], math.prod(field.shape[1:])
-    nbytes = elements * field.dtype.itemsize
-    if len(field.shape) > 2 or not count or not elements:
-        return RowPlaces(False, range(count), None, None, nbytes)
-    places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
-    scalar = _SCALARS.get(field.dtype.kind) if elements == 1 else None
-    code = "q" if field.dtype == np.int64 else "Q" if field.dtype == np.uint64 else field.dtype.char
-    packer = struct.Struct(f"{elements}{code}") if code in _PACKABLE else None
-    return RowPlaces(True, places, scalar, packer, nbytes)
-
-
-def _target(rows: Array, row: RowPlaces) -> Target:
-    if not row.flat:
-        return CheckedRows(rows), row.places, None, None, row.nbytes
-    flat = rows.reshape(-1)
-    pack = functools.partial(row.packer.pack_into, flat.view(np.uint8).data) if row.packer else None
-    return flat.data, row.places, row.scalar, pack, row.nbytes
-
-
 def _shorten(layout: Layout, count: int) -> Layout:
     fields = tuple(
         FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
     )
     return Layout(fields, layout.nbytes)
-
-
-def _fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:
-    if not isinstance(sample, list | tuple):
-        raise SampleError(
-            f"expected a tuple with one value a field, got {type(sample).__name__}", index=index
-        )
-    if feeds is not None and len(sample) != len(feeds):
-        names = ", ".join(feed.name for feed in feeds)
-        raise SampleError(f"expected {len(feeds)} fields ({names}), got {len(sample)}", index=index)
-    if not sample:
-        raise SampleError("expected one value a field, got an empty tuple", index=index)
-    return sample
-
-
-def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
-    """Call `function`; a `SampleError` it raises learns sample and field."""
-    try:
-        result: Array = function(*arguments)
-    except SampleError as error:
-        error.index, error.field = index, field
-        raise
-    return result
