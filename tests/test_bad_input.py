@@ -42,6 +42,8 @@ def consume(loader):
 SAMPLES = {
     "none": (None, "expected a tuple with one value a field, got NoneType"),
     "dict": ({"image": 1}, "expected a tuple with one value a field, got dict"),
+    "set": ({1, 2}, "expected a tuple with one value a field, got set"),
+    "bytes": (b"ab", "expected a tuple with one value a field, got bytes"),
     "field missing": ((np.zeros(784),), r"expected 2 fields \(image, label\), got 1"),
     "a none field": ((None, 1), "field 'image': expected numbers, got None"),
     "objects": ((np.array([object()] * 784), 1), "field 'image': .*dtype object"),

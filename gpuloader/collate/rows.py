@@ -17,7 +17,7 @@ from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
 _SCALARS = {"i": int, "u": int, "f": float}
 _PACKABLE = "bBhHiIqQefd"
-
+_SAMPLE_TYPES = (tuple, list)
 
 Target = tuple[Any, Sequence[slice | int], type | None, Callable[..., None] | None, int]
 """Where one field's samples go, (region, places, scalar, pack, nbytes): ``region[places[i]] = array`` writes
@@ -111,7 +111,7 @@ class SampleRows:
         index = -1
         for index, sample in enumerate(samples):
             try:
-                if len(sample) != fields:
+                if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
                     raise TypeError
                 # No strict=True: it would cost a tenth of the time of a whole sample, here.
                 for (region, places, scalar, pack, nbytes), value in zip(targets, sample):  # noqa: B905
