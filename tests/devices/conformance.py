@@ -77,6 +77,58 @@ class DeviceTests:
         device.synchronize(event)
         assert device.query(event)
 
+    def test_recording_again_does_not_move_a_wait_that_was_asked_for(self, device):
+        """One stream waits for what is recorded; the event then goes behind a wait for that very stream."""
+        first, second = make_slot(1), make_slot(2)
+        producer, consumer = device.stream(), device.stream()
+        memory, event = self.send(device, producer, first)
+        device.wait(consumer, event)
+        copied, done = device.alloc(LAYOUT.nbytes), device.event()
+        device.copy_async(copied, second, LAYOUT.nbytes, consumer)
+        device.record(done, consumer)
+        device.wait(producer, done)
+        device.record(event, producer)  # were the wait to move here, each stream would wait for the other
+        device.synchronize(event)
+        assert device.query(done)
+        for region, slot in ((memory, first), (copied, second)):
+            arrays = device.views(region, LAYOUT, Lease(region, deque()))
+            np.testing.assert_array_equal(self.read(device, arrays[0]), slot.views(LAYOUT)[0])
+
+    def test_a_synchronized_event_means_that_all_before_it_is_done(self, device, stream):
+        """Several copies and marks on one stream: the last mark stands for all of them."""
+        slots = [make_slot(seed) for seed in range(4)]
+        sent = [self.send(device, stream, slot) for slot in slots]
+        device.synchronize(sent[-1][1])
+        assert all(device.query(done) for _, done in sent)
+        for slot in slots:
+            slot.bytes[:] = slot.bytes + 1  # the host may write there again
+        for seed, (memory, _) in enumerate(sent):
+            arrays = device.views(memory, LAYOUT, Lease(memory, deque()))
+            wanted = make_slot(seed).views(LAYOUT)[1]
+            np.testing.assert_array_equal(self.read(device, arrays[1]), wanted)
+
+    def test_a_copy_leaves_what_lies_behind_it_alone(self, device, stream):
+        first, second = make_slot(1), make_slot(2)
+        memory, done = self.send(device, stream, first)
+        device.synchronize(done)
+        device.copy_async(memory, second, LAYOUT.fields[1].offset, stream)
+        device.record(done, stream)
+        device.synchronize(done)
+        floats, numbers, _ = device.views(memory, LAYOUT, Lease(memory, deque()))
+        np.testing.assert_array_equal(self.read(device, floats), second.views(LAYOUT)[0])
+        np.testing.assert_array_equal(self.read(device, numbers), first.views(LAYOUT)[1])
+
+    def test_one_field_left_keeps_the_lease(self, device):
+        freed, memory = deque(), device.alloc(LAYOUT.nbytes)
+        floats, numbers, empty = device.views(memory, LAYOUT, Lease(memory, freed))
+        assert [len(floats), len(numbers), len(empty)] == [3, 3, 0]
+        del floats, numbers
+        gc.collect()
+        assert not freed
+        del empty
+        gc.collect()
+        assert list(freed) == [memory]
+
     def test_the_last_view_ends_the_lease(self, device, stream):
         freed, memory = deque(), device.alloc(LAYOUT.nbytes)
         slot = make_slot()

@@ -1,11 +1,14 @@
 """The simulated device is a witness: it must see races, and must not see any that are not there."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import LoaderError
+from gpuloader.staging.lease import Lease
 from gpuloader.testing import RaceError, SimulatedDevice
 from tests.devices.conformance import LAYOUT, make_slot
 
@@ -59,6 +62,78 @@ def test_overwriting_after_released_is_none(device):
     copy(device, memory, 1, stream)
 
 
+def test_overwriting_what_another_stream_still_copies_is_a_race(device):
+    memory = device.alloc(LAYOUT.nbytes)
+    copy(device, memory, 0, device.stream())
+    with pytest.raises(RaceError, match="overwritten before the copy"):
+        copy(device, memory, 1, device.stream())
+
+
+def test_a_released_event_of_one_reader_does_not_speak_for_another(device):
+    memory, stream, released = device.alloc(LAYOUT.nbytes), device.stream(), device.event()
+    readers = [device.stream(), device.stream()]
+    ready = copy(device, memory, 0, stream)
+    for reader in readers:
+        device.wait(reader, ready)
+        device.launch(lambda: None, [memory], reader)
+    device.record(released, readers[0])
+    device.wait(stream, released)
+    with pytest.raises(RaceError, match="while a kernel may still read"):
+        copy(device, memory, 1, stream)
+    device.record(released, readers[1])
+    device.wait(stream, released)
+    copy(device, memory, 1, stream)
+
+
+def test_an_event_recorded_before_the_copy_does_not_speak_for_it(device):
+    memory, stream, early = device.alloc(LAYOUT.nbytes), device.stream(), device.event()
+    device.record(early, stream)
+    copy(device, memory, 0, stream)
+    device.wait(device.consumer_stream(), early)
+    with pytest.raises(RaceError, match="read before the copy"):
+        device.launch(lambda: None, [memory])
+
+
+def test_order_is_handed_on_through_a_third_stream(device):
+    memory, messenger = device.alloc(LAYOUT.nbytes), device.stream()
+    device.wait(messenger, copy(device, memory, 0, device.stream()))
+    passed_on = device.event()
+    device.record(passed_on, messenger)
+    device.wait(device.consumer_stream(), passed_on)
+    device.launch(lambda: None, [memory])
+
+
+def test_a_view_read_without_waiting_is_a_race(device):
+    memory = device.alloc(LAYOUT.nbytes)
+    copy(device, memory, 0, device.stream())
+    [array, *_] = device.views(memory, LAYOUT, Lease(memory, deque()))
+    for look in (np.asarray, lambda one: one[1:].launch_read()):
+        with pytest.raises(RaceError, match="read before the copy"):
+            look(array)
+
+
+def test_memory_never_written_is_poison_not_zero(device):
+    memory = device.alloc(LAYOUT.nbytes)
+    assert (memory.bytes == 0xAB).all()
+
+
+def test_a_host_slot_rewritten_after_its_copy_is_none(device):
+    stream, slot, event = device.stream(), make_slot(), device.event()
+    device.copy_async(device.alloc(LAYOUT.nbytes), slot, LAYOUT.nbytes, stream)
+    device.record(event, stream)
+    device.synchronize(event)
+    slot.bytes[:] = slot.bytes + 1
+    device.finish(stream)
+
+
+def test_nothing_on_a_stream_runs_before_it_is_forced(device):
+    ran = []
+    device.launch(lambda: ran.append(1), [])
+    assert ran == []
+    device.finish(device.consumer_stream())
+    assert ran == [1]
+
+
 def test_a_host_slot_rewritten_too_early_is_a_race(device):
     stream, slot, event = device.stream(), make_slot(), device.event()
     device.copy_async(device.alloc(LAYOUT.nbytes), slot, LAYOUT.nbytes, stream)
@@ -88,6 +163,31 @@ def test_streams_take_time_side_by_side_and_waits_join_them(device):
     device.launch(lambda: None, [], other, duration=1.0)
     device.finish(other)
     assert device.now == 4.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_copy_and_a_kernel_on_two_streams_overlap(seed):
+    device = SimulatedDevice(seed=seed, copy_time=lambda nbytes: nbytes / LAYOUT.nbytes * 3.0)
+    copies, compute, event = device.stream(), device.stream(), device.event()
+    device.launch(lambda: None, [], compute, duration=2.0)
+    device.copy_async(device.alloc(LAYOUT.nbytes), make_slot(), LAYOUT.nbytes, copies)
+    device.record(event, copies)
+    device.finish(compute)
+    assert device.now == 2.0
+    device.synchronize(event)
+    assert device.now == 3.0  # the longer of the two, not their sum
+
+
+def test_on_one_stream_times_add_up_and_work_given_later_starts_later(device):
+    stream = device.stream()
+    for duration in (1.0, 2.0):
+        device.launch(lambda: None, [], stream, duration)
+    device.finish(stream)
+    assert device.now == 3.0
+    late = device.stream()
+    device.launch(lambda: None, [], late, duration=0.5)
+    device.finish(late)
+    assert device.now == 3.5
 
 
 @given(
