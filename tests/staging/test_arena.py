@@ -1,7 +1,9 @@
 """The arena: reserved before the first write, page-locked once, gone when nothing refers to it."""
 
+import fcntl
 import gc
 import os
+from collections import deque
 
 import numpy as np
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from gpuloader import StagingMemoryError
 from gpuloader.staging import arena as module
 from gpuloader.staging.arena import Arena, _control_group_available, available_memory
+from gpuloader.staging.layout import arrange
+from gpuloader.staging.lease import lease_views
+from gpuloader.staging.ring import Slot
 
 
 class Locker:
@@ -49,6 +54,39 @@ def test_page_locking_happens_once_at_the_exact_size_and_is_undone_while_mapped(
     del arena
     gc.collect()
     assert locker.calls == [("lock", address, 5000), ("unlock", address, True)]
+
+
+def test_a_leased_view_holds_the_page_lock_when_the_arena_is_forgotten():
+    locker, freed = Locker(), deque()
+    arena = Arena(8192, locker)
+    slot = Slot(arena.bytes[4096:], arena)
+    [view] = lease_views(slot, arrange((((16,), np.dtype("int64")),)), freed)
+    part = view[3:5]
+    del arena, slot, view
+    gc.collect()
+    part[:] = 9
+    assert [call[0] for call in locker.calls] == ["lock"]
+    del part
+    freed.clear()
+    gc.collect()
+    assert [call[0] for call in locker.calls] == ["lock", "unlock"]
+
+
+def test_the_memory_file_is_as_large_as_asked_and_closed_with_the_arena():
+    arena = Arena(5000, Locker())
+    descriptor = arena.descriptor
+    assert os.fstat(descriptor).st_size == 5000
+    assert not os.get_inheritable(descriptor)
+    del arena
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_the_seal_itself_cannot_be_taken_off_or_added_to():
+    arena = Arena(4096, Locker())
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.descriptor, 1033, 0x0008)  # F_ADD_SEALS, F_SEAL_WRITE
 
 
 def test_memory_a_device_copies_from_cannot_be_resized():
@@ -121,6 +159,23 @@ def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
     (tmp_path / "memory.max").write_text("max\n")
     assert _control_group_available(tmp_path) is None
     assert _control_group_available(tmp_path / "absent") is None
+
+
+def test_a_control_group_beyond_its_limit_has_nothing_left(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("1200\n")
+    (tmp_path / "memory.stat").write_text("anon 1200\n")
+    assert _control_group_available(tmp_path) == 0
+
+
+def test_an_arena_keeps_within_its_control_group(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{1 << 19}\n")
+    (tmp_path / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
+    monkeypatch.setattr(module, "_control_group_available", lambda: _control_group_available(tmp_path))
+    assert Arena(1 << 19).nbytes == 1 << 19
+    with pytest.raises(StagingMemoryError, match=r"524,289 bytes .* only 524,288 bytes are available"):
+        Arena((1 << 19) + 1)
 
 
 def test_what_is_available_is_less_than_what_there_is():

@@ -1,9 +1,12 @@
 """The queue between a producer and a consumer: bounded, closeable from both ends, carrying errors."""
 
 import threading
+from collections import deque
 from queue import Empty, Full
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuloader.errors import QueueClosed
 from gpuloader.staging.queue import BatchQueue, pump
@@ -71,6 +74,92 @@ def test_the_end_needs_every_producer_an_error_only_one():
     queue.finish(OSError("gone"))
     with pytest.raises(OSError, match="gone"):
         queue.get()
+
+
+def test_every_item_of_many_producers_comes_once_and_in_its_producers_order():
+    queue = BatchQueue(2, producers=3)
+
+    def produce(name):
+        for number in range(100):
+            queue.put((name, number))
+        queue.finish()
+
+    producers = [start(lambda name=name: produce(name)) for name in range(3)]
+    seen = list(queue)
+    for producer in producers:
+        producer.join(10)
+    assert len(seen) == 300
+    for name in range(3):
+        assert [number for who, number in seen if who == name] == list(range(100))
+
+
+def test_consumers_share_the_items_and_all_meet_the_end():
+    queue, shares = BatchQueue(2), [[], []]
+    consumers = [start(lambda share=share: share.extend(queue)) for share in shares]
+    for number in range(50):
+        queue.put(number)
+    queue.finish()
+    for consumer in consumers:
+        consumer.join(10)
+        assert not consumer.is_alive()
+    assert sorted(shares[0] + shares[1]) == list(range(50))
+
+
+def test_the_first_error_of_several_is_the_one():
+    queue = BatchQueue(2, producers=3)
+    queue.finish(OSError("first"))
+    queue.finish(OSError("second"))
+    queue.finish()
+    for _ in range(2):
+        with pytest.raises(OSError, match="first"):
+            queue.get()
+
+
+def test_closing_after_an_error_says_closed():
+    queue = BatchQueue(2)
+    queue.put("queued")
+    queue.finish(OSError("gone"))
+    assert queue.close() == ["queued"]
+    for take in (queue.get, queue.get_nowait):
+        with pytest.raises(QueueClosed):
+            take()
+    with pytest.raises(QueueClosed):
+        queue.put_nowait("late")
+
+
+def test_a_consumer_that_waits_wakes_when_another_closes():
+    queue, ended = BatchQueue(1), []
+
+    def consume():
+        with pytest.raises(QueueClosed):
+            queue.get()
+        ended.append(1)
+
+    consumers = [start(consume) for _ in range(3)]
+    assert queue.close() == []
+    for consumer in consumers:
+        consumer.join(10)
+    assert len(ended) == 3
+
+
+@given(capacity=st.integers(1, 4), program=st.lists(st.sampled_from("pg"), max_size=40))
+def test_the_impatient_forms_agree_with_a_bounded_list(capacity, program):
+    queue, model = BatchQueue(capacity), deque()
+    for number, act in enumerate(program):
+        if act == "p":
+            if len(model) == capacity:
+                with pytest.raises(Full):
+                    queue.put_nowait(number)
+            else:
+                queue.put_nowait(number)
+                model.append(number)
+        elif model:
+            assert queue.get_nowait() == model.popleft()
+        else:
+            with pytest.raises(Empty):
+                queue.get_nowait()
+        assert queue.is_empty() == (not model)
+        assert queue.statistics().queued == len(model)
 
 
 def test_closing_wakes_all_waiting_producers_and_returns_what_was_queued():
@@ -151,3 +240,36 @@ class TestPump:
         assert [queue.get(), queue.get()] == [1, 2]
         with pytest.raises(OSError, match="cannot close"):
             queue.get()
+
+    def test_whoever_reads_to_the_end_gets_all_and_nothing_is_disposed_of(self):
+        queue, disposed = BatchQueue(1), []
+        thread = start(lambda: pump(lambda: iter(range(20)), queue, disposed.append))
+        assert list(queue) == list(range(20))
+        thread.join(10)
+        assert disposed == []
+
+    def test_an_error_comes_behind_the_items_the_reader_gave_before_it(self):
+        def items():
+            yield 1
+            raise KeyError("bad")
+
+        queue = BatchQueue(2)
+        pump(items, queue)
+        assert queue.get() == 1
+        with pytest.raises(KeyError, match="bad"):
+            queue.get()
+
+    def test_a_reader_that_fails_while_it_is_closed_disposes_all_the_same(self):
+        def items():
+            try:
+                yield from range(10)
+            finally:
+                raise OSError("cannot close")
+
+        queue, disposed = BatchQueue(1), []
+        thread = start(lambda: pump(items, queue, disposed.append))
+        wait_until(lambda: queue.statistics().queued == 1)
+        left = queue.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert sorted(left + disposed) == [0, 1]
