@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -219,11 +220,14 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     array([[1., 2.],
            [3., 4.]], dtype=float32)
     """
-    return fit(cast(as_numbers(value), dtype), shape)
+    return fit(cast(as_numbers(value, dtype), dtype), shape)
 
 
-def as_numbers(value: object) -> Array:
-    """Return `value` as an array of numbers in native byte order, or raise `SampleError`."""
+def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
+    """Return `value` as an array of numbers in native byte order, or raise `SampleError`.
+
+    Text becomes float64, or stays whole for a `wanted` dtype that is: a float holds 53 bits of an id.
+    """
     if value is None:
         raise SampleError("expected numbers, got None; does the reader yield every field of every sample?")
     try:
@@ -232,7 +236,7 @@ def as_numbers(value: object) -> Array:
         raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
     if array.dtype.kind in "US":
         try:
-            array = array.astype(np.float64)
+            array = _parse_text(array, wanted)
         except ValueError as error:
             raise SampleError(f"expected numbers, got text: {_shorten(value)}") from error
     if not is_stageable(array.dtype):
@@ -241,6 +245,13 @@ def as_numbers(value: object) -> Array:
             f"{_shorten(value)}; convert it in the reader, e.g. with numpy.asarray(value, 'float32')"
         )
     return array if array.dtype.isnative else array.astype(native(array.dtype))
+
+
+def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
+    if wanted is not None and wanted.kind in "iu":
+        with contextlib.suppress(ValueError, OverflowError):  # "2.5", or out of range: `cast` decides
+            return array.astype(f"{wanted.kind}8")
+    return array.astype(np.float64)
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -252,7 +263,8 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
             bad = array[~np.isfinite(array)].ravel()[0]
             raise SampleError(f"expected whole numbers of dtype {dtype}, got {bad}")
         limits = np.iinfo(dtype)
-        low, high = array.min(), array.max()
+        # As Python's numbers, which compare exactly: as a float, 2**63 - 1 is 2**63, and would let that pass.
+        low, high = array.min().item(), array.max().item()
         if low < limits.min or high > limits.max:
             raise SampleError(
                 f"expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {low} to {high}"
