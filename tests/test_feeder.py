@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from gpuloader import CPUPlace, DataFeeder, FeedError, PlaceError, ReaderError, data
+from gpuloader.devices import _open as open_cached
+from gpuloader.devices import cuda
 from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
 
@@ -72,6 +74,78 @@ def test_sequences_keep_their_lengths(place):
         assert words.to_padded().tolist() == [[[1], [2], [3]], [[4], [0], [0]]]
 
 
+@pytest.mark.parametrize("place", [CPUPlace(), *simulated_places(1)])
+def test_sequences_of_sequences_keep_the_lengths_of_both_levels(place):
+    feeder = DataFeeder([LABEL, data("text", [None, 1], "int64", lod_level=2)], place)
+    batch = feeder.feed([(0, [[1, 2], [3]]), (1, []), (2, [[4]])])
+    text = batch["text"]
+    assert np.asarray(text.values).tolist() == [[1], [2], [3], [4]]
+    assert [np.asarray(splits).tolist() for splits in text.row_splits] == [[0, 2, 2, 3], [0, 2, 3, 4]]
+    assert np.asarray(batch["label"]).tolist() == [[0], [1], [2]]
+
+
+def test_a_sequence_that_does_not_fit_names_sample_and_field():
+    feeder = DataFeeder([LABEL, data("words", [None, 1], "int64", lod_level=1)], "cpu")
+    with pytest.raises(FeedError, match="sample 1, field 'words': expected numbers, got text") as caught:
+        feeder.feed([(0, [1]), (1, ["x"])])
+    assert (caught.value.index, caught.value.field) == (1, "words")
+
+
+@pytest.mark.parametrize("sample", [([0] * 784,), ([0] * 784, [1], [2]), ()])
+def test_a_wrong_number_of_fields_names_both_counts(feeder, sample):
+    with pytest.raises(FeedError, match=rf"expected 2 fields \(image, label\), got {len(sample)}"):
+        feeder.feed([sample])
+
+
+def test_lists_arrays_and_numbers_mix_from_sample_to_sample(feeder):
+    image = np.arange(784.0).reshape(28, 28)
+    batch = feeder.feed([(image, 1), [image.ravel().tolist(), [2]], (image[None].astype("f4"), np.int8(3))])
+    images = np.asarray(batch["image"])
+    assert (images[0] == images[1]).all()
+    assert (images[0] == images[2]).all()
+    assert np.asarray(batch["label"]).tolist() == [[1], [2], [3]]
+
+
+def test_a_feed_is_a_copy_of_what_was_fed(feeder):
+    image = np.ones((1, 28, 28), np.float32)
+    batch = feeder.feed([(image, 1)])
+    image[:] = 0
+    assert np.asarray(batch["image"]).all()
+
+
+def test_fields_come_in_the_order_of_the_feed_list(feeder):
+    assert list(feeder.feed(minibatches(1)[0])) == ["image", "label"]
+
+
+@pytest.mark.parametrize("number", [2**63, float(2**63), float("nan"), "9223372036854775808"])
+def test_a_number_beyond_its_field_is_an_error_not_another_number(feeder, number):
+    with pytest.raises(FeedError, match="sample 0, field 'label'"):
+        feeder.feed([([0] * 784, [number])])
+
+
+def test_an_exception_of_the_iterable_reaches_the_caller_as_it_is(feeder):
+    def samples():
+        yield [0] * 784, [1]
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        feeder.feed(samples())
+
+
+def test_a_feeder_works_on_after_an_error(feeder):
+    with pytest.raises(FeedError):
+        feeder.feed([7])
+    assert np.asarray(feeder.feed(minibatches(1)[0])["label"]).tolist() == [[0], [0]]
+
+
+def test_a_place_that_is_missing_is_said_when_the_feeder_is_made(monkeypatch):
+    monkeypatch.setattr(cuda, "cupy", None)
+    open_cached.cache_clear()
+    for place in ("gpu:0", "gpu_pinned"):
+        with pytest.raises(PlaceError, match="needs CuPy, which is not importable"):
+            DataFeeder([LABEL], place)
+
+
 def test_free_dimensions_must_agree_within_a_batch():
     feeder = DataFeeder([data("signal", [None, None])], "cpu")
     assert feeder.feed([([1, 2],), ([3, 4],)])["signal"].shape == (2, 2)
@@ -104,6 +178,23 @@ class TestManyDevices:
         monkeypatch.setenv("CPU_NUM", "4")
         assert len(list(feeder.feed_parallel(minibatches(4)))) == 4
 
+    def test_too_few_are_refused_as_well(self, feeder):
+        for count in (0, 1):
+            with pytest.raises(ValueError, match=f"one minibatch for each of 2 devices, got {count}"):
+                list(feeder.feed_parallel(minibatches(count), num_places=2))
+
+    def test_the_environments_count_must_agree_too(self, monkeypatch):
+        monkeypatch.setenv("CPU_NUM", "2")
+        feeder = DataFeeder([IMAGE, LABEL], "cpu")
+        with pytest.raises(ValueError, match="for each of 2 devices, got 3"):
+            list(feeder.feed_parallel(minibatches(3)))
+        monkeypatch.setenv("CPU_NUM", "many")
+        with pytest.raises(ValueError, match="CPU_NUM must be an integer of 1 or more, got 'many'"):
+            list(feeder.feed_parallel(minibatches(3)))
+
+    def test_any_iterable_of_minibatches_will_do(self, feeder):
+        assert len(list(feeder.feed_parallel(iter(minibatches(2)), num_places=2))) == 2
+
     @pytest.mark.parametrize("count", [0, -1, 1.5])
     def test_a_count_is_a_count(self, feeder, count):
         with pytest.raises(ValueError, match="num_places"):
@@ -128,6 +219,41 @@ class TestDecoratingReaders:
         with pytest.raises(ValueError, match="holds 1 minibatches for 2 devices"):
             next(iterator)
 
+    @pytest.mark.parametrize("drop_last", [True, False])
+    def test_full_groups_leave_no_rest(self, feeder, drop_last):
+        feeds = feeder.decorate_reader(lambda: minibatches(4), True, num_places=2, drop_last=drop_last)
+        for _ in range(2):
+            assert [len(group) for group in feeds()] == [2, 2]
+
+    def test_the_count_of_devices_is_the_environments_by_default(self, monkeypatch):
+        monkeypatch.setenv("CPU_NUM", "3")
+        feeds = DataFeeder([IMAGE, LABEL], "cpu").decorate_reader(lambda: minibatches(7), multi_devices=True)
+        assert [len(group) for group in feeds()] == [3, 3]
+
+    def test_nothing_is_read_before_it_is_asked_for(self, feeder):
+        read = []
+
+        def reader():
+            for batch in minibatches(3):
+                read.append(1)
+                yield batch
+
+        feeds = feeder.decorate_reader(reader, multi_devices=False)()
+        assert read == []
+        next(feeds)
+        assert read == [1]
+
+    def test_the_readers_own_exception_reaches_the_consumer(self, feeder):
+        def reader():
+            yield minibatches(1)[0]
+            raise KeyError("mine")
+
+        for several in (False, True):
+            feeds = feeder.decorate_reader(reader, several, num_places=1)()
+            next(feeds)
+            with pytest.raises(KeyError, match="mine"):
+                next(feeds)
+
     def test_a_generator_object_is_no_reader(self, feeder):
         with pytest.raises(ReaderError, match="not a generator object"):
             feeder.decorate_reader((batch for batch in minibatches(1)), multi_devices=False)
@@ -145,3 +271,12 @@ class TestFeedLists:
             DataFeeder([3], "cpu")
         with pytest.raises(PlaceError, match="not a place"):
             DataFeeder([LABEL], "abacus")
+
+    def test_an_empty_or_doubled_list(self):
+        with pytest.raises(ValueError, match="empty"):
+            DataFeeder([], "cpu")
+        with pytest.raises(ValueError, match="more than once"):
+            DataFeeder([LABEL, LABEL], "cpu")
+
+    def test_a_program_is_taken_and_left_alone(self):
+        assert DataFeeder([LABEL], CPUPlace(), program=object()).feed([(1,)])["label"].tolist() == [[1]]
