@@ -3,8 +3,10 @@
 import random
 
 import numpy as np
+import pytest
 
-from gpuloader import fluid
+import gpuloader
+from gpuloader import LoaderError, fluid
 from gpuloader.fluid.io import DataLoader
 
 
@@ -63,3 +65,93 @@ def test_a_dygraph_program():
 def test_the_batch_dimension_is_appended_unless_told_otherwise():
     assert fluid.layers.data("a", [3]).shape == (None, 3)
     assert fluid.layers.data("b", [8, 3], append_batch_size=False, lod_level=1).shape == (8, 3)
+
+
+def test_a_program_that_chooses_its_place_and_feeds_by_hand():
+    use_cuda = False
+    place = fluid.CUDAPlace(0) if use_cuda else fluid.core.CPUPlace()
+    image = fluid.layers.data(name="img", shape=[1, 28, 28], dtype="float32")
+    label = fluid.layers.data(name="lbl", shape=[1], dtype="int64")
+    feeder = fluid.DataFeeder(feed_list=[image, label], place=place, program=None)
+    train = fluid.io.batch(lambda: ((np.zeros(784), n) for n in range(10)), batch_size=4, drop_last=False)
+    sizes = []
+    for data in train():
+        feed = feeder.feed(data)
+        assert feed["img"].dtype == np.float32
+        sizes.append((feed["img"].shape, feed["lbl"].shape))
+    assert sizes == [((n, 1, 28, 28), (n, 1)) for n in (4, 4, 2)]
+
+
+def test_a_program_that_feeds_several_devices(monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    feeder = fluid.DataFeeder([fluid.data("v", [None, 2])], fluid.CPUPlace())
+    minibatches = fluid.io.batch(lambda: (([n, n],) for n in range(10)), batch_size=2)
+    groups = list(feeder.decorate_reader(minibatches, multi_devices=True)())
+    assert [[feed["v"][:, 0].tolist() for feed in group] for group in groups] == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+    ]
+    loader = fluid.io.DataLoader.from_generator([fluid.data("v", [None, 2])], capacity=4)
+    loader.set_sample_list_generator(minibatches, places=fluid.cpu_places())
+    assert [len(step) for step in loader()] == [2, 2]
+
+
+def test_shuffled_batches_repeat_with_the_seed():
+    reader = fluid.io.batch(fluid.io.shuffle(lambda: range(20), buf_size=8), batch_size=5)
+    epochs = []
+    for seed in (1, 1, 2):
+        random.seed(seed)
+        epochs.append(list(reader()))
+    assert epochs[0] == epochs[1] != epochs[2]
+    assert sorted(number for batch in epochs[2] for number in batch) == list(range(20))
+
+
+def test_start_and_reset_over_the_other_kinds_of_reader():
+    feeds = [fluid.layers.data("x", [2]), fluid.layers.data("y", [1], dtype="int64")]
+    reader = fluid.io.PyReader(feeds, capacity=2, iterable=False, return_list=True)
+    sources = [
+        (reader.decorate_sample_list_generator, lambda: [[([n, n], n)] * 3 for n in range(4)]),
+        (reader.decorate_batch_generator, lambda: [(np.ones((3, 2), "f4"), np.ones((3, 1), int))] * 4),
+    ]
+    for decorate, source in sources:
+        decorate(source)
+        reader.start()
+        for _ in range(4):
+            [[x, y]] = next(reader)
+            assert (x.shape, y.shape) == ((3, 2), (3, 1))
+        for _ in range(2):  # the end stays the end until reset
+            with pytest.raises(fluid.core.EOFException):
+                reader.next()
+        reader.reset()
+
+
+def test_an_epoch_that_is_given_up_in_the_middle_starts_from_its_beginning():
+    reader = fluid.io.PyReader([fluid.layers.data("n", [1])], capacity=2, iterable=False)
+    reader.decorate_batch_generator(lambda: ([np.full((1, 1), n, "f4")] for n in range(100)))
+    for _ in range(3):
+        reader.start()
+        assert [int(reader.next()[0]["n"][0, 0]) for _ in range(2)] == [0, 1]
+        reader.reset()
+
+
+def test_an_iterable_py_reader_has_no_start():
+    reader = fluid.io.PyReader([fluid.layers.data("n", [1])], capacity=2)
+    reader.decorate_batch_generator(lambda: [[np.zeros((1, 1))]], places=fluid.CPUPlace())
+    for misuse in (reader.start, reader.reset):
+        with pytest.raises(LoaderError, match="iterable"):
+            misuse()
+
+
+@pytest.mark.parametrize("capacity", [None, 0, -1, 1.5])
+def test_a_py_reader_wants_a_capacity(capacity):
+    with pytest.raises(ValueError, match="capacity"):
+        fluid.io.PyReader(capacity=capacity)
+
+
+def test_the_old_names_are_the_new_things():
+    assert fluid.core.EOFException is gpuloader.EOFException
+    assert fluid.io.DataLoader is gpuloader.DataLoader
+    assert fluid.DataFeeder is gpuloader.DataFeeder
+    assert fluid.data is gpuloader.data
+    assert fluid.io.shuffle is gpuloader.reader.shuffle
+    assert fluid.core.CPUPlace is fluid.CPUPlace is gpuloader.CPUPlace
