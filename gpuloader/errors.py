@@ -19,6 +19,8 @@ note that names the batch (see :func:`note_batch`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 
 class LoaderError(Exception):
@@ -114,6 +116,10 @@ class WorkerError(LoaderError):
         self.pid = pid
         self.signal = signal
         self.indices = tuple(indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again from its positional arguments, and `pid` is none of them.
+        return partial(type(self), pid=self.pid), self.args, self.__dict__
 
 
 class QueueClosed(LoaderError):
