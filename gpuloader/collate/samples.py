@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -160,4 +161,5 @@ def _shorten(layout: Layout, count: int) -> Layout:
     fields = tuple(
         FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
     )
-    return Layout(fields, layout.nbytes)
+    last = fields[-1]
+    return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
