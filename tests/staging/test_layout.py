@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gpuloader.staging.layout import ALIGNMENT, arrange
+from gpuloader.staging.layout import ALIGNMENT, align, arrange
 
 fields = st.lists(
     st.tuples(
@@ -37,3 +37,36 @@ def test_views_at_the_offsets_do_not_share_a_byte(fields):
     for placed in layout.fields:
         region[placed.offset : placed.offset + math.prod(placed.shape) * placed.dtype.itemsize] += 1
     assert region.max(initial=0) <= 1
+
+
+@given(fields=fields)
+def test_whatever_is_written_through_one_view_stays_when_the_others_are_written(fields):
+    layout = arrange(fields)
+    region = np.zeros(layout.nbytes, np.uint8)
+    views = [np.ndarray(one.shape, one.dtype, region, one.offset) for one in layout.fields if one.shape]
+    for number, view in enumerate(views):
+        view[...] = number + 1
+    assert all((view == number + 1).all() for number, view in enumerate(views))
+
+
+def test_a_layout_is_a_value():
+    fields = (((2, 3), np.dtype("float32")), ((2,), np.dtype("int64")))
+    assert arrange(fields) == arrange(fields)
+    assert len({arrange(fields), arrange(fields), arrange(fields[:1])}) == 2
+
+
+def test_no_fields_take_no_bytes():
+    assert (arrange(()).fields, arrange(()).nbytes) == ((), 0)
+
+
+def test_a_field_without_elements_moves_nothing_and_holds_its_place():
+    layout = arrange((((3,), np.dtype("u1")), ((0, 9), np.dtype("f8")), ((1,), np.dtype("u1"))))
+    assert [one.offset for one in layout.fields] == [0, 256, 256]
+    assert layout.nbytes == 257
+
+
+@given(nbytes=st.integers(0, 1 << 40))
+def test_aligning_rounds_up_to_the_next_multiple_and_no_further(nbytes):
+    assert align(nbytes) % ALIGNMENT == 0
+    assert 0 <= align(nbytes) - nbytes < ALIGNMENT
+    assert align(align(nbytes)) == align(nbytes)
