@@ -1,24 +1,31 @@
 """A stand-in for the CUDA runtime, under the real CuPy arrays: `cuda.py` runs on it where no GPU is.
 
 Device memory is host memory. Streams are queues that run only when an event is queried or waited for, so
-what the device does not order does not happen in time. Pointers, memory, arrays and their lifetimes are
-CuPy's own, which need no driver as long as the device is named.
+what the device does not order does not happen in time. As in CUDA, the current device is the thread's, the
+handle 0 means the default stream of that device, a failed device refuses everything, and so does any device
+in a forked child. Pointers, memory, arrays and their lifetimes are CuPy's own, which need no driver as long
+as the device is named.
 """
 
 import ctypes
 import itertools
+import os
+import threading
 from collections import Counter, deque
 from types import SimpleNamespace
 
 import numpy as np
 
+INVALID_HANDLE = 400
 NOT_READY = 600
+NOT_INITIALIZED = 3
+OUT_OF_MEMORY = 2
 
 
-class CudaError(Exception):
+class CudaError(RuntimeError):
     """In the place of CUDARuntimeError."""
 
-    def __init__(self, status, text):
+    def __init__(self, status, text="cudaError"):
         super().__init__(f"{text}: status {status}")
         self.status = status
 
@@ -28,8 +35,26 @@ class Mark:
         self.reached = False
 
 
+class Thread(threading.local):
+    """What CUDA and CuPy keep for each thread."""
+
+    def __init__(self):
+        self.device = 0
+        self.streams = {}
+
+
 class FakeRuntime:
-    """Counts its calls, and fails where a test tells it to."""
+    """Counts its calls, and fails where a test tells it to.
+
+    Attributes
+    ----------
+    failed : int
+        If not 0, the status that every call gives, as after a kernel that wrote where it must not.
+    memory_left : int
+        Largest allocation that succeeds.
+    registered : dict
+        Address to size of page-locked memory.
+    """
 
     CUDARuntimeError = CudaError
 
@@ -38,11 +63,21 @@ class FakeRuntime:
         self.devices, self.driver = devices, driver
         self.registered = {}
         self.refuse_registering = False
-        self.event_status = 0
+        self.failed = 0
         self.memory_left = 1 << 40
-        self.work = {0: deque()}
-        self.marks = {}
+        self.thread = Thread()
+        self.process = os.getpid()
         self.numbers = itertools.count(1)
+        self.work = {}
+        self.marks = {}
+        self.device_of = {}  # of streams and events
+
+    def check(self, name):
+        self.calls[name] += 1
+        if os.getpid() != self.process:
+            raise CudaError(NOT_INITIALIZED, "cudaErrorInitializationError")
+        if self.failed:
+            raise CudaError(self.failed)
 
     def driverGetVersion(self):
         return self.driver
@@ -50,41 +85,65 @@ class FakeRuntime:
     def getDeviceCount(self):
         return self.devices
 
+    def getDevice(self):
+        self.check("getDevice")
+        return self.thread.device
+
+    def setDevice(self, device):
+        self.check("setDevice")
+        assert 0 <= device < self.devices
+        self.thread.device = device
+
     def memGetInfo(self):
+        self.check("memGetInfo")
         return self.memory_left, 1 << 40
+
+    def queue(self, stream):
+        """Return a stream's work; the default stream's is its own on every device."""
+        return self.work.setdefault(stream or -1 - self.thread.device, deque())
+
+    def device_of_stream(self, stream):
+        return self.device_of[stream] if stream else self.thread.device
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         assert kind == 1
-        self.calls["memcpyAsync"] += 1
-        self.work[stream].append((None, lambda: ctypes.memmove(target, source, nbytes)))
+        self.check("memcpyAsync")
+        self.queue(stream).append((None, lambda: ctypes.memmove(target, source, nbytes)))
 
     def eventRecord(self, event, stream):
+        self.check("eventRecord")
+        if self.device_of[event] != self.device_of_stream(stream):
+            raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
         mark = self.marks[event] = Mark()
-        self.work[stream].append((None, lambda: setattr(mark, "reached", True)))
+        self.queue(stream).append((None, lambda: setattr(mark, "reached", True)))
 
     def streamWaitEvent(self, stream, event):
-        self.work[stream].append((self.marks.get(event), lambda: None))
+        self.check("streamWaitEvent")
+        self.queue(stream).append((self.marks.get(event), lambda: None))
 
     def eventQuery(self, event):
+        try:
+            self.check("eventQuery")
+        except CudaError as error:
+            return error.status  # CuPy hands the status on and raises nothing
         self.step()
-        if self.event_status:
-            return self.event_status
         return 0 if self.is_reached(event) else NOT_READY
 
     def eventSynchronize(self, event):
+        self.check("eventSynchronize")
         while not self.is_reached(event):
             assert self.step(), "the host waits for an event that nothing will reach"
 
     def hostRegister(self, address, nbytes, flags):
-        self.calls["hostRegister"] += 1
+        self.check("hostRegister")
         if self.refuse_registering:
-            raise CudaError(2, "cudaErrorMemoryAllocation")
+            raise CudaError(OUT_OF_MEMORY, "cudaErrorMemoryAllocation")
         assert flags == 1
         assert address not in self.registered
         self.registered[address] = nbytes
 
     def hostUnregister(self, address):
-        self.calls["hostUnregister"] += 1
+        self.check("hostUnregister")
         ctypes.string_at(address, 1)  # still mapped
         del self.registered[address]
 
@@ -106,14 +165,27 @@ class FakeRuntime:
             pass
         assert not any(self.work.values())
 
+    def launch_read(self, array, stream=0):
+        """Put a kernel on a stream that reads an array; return a list that it puts the values into."""
+        assert array.flags.c_contiguous
+        address, nbytes, dtype, shape = array.data.ptr, array.nbytes, array.dtype, array.shape
+        seen = []
+        self.queue(stream).append(
+            (
+                None,
+                lambda: seen.append(np.frombuffer(ctypes.string_at(address, nbytes), dtype).reshape(shape)),
+            )
+        )
+        return seen
+
 
 class FakeMemory:
     def __init__(self, runtime, nbytes):
+        runtime.check("malloc")
         if nbytes > runtime.memory_left:
-            raise CudaError(2, "cudaErrorMemoryAllocation")
+            raise CudaError(OUT_OF_MEMORY, "cudaErrorMemoryAllocation")
         self.bytes = np.full(nbytes, 0xAB, np.uint8)
         self.ptr = self.bytes.ctypes.data
-        runtime.calls["malloc"] += 1
 
 
 def make_cupy(real, runtime):
@@ -122,26 +194,44 @@ def make_cupy(real, runtime):
     class Device:
         def __init__(self, index):
             self.id = index
+            self.stack = []  # the object's own, as in CuPy: not to be shared by threads
 
         def __enter__(self):
+            self.stack.append(runtime.getDevice())
+            if self.stack[-1] != self.id:
+                runtime.setDevice(self.id)
             return self
 
         def __exit__(self, *error):
-            return None
+            runtime.setDevice(self.stack.pop())
 
     class Stream:
         def __init__(self, non_blocking=False):
             assert non_blocking
+            runtime.check("streamCreate")
             self.ptr = next(runtime.numbers)
-            runtime.work[self.ptr] = deque()
+            runtime.device_of[self.ptr] = runtime.thread.device
+
+        def __enter__(self):
+            runtime.thread.streams[runtime.thread.device] = self
+            return self
+
+        def __exit__(self, *error):
+            del runtime.thread.streams[runtime.thread.device]
 
     class Event:
         def __init__(self, block=False, disable_timing=False):
             assert block
             assert disable_timing
+            runtime.check("eventCreate")
             self.ptr = next(runtime.numbers)
+            runtime.device_of[self.ptr] = runtime.thread.device
 
     default = SimpleNamespace(ptr=0)
+
+    def get_current_stream():
+        return runtime.thread.streams.get(runtime.getDevice(), default)
+
     return SimpleNamespace(
         __version__=real.__version__,
         ndarray=real.ndarray,
@@ -155,7 +245,7 @@ def make_cupy(real, runtime):
             memory=real.cuda.memory,
             runtime=runtime,
             is_available=lambda: runtime.devices > 0 and runtime.driver > 0,
-            get_current_stream=lambda: default,
+            get_current_stream=get_current_stream,
         ),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from types import TracebackType
 from typing import Any
 
 from gpuloader.devices.base import HostMemory
@@ -27,6 +28,7 @@ except ImportError as error:
 
 _HOST_TO_DEVICE = 1
 _REGISTER_PORTABLE = 1
+_OUT_OF_MEMORY = 2
 _EVENT_NOT_READY = 600
 
 _forked = False
@@ -53,8 +55,7 @@ def require_cuda(index: int) -> int:
             f"gpu:{index} needs CuPy, which is not importable ({_import_error}); install it with "
             "pip install 'gpuloader[cuda13]' (or [cuda12] for an older driver), or use CPUPlace()"
         )
-    if _forked:
-        raise PlaceError(f"gpu:{index} cannot be used in a forked process: CUDA does not survive a fork")
+    _refuse_fork(index)
     if not cupy.cuda.is_available():
         version = cupy.cuda.runtime.driverGetVersion()
         found = (
@@ -71,6 +72,48 @@ def require_cuda(index: int) -> int:
         visible = ", ".join(f"gpu:{number}" for number in range(count))
         raise PlaceError(f"gpu:{index} is not there: this process sees {count} ({visible})")
     return count
+
+
+def _refuse_fork(index: int) -> None:
+    if _forked:
+        raise PlaceError(f"gpu:{index} cannot be used in a forked process: CUDA does not survive a fork")
+
+
+class _Current:
+    """Makes a GPU the calling thread's current one for a block, and gives its failures the package's type.
+
+    One for each block: a CuPy device keeps what to return to in itself, so a shared one could give a thread
+    the device that another thread came from.
+    """
+
+    __slots__ = ("_device", "_index")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._device = cupy.cuda.Device(index)
+
+    def __enter__(self) -> None:
+        _refuse_fork(self._index)
+        try:
+            self._device.__enter__()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise _failure(self._index, error) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed = cupy.cuda.runtime.CUDARuntimeError
+        try:
+            self._device.__exit__(kind, error, trace)
+        except failed as second:  # a device that has failed refuses this as well; the first tells more
+            if error is None:
+                raise _failure(self._index, second) from second
+        if isinstance(error, failed):
+            raise _failure(self._index, error) from error
+
+
+def _failure(index: int, error: Exception) -> LoaderError:
+    return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
 
 
 class CudaMemory:
@@ -107,15 +150,16 @@ class CudaDevice:
         self.name = f"gpu:{index}"
         self.locker: PageLocker | None = self
         self._index = index
-        self._device = cupy.cuda.Device(index)
         self._runtime = cupy.cuda.runtime
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return fresh memory from `cudaMalloc`; raise `StagingMemoryError` where there is too little."""
-        with self._device:
+        with _Current(self._index):
             try:
                 return CudaMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
-            except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _OUT_OF_MEMORY:
+                    raise
                 free, total = self._runtime.memGetInfo()
                 raise StagingMemoryError(
                     f"{nbytes:,} bytes on {self.name} could not be had ({error}); {free:,} of {total:,} "
@@ -125,27 +169,30 @@ class CudaDevice:
 
     def stream(self) -> Any:
         """Return a new non-blocking stream."""
-        with self._device:
+        with _Current(self._index):
             return cupy.cuda.Stream(non_blocking=True)
 
     def event(self) -> Any:
         """Return an event without timing, on which a host thread sleeps rather than spins."""
-        with self._device:
+        with _Current(self._index):
             return cupy.cuda.Event(block=True, disable_timing=True)
 
     def copy_async(self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any) -> None:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
         if nbytes:
-            self._runtime.memcpyAsync(target.address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+            with _Current(self._index):  # as for `record`: the stream may be the default one
+                self._runtime.memcpyAsync(target.address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
 
     def record(self, event: Any, stream: Any) -> None:
-        """Record `event` on `stream`."""
-        with self._device:  # the default stream's handle, 0, means that of the current device
+        """Record `event` on `stream`; does nothing in a forked child, which gives back what it inherited."""
+        if _forked:
+            return
+        with _Current(self._index):  # the default stream's handle, 0, means that of the current device
             self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
         """Make `stream` wait for `event` on the device."""
-        with self._device:
+        with _Current(self._index):
             self._runtime.streamWaitEvent(stream.ptr, event.ptr)
 
     def query(self, event: Any) -> bool:
@@ -156,18 +203,24 @@ class CudaDevice:
         LoaderError
             The device reports an error.
         """
+        _refuse_fork(self._index)
         status: int = self._runtime.eventQuery(event.ptr)
         if status not in (0, _EVENT_NOT_READY):
             raise LoaderError(f"{self.name} failed with CUDA error {status} while a copy was awaited")
         return status == 0
 
     def synchronize(self, event: Any) -> None:
-        """Hold the calling thread, with the GIL released, until the work before `event` is done."""
-        self._runtime.eventSynchronize(event.ptr)
+        """Hold the calling thread, with the GIL released, until the work before `event` is done.
+
+        Returns at once in a forked child: what it inherited ends in its parent.
+        """
+        if not _forked:
+            with _Current(self._index):
+                self._runtime.eventSynchronize(event.ptr)
 
     def consumer_stream(self) -> Any:
         """Return CuPy's current stream of the calling thread on this device."""
-        with self._device:
+        with _Current(self._index):
             return cupy.cuda.get_current_stream()
 
     def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
@@ -178,7 +231,7 @@ class CudaDevice:
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for every device; raise `OSError` where the driver refuses."""
-        with self._device:
+        with _Current(self._index):
             try:
                 self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
             except self._runtime.CUDARuntimeError as error:

@@ -4,16 +4,17 @@ import gc
 import inspect
 import os
 import re
+import threading
 
 import numpy as np
 import pytest
 
 from gpuloader import CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, LoaderError, PlaceError, data
 from gpuloader import devices as devices_module
-from gpuloader.devices import cuda, cuda_places, default_place
+from gpuloader.devices import cuda, cuda_places, default_place, open_device
 from gpuloader.errors import StagingMemoryError
 from gpuloader.places import CPUPlace
-from tests.fakes_cuda import FakeRuntime, make_cupy, read
+from tests.fakes_cuda import CudaError, FakeRuntime, make_cupy, read
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -87,13 +88,153 @@ def test_too_little_device_memory_is_an_error_with_numbers(runtime):
         list(load(3))
 
 
-def test_a_failed_device_is_an_error_and_not_a_hang(runtime):
+@pytest.mark.parametrize("status", [700, 3])
+def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
+    """Closing the epoch then fails as well, and must not put CuPy's error in the place of ours."""
     epoch = iter(load(10))
     next(epoch)
-    runtime.event_status = 700
-    with pytest.raises(LoaderError, match="gpu:0 failed with CUDA error 700"):
+    runtime.failed = status
+    with pytest.raises(LoaderError, match=rf"gpu:0 failed.* {status}"):
         list(epoch)
-    runtime.event_status = 0
+    assert list(epoch) == []
+    runtime.failed = 0
+
+
+@pytest.mark.parametrize("method", ["alloc", "stream", "event", "consumer_stream"])
+def test_every_failure_has_the_packages_type(runtime, method):
+    device = open_device(CUDAPlace(0))
+    runtime.failed = 700
+    with pytest.raises(LoaderError, match="gpu:0 failed: .* 700") as caught:
+        getattr(device, method)(*[64] * (method == "alloc"))
+    assert not isinstance(caught.value, StagingMemoryError)  # the memory is not what is short
+    assert isinstance(caught.value.__cause__, CudaError)
+    runtime.failed = 0
+
+
+def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime):
+    """Kernels run as late as they may: each has seen its own batch, although nobody kept it."""
+    stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        seen = []
+        for images, _ in load(40):
+            seen.append(runtime.launch_read(images, stream.ptr))
+            del images, _
+    runtime.finish()
+    assert [float(values[0, 0]) for [values] in seen] == list(range(40))
+
+
+def test_a_consumer_that_does_not_wait_reads_what_is_not_there_yet(runtime, monkeypatch):
+    """The stand-in is no rubber stamp: without the waits, kernels read too early."""
+    monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
+    stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        seen = []
+        for images, _ in load(40):
+            seen.append(runtime.launch_read(images, stream.ptr))
+            del images, _
+    runtime.finish()
+    assert [float(values[0, 0]) for [values] in seen] != list(range(40))
+
+
+class TestSeveralDevices:
+    @pytest.fixture(autouse=True)
+    def two_devices(self, runtime):
+        runtime.devices = 2
+
+    def test_a_batch_for_another_than_the_current_device(self, runtime):
+        """The default stream has handle 0 on every device, so copies and marks must name theirs."""
+        feeder = DataFeeder([data("x", [None, 2])], CUDAPlace(1))
+        batch = feeder.feed([([1, 2],), ([3, 4],)])["x"]
+        assert read(batch).tolist() == [[1, 2], [3, 4]]  # without runtime.finish(): feed has waited for it
+        assert batch.device.id == 1
+
+    def test_each_step_has_a_batch_on_each(self, runtime):
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        loader.set_batch_generator(batches(8), places=cuda_places())
+        numbers = []
+        for step in loader:
+            assert [images.device.id for images, _ in step] == [0, 1]
+            runtime.finish()
+            numbers += [int(read(images)[0, 0]) for images, _ in step]
+        assert numbers == list(range(8))
+        assert runtime.calls["hostRegister"] == 1
+
+    def test_the_current_device_of_the_caller_stays(self, runtime):
+        device = open_device(CUDAPlace(1))
+        for current in (0, 1):
+            runtime.setDevice(current)
+            stream, event = device.stream(), device.event()
+            device.record(event, stream)
+            device.wait(device.consumer_stream(), event)
+            device.synchronize(event)
+            device.alloc(64)
+            assert runtime.getDevice() == current
+        runtime.setDevice(0)
+
+    def test_threads_do_not_get_each_others_device(self, runtime):
+        """Two threads, each with a current device of its own, are inside the same device at once."""
+        device = open_device(CUDAPlace(0))
+        inside, go_on = threading.Barrier(2, timeout=10), threading.Event()
+        after = {}
+        original = cuda.cupy.cuda.get_current_stream
+
+        def meet():
+            inside.wait()
+            if runtime.thread.came_from == 1:
+                go_on.wait(10)  # leaves last, and would take what the other one left behind
+            return original()
+
+        def visit(current):
+            runtime.setDevice(current)
+            runtime.thread.came_from = current
+            device.consumer_stream()
+            after[current] = runtime.getDevice()
+            go_on.set()
+
+        cuda.cupy.cuda.get_current_stream = meet
+        threads = [threading.Thread(target=visit, args=(current,)) for current in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert after == {0: 0, 1: 1}
+
+
+class TestForkedChild:
+    def run_in_child(self, work):
+        """Return what is wrong in a child that runs `work`, as text; '' if nothing is."""
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                text = work() or ""
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(writer, text.encode()[:4000])
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        with open(reader) as file:
+            return file.read()
+
+    def test_ends_what_it_inherited_without_a_call(self, runtime):
+        loader = load(30)
+        epoch = iter(loader)
+        kept = next(epoch)
+
+        def work():
+            before = runtime.calls.total()
+            kept.clear()
+            epoch.close()
+            return f"{runtime.calls.total() - before} calls" if runtime.calls.total() > before else ""
+
+        assert self.run_in_child(work) == ""
+        assert len(list(epoch)) == 29  # the parent's epoch goes on
+
+    def test_is_told_that_cuda_is_not_there(self, runtime):
+        load(3)
+        assert re.match(
+            "PlaceError: gpu:0 cannot be used in a forked", self.run_in_child(lambda: list(load(3)))
+        )
 
 
 def test_the_feeder_sends_to_the_device(runtime):
@@ -190,4 +331,43 @@ def test_every_name_the_device_uses_is_in_the_real_cupy():
     used = set(re.findall(r"cupy\.cuda\.(\w+)", source))
     assert {"Stream", "Event", "Memory", "UnownedMemory"} <= used
     assert [name for name in used if not hasattr(cupy.cuda, name)] == []
-    assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
+
+
+def test_the_real_cupy_takes_what_the_device_gives():
+    """Parameters, by the signatures CuPy documents; its compiled functions have no others to inspect."""
+    takes = {
+        cupy.cuda.runtime.memcpyAsync: "dst, src, size, kind, stream",
+        cupy.cuda.runtime.eventRecord: "event, stream",
+        cupy.cuda.runtime.streamWaitEvent: "stream, event, flags",
+        cupy.cuda.runtime.eventQuery: "event",
+        cupy.cuda.runtime.eventSynchronize: "event",
+        cupy.cuda.runtime.hostRegister: "ptr, size, flags",
+        cupy.cuda.runtime.hostUnregister: "ptr",
+        cupy.cuda.runtime.memGetInfo: "",
+        cupy.cuda.Device: "device",
+        cupy.cuda.Memory: "size",
+        cupy.cuda.UnownedMemory: "ptr, size, owner, device_id",
+        cupy.cuda.MemoryPointer: "mem, offset",
+        cupy.cuda.get_current_stream: "device_id",
+    }
+    for function, wanted in takes.items():
+        given = re.search(r"\((.*?)\)", function.__doc__)[1]
+        names = [part.split("=")[0].split()[-1] for part in given.split(",") if part]
+        assert ", ".join(names) == wanted, function
+    assert {"block", "disable_timing"} <= set(inspect.signature(cupy.cuda.Event).parameters)
+    assert "non_blocking" in inspect.signature(cupy.cuda.Stream).parameters
+    for name in ("__enter__", "__exit__"):
+        assert hasattr(cupy.cuda.Device(0), name)
+    assert cupy.cuda.Stream.null.ptr == 0
+    with pytest.raises(TypeError):
+        cupy.cuda.runtime.hostUnregister()  # the stand-in's own signatures are those asserted above
+
+
+@pytest.mark.skipif(cupy.cuda.is_available(), reason="a GPU is here")
+def test_cupys_own_error_has_a_status():
+    """Without a driver every call fails, and shows what a failure looks like."""
+    assert issubclass(CudaError, RuntimeError)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError) as caught:
+        cupy.cuda.Memory(64)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value.status, int)

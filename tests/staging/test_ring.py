@@ -1,6 +1,5 @@
 """The ring's arithmetic, whatever fetchers, consumers and users do."""
 
-import gc
 import threading
 from collections import deque
 
@@ -72,7 +71,6 @@ class RingMachine(RuleBasedStateMachine):
         self.held.clear()
         while self.filled:
             self.ring.release(self.filled.pop()[0])
-        gc.collect()
         self.ring.drain()
         assert self.ring.free == (self.ring.count if self.ring._allocated else 0)
 
