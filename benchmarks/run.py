@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import footprint, loading, overlap
+from benchmarks import dataset_start, datasets, footprint, loading, overlap
 from benchmarks.measure import describe_machine
 
 CASES = {
@@ -22,6 +22,14 @@ CASES = {
     "images": loading.images,
     "samples": loading.samples,
     "list_samples": loading.list_samples,
+    "dataset_arrays": datasets.arrays,
+    "dataset_lists": datasets.lists,
+    "dataset_images": datasets.images,
+    "dataset_jpeg": datasets.jpeg,
+    "dataset_waits": datasets.waits,
+    "dataset_small": datasets.small,
+    "worker_start": dataset_start.worker_start,
+    "worker_memory": dataset_start.worker_memory,
     "hidden_time": overlap.hidden_time,
     "main_job": overlap.main_job,
     "memory": footprint.memory,

@@ -6,17 +6,13 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import Fetch
-from gpuloader.fetch.inline import InlineFetch
-from gpuloader.fetch.thread import ThreadFetch
 from gpuloader.pipeline import DeliveredStep, Pipeline
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
@@ -42,12 +38,16 @@ class Road:
     prefetch: int
 
 
-def build_road(devices: Sequence[Device], capacity: int, *, double_buffer: bool) -> Road:
-    """Return slots and lanes for the given devices; memory is reserved when the first batch is known."""
-    prefetch = 1 if double_buffer and not all(device.direct for device in devices) else 0
+def build_road(devices: Sequence[Device], capacity: int, *, prefetch: int, shared: bool = False) -> Road:
+    """Return slots and lanes for the given devices; memory is reserved when the first batch is known.
+
+    `capacity` batches may wait for the consumer, and `prefetch` steps are copied ahead to devices that are
+    copied to. `shared` slots lie in memory that worker processes can map.
+    """
+    prefetch = 0 if all(device.direct for device in devices) else prefetch
     count, spare = count_slots(capacity, devices, prefetch)
     locker = next((device.locker for device in devices if device.locker is not None), None)
-    ring = Ring(count, spare, locker)
+    ring = Ring(count, spare, locker, shared=shared)
     return Road(ring, tuple(Lane(device, ring, prefetch) for device in devices), prefetch)
 
 
@@ -61,32 +61,36 @@ class Epoch:
     ----------
     road : Road
         Used by this epoch alone until it is closed.
-    stream : callable
-        Takes the ring; gives the staged batches.
+    fetch : Fetch
+        Fills the road's slots.
     present : callable
         Turns a delivered step into what the user sees.
-    idle : deque of Road
-        Where the road goes afterwards, if it can serve again.
+    recycle : callable
+        Takes the road afterwards, if it can serve again.
+    drop_last : bool
+        Whether a last step without a batch for every place is dropped.
+    meter : Meter
+        Counts where the time goes.
+    ended : callable or None
+        Told when the last step has been delivered.
     """
 
     def __init__(
         self,
         road: Road,
-        stream: Callable[[Ring], Iterator[StagedBatch]],
+        fetch: Fetch,
         present: Callable[[DeliveredStep], Any],
-        idle: deque[Road],
+        recycle: Callable[[Road], None],
         *,
-        capacity: int,
-        threaded: bool,
         drop_last: bool,
         meter: Meter,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         self._road = road
         self._present = present
-        self._idle = idle
+        self._recycle = recycle
+        self._ended = ended
         self._lock = threading.RLock()
-        batches = stream(road.ring)
-        fetch: Fetch = ThreadFetch(batches, road.ring, capacity) if threaded else InlineFetch(batches)
         self._pipeline: Pipeline | None = Pipeline(
             fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, meter=meter
         )
@@ -103,6 +107,8 @@ class Epoch:
                 step = self._pipeline.next_step()
             except QueueClosed:
                 self.close()
+                if self._ended is not None:
+                    self._ended()
                 raise StopIteration from None
             except Exception:
                 self.close()
@@ -120,7 +126,7 @@ class Epoch:
                 return
             _running.discard(self)
             if pipeline.close() and self._road.ring.rearm():
-                self._idle.append(self._road)
+                self._recycle(self._road)
 
     def __del__(self) -> None:
         # Exceptions have nowhere to go from here; `close` is the way to see them.

@@ -1,7 +1,7 @@
 """Every exception the package raises.
 
 LoaderError
- ├── SampleError        a sample or batch does not fit its field     (also a ValueError)
+ ├── SampleError        a sample cannot be had or does not fit its field (also a ValueError)
  │    └── FeedError     the same, met while feeding by hand          (also a ValueError)
  ├── ReaderError        a reader, generator or setter is misused     (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length             (also a ValueError)
@@ -9,11 +9,13 @@ LoaderError
  ├── PlaceError         a place is unknown or its device is missing  (also a ValueError)
  ├── StagingMemoryError the host or device memory asked for is not there (also a MemoryError)
  ├── WorkerError        a process that fetched for the loader died
+ │    └── WorkerTimeout one did not answer in time                   (also a TimeoutError)
  ├── QueueClosed        the other end of a queue or ring went away
  └── EOFException       a start/reset epoch has no further batch
 
 An exception raised by the user's own reader is never wrapped: it reaches the consumer as it is, with a
-note that names the batch (see :func:`note_batch`).
+note that names the batch (see :func:`note_batch`). One raised by a data set is the cause of a
+`SampleError`, which says which sample it was.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ class SampleError(LoaderError, ValueError):
         Position of the sample in its batch, from 0.
     field : str or None
         Name of the field.
+    dataset_index : object
+        Where the sample lies in its data set: the index the sampler gave. None for readers.
+    worker : int or None
+        Number of the worker that fetched it, None where there are no workers.
 
     >>> error = SampleError("expected shape (784,), got (100,)", batch=3, index=7, field="image")
     >>> str(error)
@@ -55,18 +61,24 @@ class SampleError(LoaderError, ValueError):
         batch: int | None = None,
         index: int | None = None,
         field: str | None = None,
+        dataset_index: object = None,
+        worker: int | None = None,
     ) -> None:
         super().__init__(problem)
         self.problem = problem
         self.batch = batch
         self.index = index
         self.field = field
+        self.dataset_index = dataset_index
+        self.worker = worker
 
     def __str__(self) -> str:
         where = [
             f"batch {self.batch}" if self.batch is not None else "",
             f"sample {self.index}" if self.index is not None else "",
+            f"data set index {self.dataset_index!r}" if self.dataset_index is not None else "",
             f"field {self.field!r}" if self.field is not None else "",
+            f"worker {self.worker}" if self.worker is not None else "",
         ]
         place = ", ".join(part for part in where if part)
         return f"{place}: {self.problem}" if place else self.problem
@@ -120,6 +132,10 @@ class WorkerError(LoaderError):
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is made again from its positional arguments, and `pid` is none of them.
         return partial(type(self), pid=self.pid), self.args, self.__dict__
+
+
+class WorkerTimeout(WorkerError, TimeoutError):
+    """A worker did not bring its batch within the loader's ``timeout``."""
 
 
 class QueueClosed(LoaderError):

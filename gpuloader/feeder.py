@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.rows import SampleRows
-from gpuloader.collate.samples import ragged_columns
 from gpuloader.devices import cuda_places, open_device
 from gpuloader.errors import FeedError, SampleError
 from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place, environment_count, parse_place
 from gpuloader.ragged import gather_fields
 from gpuloader.sources.contract import Reader, check_reader, iterate
-from gpuloader.spec import Array, FeedSpec, check_count, resolve_feeds
-from gpuloader.staging.layout import arrange
+from gpuloader.spec import FeedSpec, check_count, resolve_feeds
 from gpuloader.transfer import send
 
 Feed = dict[str, Any]
@@ -171,14 +170,11 @@ class DataFeeder:
 
     def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
         with _as_feed_error():
-            arrays, levels = self._columns(list(iterable))
-        layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
-        fields = gather_fields(levels, send(arrays, layout, open_device(place)))
+            rows = SampleRows(self._feeds)
+            columns = split_columns(list(iterable), rows)
+        writers = [column.write for column in columns]
+        fields = gather_fields(rows.levels, send(writers, lay_out(columns), open_device(place)))
         return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}
-
-    def _columns(self, samples: list[Any]) -> tuple[list[Array], tuple[int, ...]]:
-        rows = SampleRows(self._feeds)
-        return ragged_columns(samples, rows), rows.levels
 
 
 @contextmanager

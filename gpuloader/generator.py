@@ -13,6 +13,9 @@ from gpuloader.devices import default_place, open_device
 from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road
 from gpuloader.errors import EOFException, LoaderError
+from gpuloader.fetch import Fetch
+from gpuloader.fetch.inline import InlineFetch
+from gpuloader.fetch.thread import ThreadFetch
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
 from gpuloader.ragged import gather_fields
@@ -264,21 +267,20 @@ class GeneratorLoader:
         try:
             road = self._idle.pop()
         except IndexError:
-            road = build_road(self._devices, self._capacity, double_buffer=self._double_buffer)
+            road = build_road(self._devices, self._capacity, prefetch=int(self._double_buffer))
+        batches = self._stream(road.ring)
+        fetch: Fetch = (
+            ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
+        )
+        # Into the box of this source: one that is set meanwhile has its own.
         return Epoch(
-            road,
-            self._stream,
-            self._present,
-            self._idle,
-            capacity=self._capacity,
-            threaded=self._double_buffer,
-            drop_last=self._drop_last,
-            meter=self._meter,
+            road, fetch, self._present, self._idle.append, drop_last=self._drop_last, meter=self._meter
         )
 
     def _present(self, step: DeliveredStep) -> Any:
         batches: list[Any] = []
-        for levels, arrays in step:
+        for staged, arrays in step:
+            levels = staged.levels
             fields = gather_fields(levels, arrays) if any(levels) else arrays
             batches.append(fields if self._as_list else self._name_fields(fields))
         if self._feeds is None and len(self._devices) == 1:

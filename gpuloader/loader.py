@@ -2,14 +2,345 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from gpuloader.collate.form import build_batch
+from gpuloader.devices import default_place, open_device
+from gpuloader.epoch import Epoch, Road, build_road
+from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.generator import GeneratorLoader
-from gpuloader.spec import FeedSpec
+from gpuloader.options import check_collation, check_dataset, check_seed, check_workers
+from gpuloader.pipeline import DeliveredStep
+from gpuloader.places import parse_places
+from gpuloader.plan import Batching
+from gpuloader.spec import FeedSpec, check_count, resolve_feeds
+from gpuloader.state import Progress, read_state
+from gpuloader.stats import LoaderStats, Meter
 
 
 class DataLoader:
-    """The entry to loading; `from_generator` makes a loader around a reader."""
+    """Loads a data set in batches; `from_generator` makes a loader around a reader instead.
+
+    Each loop over the loader is an epoch. Samples are written straight into page-locked slots, by this
+    thread, by threads or by processes, and brought to their places from there. The order of samples, and
+    what `sample_rng` gives them, is a function of (seed, epoch) alone.
+
+    Parameters
+    ----------
+    dataset : object
+        With ``__getitem__`` and ``__len__`` (and perhaps ``__getitems__(indices)``, which returns a list of
+        samples), or an iterable. A sample is an array, a number, or dicts, tuples and lists of them, nested
+        at will; what is no array (text, for one) stays a Python object.
+    feed_list : list of FeedSpec or str, or None
+        Declares the fields, from `gpuloader.data`; samples are then tuples with one value a field and are
+        converted. None: the first sample says what the fields are.
+    places : place, str, or list of them, or None
+        Where batches land; None: the first GPU, or host memory where there is none. With several places
+        consecutive batches go to them in turn, and each step is a list with one entry a place.
+    return_list : bool
+        False: an entry is a dict from field name to array; needs a feed_list.
+    batch_sampler : iterable or None
+        Yields sequences of indices; excludes batch_size, shuffle, sampler and drop_last.
+    batch_size : int or None
+        Samples a batch. None: samples are delivered one by one, without a batch dimension.
+    shuffle : bool
+        Every epoch in another order, drawn from the seed.
+    drop_last : bool
+        Leave out a last shorter batch; with several places, also a last step without a batch for each.
+    collate_fn : callable or None
+        Makes a batch of a list of samples; its arrays are staged.
+    num_workers : int
+        0: the thread that loops fetches. Otherwise so many threads or processes do, beside it.
+    use_buffer_reader : bool
+        Copy the next step to a GPU while this one is computed on.
+    prefetch_factor : int
+        Batches under way for each worker.
+    use_shared_memory : bool
+        Taken for Paddle's sake: worker processes always write into shared memory.
+    timeout : float
+        Seconds to wait for a batch of a worker; 0: any time.
+    worker_init_fn : callable or None
+        Called with the worker's number before its first sample.
+    persistent_workers : bool
+        Keep worker processes, and their copies of the data set, from one epoch to the next.
+    sampler : iterable or None
+        Yields indices; excludes shuffle.
+    seed : int or None
+        Of all that is random, 64 bits; None: drawn from NumPy's global state at the first epoch.
+    prefetch : int
+        Steps copied to a GPU ahead of the one in hand.
+    in_order : bool
+        Deliver in the order of the sampler; False: as batches come.
+    worker_type : str
+        'process', or 'thread' for data sets that wait or that release the GIL.
+    start_method : str or None
+        'fork', 'forkserver' or 'spawn'; None: a fork server if the data set can be sent there cheaply.
+    on_worker_death : str
+        'raise', or 'respawn': start the worker anew and try its samples again, three times at most.
+    ragged : list of str
+        Fields of varying length, delivered as `Ragged`; nested ones are named ``outer.inner``.
+    pad : mapping or None
+        Fields of varying length, each with the number that short rows are filled up with.
+
+    Raises
+    ------
+    ValueError
+        Options that exclude each other, or a value out of range.
+    TypeError
+        Something is not what the option takes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader, TensorDataset
+    >>> dataset = TensorDataset(np.arange(6.0).reshape(3, 2), np.array([7, 8, 9]))
+    >>> for images, labels in DataLoader(dataset, places="cpu", batch_size=2):
+    ...     print(images.shape, labels)
+    (2, 2) [7 8]
+    (1, 2) [9]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        feed_list: Sequence[FeedSpec | str] | None = None,
+        places: Any = None,
+        return_list: bool = True,
+        batch_sampler: Iterable[Any] | None = None,
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        num_workers: int = 0,
+        use_buffer_reader: bool = True,
+        prefetch_factor: int = 2,
+        use_shared_memory: bool = True,  # noqa: ARG002
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        persistent_workers: bool = False,
+        *,
+        sampler: Iterable[Any] | None = None,
+        seed: int | None = None,
+        prefetch: int = 1,
+        in_order: bool = True,
+        worker_type: str = "process",
+        start_method: str | None = None,
+        on_worker_death: str = "raise",
+        ragged: Sequence[str] = (),
+        pad: Mapping[str, float] | None = None,
+    ) -> None:
+        self._iterable = check_dataset(dataset)
+        self._feeds = None if feed_list is None else resolve_feeds(feed_list)
+        if not return_list and self._feeds is None:
+            raise ValueError("return_list=False gives dicts by field name, which need a feed_list")
+        self._batching = Batching.choose(
+            dataset,
+            iterable=self._iterable,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        collation = check_collation(
+            feeds=self._feeds,
+            collate_fn=collate_fn,
+            batched=batch_size is not None,
+            ragged=ragged,
+            pad=pad,
+        )
+        workers = check_workers(
+            num_workers=num_workers,
+            worker_type=worker_type,
+            prefetch_factor=prefetch_factor,
+            in_order=in_order,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            persistent_workers=persistent_workers,
+            start_method=start_method,
+            on_worker_death=on_worker_death,
+        )
+        self.dataset = dataset
+        self._as_list = return_list
+        self._seed = check_seed(seed)
+        self._prefetch = check_count("prefetch", prefetch) if use_buffer_reader else 0
+        places = default_place() if places is None else places
+        self._devices = tuple(open_device(place) for place in parse_places(places))
+        self._fetching = Fetching(
+            dataset,
+            collation,
+            workers,
+            items_a_batch=self._batching.size if self._iterable else None,
+            batch_size=self._batching.size,
+            drop_last=drop_last,
+        )
+        self._drop_last = drop_last
+        self._meter = Meter()
+        self._idle: deque[Road] = deque(maxlen=1)
+        self._progress: Progress | None = None
+        self._resume: Progress | None = None
+        self._next_epoch = 0
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch; None where samples come one by one, or a batch sampler decides."""
+        return self._batching.given_size
+
+    @property
+    def batch_sampler(self) -> Iterable[Any] | None:
+        """What was passed as batch_sampler."""
+        return self._batching.batch_sampler
+
+    def __call__(self) -> DataLoader:
+        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
+        return self
+
+    def __len__(self) -> int:
+        """Return how many steps an epoch has.
+
+        Raises
+        ------
+        TypeError
+            The data set or the sampler has no length.
+        """
+        batches, places = self._batching.count(), len(self._devices)
+        return batches // places if self._drop_last else -(-batches // places)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch."""
+        resume, self._resume = self._resume, None
+        epoch = resume.epoch if resume is not None else self._next_epoch
+        progress = resume or Progress(self._draw_seed(), epoch)
+        progress.size, progress.crew = self._batching.size, self._fetching.crew
+        self._next_epoch = epoch + 1
+        try:
+            road = self._idle.pop()
+        except IndexError:
+            road = build_road(
+                self._devices,
+                self._fetching.ahead,
+                prefetch=self._prefetch,
+                shared=self._fetching.in_processes,
+            )
+        fetch = self._fetching.open(self._plan(progress), road.ring, self._meter)
+        self._progress = progress
+        return Epoch(
+            road,
+            fetch,
+            partial(self._present, progress),
+            self._idle.append,
+            drop_last=self._drop_last,
+            meter=self._meter,
+            ended=progress.end,
+        )
+
+    def _draw_seed(self) -> int:
+        if self._seed is None:
+            self._seed = int(np.random.randint(2**31))
+        return self._seed
+
+    def _plan(self, progress: Progress) -> Pass:
+        assert progress.seed is not None
+        start, beyond = progress.batches, set(progress.beyond)
+        if self._iterable:
+            return Pass(progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn)
+        plan = self._batching.plan(progress.seed, progress.epoch)
+        numbered: Iterator[tuple[int, Any]] = enumerate(plan.batches(start), start)
+        if beyond:
+            numbered = (entry for entry in numbered if entry[0] not in beyond)
+        return Pass(progress.seed, progress.epoch, numbered, {})
+
+    def _present(self, progress: Progress, step: DeliveredStep) -> Any:
+        batches: list[Any] = []
+        for staged, arrays in step:
+            progress.received(staged)
+            assert staged.structure is not None
+            batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
+            batches.append(batch if self._as_list else self._name_fields(batch))
+        return batches[0] if self._as_list and len(self._devices) == 1 else batches
+
+    def _name_fields(self, batch: list[Any]) -> dict[str, Any]:
+        return {feed.name: field for feed, field in zip(self._feeds or (), batch, strict=True)}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next loop epoch number `epoch`, from 0; the one after it follows on.
+
+        >>> loader = DataLoader(range(100), places="cpu", shuffle=True, seed=1, batch_size=3)
+        >>> first = next(iter(loader))
+        >>> loader.set_epoch(0)
+        >>> bool((next(iter(loader)) == first).all())
+        True
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
+            raise ValueError(f"epoch must be an integer of 0 or more, got {epoch!r}")
+        self._next_epoch = int(epoch)
+        self._resume = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the user of the latest epoch has come, as plain JSON-able data under 1 kB.
+
+        Batches fetched ahead do not count: what counts is what was received. A data set that is iterable
+        and offers ``state_dict`` itself (in the main process or in worker processes) adds its own state,
+        of its own size.
+
+        Examples
+        --------
+        >>> loader = DataLoader(range(6), places="cpu", batch_size=2, seed=1)
+        >>> epoch = iter(loader)
+        >>> next(epoch)
+        array([0, 1])
+        >>> state = loader.state_dict()
+        >>> again = DataLoader(range(6), places="cpu", batch_size=2, num_workers=1, worker_type="thread")
+        >>> again.load_state_dict(state)
+        >>> [batch.tolist() for batch in again]
+        [[2, 3], [4, 5]]
+        """
+        progress = self._resume or self._progress
+        if progress is None or (progress.ended and self._resume is None):
+            progress = Progress(self._draw_seed(), self._next_epoch, size=self._batching.size)
+            progress.crew = self._fetching.crew
+        return progress.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next loop go on where the user of another loader had come, also with other workers.
+
+        Nothing is fetched twice: the order is entered in its middle. A batch sampler of the user's own is
+        asked for the indices before, without fetching them; an iterable data set without a ``state_dict`` of
+        its own is read from the start and what was received is dropped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            This is no state, or one of a loader with another batch size, or other workers where that
+            matters: an iterable data set's order depends on how many there are.
+        """
+        progress = read_state(state)
+        if progress.seed is None:
+            raise ValueError("this is the state of a loader made by DataLoader.from_generator")
+        if progress.size != self._batching.size:
+            raise ValueError(
+                f"the state is that of a loader with batch_size {progress.size}, this one has "
+                f"{self._batching.size}"
+            )
+        self._fetching.check_crew(progress.crew)
+        self._seed, self._resume = progress.seed, progress
+
+    def stats(self) -> LoaderStats:
+        """Return where the time went since the loader was made.
+
+        >>> DataLoader([1, 2], places="cpu").stats().batches
+        0
+        """
+        return self._meter.snapshot()
+
+    def close(self) -> None:
+        """End worker processes that stay between epochs; the next loop starts new ones."""
+        self._fetching.close()
 
     @staticmethod
     def from_generator(

@@ -19,8 +19,8 @@ from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter, mark
 from gpuloader.transfer import Landing, Lane
 
-DeliveredStep = list[tuple[tuple[int, ...], list[Any]]]
-"""One entry a place: the fields' lod_levels, and the arrays in layout order."""
+DeliveredStep = list[tuple[StagedBatch, list[Any]]]
+"""One entry a place: the batch as it was staged, and its arrays there in layout order."""
 
 
 class Pipeline:
@@ -84,7 +84,7 @@ class Pipeline:
         begun = perf_counter_ns()
         landings = self._flying.popleft()
         step = [
-            (landing.staged.levels, lane.deliver(landing))
+            (landing.staged, lane.deliver(landing))
             for lane, landing in zip(self._lanes, landings, strict=False)
         ]
         now = perf_counter_ns()

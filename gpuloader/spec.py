@@ -15,6 +15,8 @@ from gpuloader.errors import SampleError
 
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
+Indices = Sequence[Any] | NDArray[np.int64]
+"""Which samples make up a batch: a range, an int64 array, or a list of whatever a sampler yields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,39 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
            [3., 4.]], dtype=float32)
     """
     return fit(cast(as_numbers(value, dtype), dtype), shape)
+
+
+def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
+    """Return one sample's value as an array of `dtype` and `shape`, where it is nearly that already.
+
+    For fields that nobody declared: what they hold is only known from another sample, so nothing is
+    reshaped, no text parsed, and no fraction, sign or imaginary part dropped to make a value look like it.
+
+    Raises
+    ------
+    SampleError
+        The value has another shape, or numbers that `dtype` cannot hold.
+
+    Examples
+    --------
+    >>> convert_alike([1, 2], np.dtype("float32"), (2,))
+    array([1., 2.], dtype=float32)
+    >>> convert_alike(0.5, np.dtype("int64"), ())
+    Traceback (most recent call last):
+    gpuloader.errors.SampleError: expected int64 as in the first sample, got float64
+    """
+    if isinstance(value, str | bytes):
+        raise SampleError(f"expected numbers as in the first sample, got text: {_shorten(value)}")
+    array = as_numbers(value)
+    if not np.can_cast(array.dtype, dtype, "same_kind") and not (
+        array.dtype.kind in "iu" and dtype.kind in "iu"
+    ):
+        raise SampleError(f"expected {dtype} as in the first sample, got {array.dtype}")
+    if not _matches(array.shape, shape):
+        raise SampleError(
+            f"expected shape {describe(shape)} as in the first sample, got {describe(array.shape)}"
+        )
+    return cast(array, dtype)
 
 
 def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:

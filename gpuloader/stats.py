@@ -26,8 +26,8 @@ class LoaderStats:
     nbytes : int
         Their bytes.
     fetch : float
-        Spent in the user's reader. Where samples are written into the slot as they come
-        (`set_sample_generator`) the writing counts here too.
+        Spent in the user's reader or data set, summed over all workers. Where samples are written into the
+        slot as they come (`set_sample_generator`, data sets) the writing counts here too.
     stage : float
         Spent writing batches into slots.
     stall : float
@@ -68,6 +68,14 @@ class Meter:
             mark("fetch", begun, fetched)
             mark("stage", ready, now)
 
+    def fetched(self, begun: int, done: int, nbytes: int, worker: str | None = None) -> None:
+        """Count one batch, fetched and written into its slot from `begun` to `done` by the given worker."""
+        self.batches += 1
+        self.nbytes += nbytes
+        self.fetch += done - begun
+        if _spans is not None:
+            mark("fetch", begun, done, worker)
+
     def snapshot(self) -> LoaderStats:
         """Return the counters as seconds."""
         return LoaderStats(
@@ -92,10 +100,10 @@ class Span(NamedTuple):
 _spans: list[Span] | None = None
 
 
-def mark(name: str, start: int, end: int) -> None:
-    """Add a span to the running trace, if there is one."""
+def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
+    """Add a span of the calling thread, or of the one named, to the running trace, if there is one."""
     if _spans is not None:
-        _spans.append(Span(name, threading.current_thread().name, start, end))
+        _spans.append(Span(name, thread or threading.current_thread().name, start, end))
 
 
 @contextmanager

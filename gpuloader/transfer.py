@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,8 +172,11 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
     return capacity + 1 + step + copying + spare, spare
 
 
-def send(arrays: Sequence[Array], layout: Layout, device: Device) -> list[Any]:
-    """Bring one batch to a device by itself, with memory of its own, and return its arrays there."""
+def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Device) -> list[Any]:
+    """Bring one batch to a device by itself, with memory of its own, and return its arrays there.
+
+    Each writer fills one array of the layout.
+    """
     nbytes = max(layout.nbytes, 1)
     if device.direct and device.locker is not None:
         arena = Arena(nbytes, device.locker)
@@ -182,8 +185,8 @@ def send(arrays: Sequence[Array], layout: Layout, device: Device) -> list[Any]:
         # To page-lock memory for a single copy would cost more than it saves.
         region = np.empty(nbytes, np.uint8)
         slot = Slot(region, region, in_ring=False)
-    for view, array in zip(slot.views(layout), arrays, strict=True):
-        view[...] = array
+    for view, write in zip(slot.views(layout), writers, strict=True):
+        write(view)
     if device.direct:
         return lease_views(slot, layout, deque())
     stream, done = device.consumer_stream(), device.event()

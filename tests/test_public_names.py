@@ -11,9 +11,12 @@ import gpuloader
 
 NAMES = {
     "gpuloader": """
-        CPUPlace CUDAPinnedPlace CUDAPlace ComposeNotAligned DataFeeder DataLoader EOFException FeedError
-        FeedSpec LoaderError LoaderStats PlaceError Ragged ReaderError SampleError StagingMemoryError
-        WorkerError batch cpu_places cuda_places data fluid reader trace
+        BatchSampler CPUPlace CUDAPinnedPlace CUDAPlace ChainDataset ComposeDataset ComposeNotAligned
+        ConcatDataset DataFeeder DataLoader Dataset DistributedBatchSampler EOFException FeedError FeedSpec
+        IterableDataset LoaderError LoaderStats PlaceError Ragged RandomSampler ReaderError SampleError
+        Sampler SequenceSampler StagingMemoryError Subset SubsetRandomSampler TensorDataset
+        WeightedRandomSampler WorkerError WorkerTimeout batch cpu_places cuda_places data fluid
+        get_worker_info random_split reader sample_rng trace
     """,
     "gpuloader.fluid": """
         CPUPlace CUDAPinnedPlace CUDAPlace DataFeeder core cpu_places cuda_places data io layers

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.errors import SampleError
-from gpuloader.spec import Array, FeedSpec, as_numbers, convert
+from gpuloader.spec import Array, FeedSpec, as_numbers, convert, convert_alike
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
 _SCALARS = {"i": int, "u": int, "f": float}
@@ -43,10 +43,20 @@ class CheckedRows:
 
 
 class SampleRows:
-    """The fields of a stream of samples: as declared, or as the first sample shows them."""
+    """The fields of a stream of samples: as declared, or as the first sample shows them.
 
-    def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
+    Parameters
+    ----------
+    feeds : sequence of FeedSpec or None
+        The fields; None: as the first sample has them.
+    strict : bool
+        Refuse what would have to be reshaped or would lose its fraction: for feeds that nobody declared
+        but a sample's own look.
+    """
+
+    def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
         self._feeds = feeds
+        self._convert = convert_alike if strict else convert
         self._open = feeds is None or any(None in feed.sample_shape for feed in feeds)
         self._shapes: list[tuple[int, ...]] = []
         self.layout = arrange(())
@@ -82,7 +92,7 @@ class SampleRows:
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` as its field wants it, or say in which field it does not fit."""
         feed = self.feeds[field]
-        return _locate(convert, index, feed.name, value, feed.dtype, feed.sample_shape)
+        return _locate(self._convert, index, feed.name, value, feed.dtype, feed.sample_shape)
 
     def arrange(self, count: int) -> Layout:
         """Return the layout of a batch of `count` dense samples."""
@@ -104,12 +114,12 @@ class SampleRows:
         """
         return [_target(rows, places) for rows, places in zip(views, self._places, strict=True)]
 
-    def write(self, views: list[Array], samples: Iterable[Any]) -> int:
-        """Write samples into the rows of `views`, from the first on; return how many there were."""
+    def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
+        """Write samples into the rows of `views`, from row `start` on; return the row behind the last."""
         targets = self.targets(views)
         fields = len(targets)
-        index = -1
-        for index, sample in enumerate(samples):
+        index = start - 1
+        for index, sample in enumerate(samples, start):
             try:
                 if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
                     raise TypeError

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-
-from gpuloader.collate.rows import SampleRows, fields_of
-from gpuloader.collate.stream import StagedBatch, write_batch
+from gpuloader.collate.columns import lay_out, split_columns
+from gpuloader.collate.rows import SampleRows
+from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import SampleError
-from gpuloader.ragged import join, split_rows
-from gpuloader.spec import Array, FeedSpec
-from gpuloader.staging.layout import FieldLayout, Layout, arrange
+from gpuloader.spec import FeedSpec
+from gpuloader.staging.layout import FieldLayout, Layout
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
 
@@ -61,7 +59,7 @@ class SampleStager:
     """Stages single samples, `batch_size` at a time, each written before the next is read.
 
     So a reader that fills the same buffer for every sample is safe. Ragged samples are kept aside until
-    their batch is complete, since only then is it known where each lies: their bytes are copied twice.
+    their batch is complete, since only then is it known where each lies: they are copied to be kept.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class SampleStager:
             if self._drop_last:
                 self._ring.release(slot)
                 return None
-            layout = _shorten(layout, count)
+            layout = shorten(layout, count)
         self._meter.staged(begun, fetched, ready, layout.nbytes)
         return StagedBatch(slot, layout, self._rows.levels, number)
 
@@ -118,46 +116,23 @@ def stage_ragged(
     samples: Sequence[Any], rows: SampleRows, number: int, ring: Ring, meter: Meter, begun: int
 ) -> StagedBatch:
     """Stage samples of which some field varies in length."""
-    arrays = ragged_columns(samples, rows)
-    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
-    slot = write_batch(arrays, layout, ring, meter, begun)
+    columns = split_columns(samples, rows)
+    layout = lay_out(columns)
+    fetched = perf_counter_ns()
+    slot = ring.acquire(layout.nbytes)
+    ready = perf_counter_ns()
+    try:
+        for view, column in zip(slot.views(layout), columns, strict=True):
+            column.write(view)
+    except BaseException:
+        ring.release(slot)
+        raise
+    meter.staged(begun, fetched, ready, layout.nbytes)
     return StagedBatch(slot, layout, rows.levels, number)
 
 
-def ragged_columns(samples: Sequence[Any], rows: SampleRows) -> list[Array]:
-    """Return one array a dense field; values and row splits for a ragged one."""
-    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
-    arrays: list[Array] = []
-    for field, feed in enumerate(rows.feeds):
-        column = [sample[field] for sample in values]
-        if feed.lod_level:
-            try:
-                parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level)
-            except SampleError as error:
-                error.field = feed.name
-                raise
-            arrays += [join(parts, feed.dtype, feed.sample_shape), *splits]
-        else:
-            dense = [rows.convert(field, index, value) for index, value in enumerate(column)]
-            arrays.append(stack(dense, feed))
-    return arrays
-
-
-def stack(samples: list[Array], feed: FeedSpec) -> Array:
-    """Return converted samples as one array, or say which differs in shape from the first."""
-    for index, sample in enumerate(samples):
-        if sample.shape != samples[0].shape:
-            raise SampleError(
-                f"expected shape {samples[0].shape} as in the batch's first sample, got {sample.shape}",
-                index=index,
-                field=feed.name,
-            )
-    if not samples:
-        return np.zeros((0, *(size or 0 for size in feed.sample_shape)), feed.dtype)
-    return np.stack(samples)
-
-
-def _shorten(layout: Layout, count: int) -> Layout:
+def shorten(layout: Layout, count: int) -> Layout:
+    """Return the layout of a batch of only `count` samples in a slot laid out for more of them."""
     fields = tuple(
         FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.collate.structure import Structure
 from gpuloader.errors import LoaderError, SampleError, note_batch
 from gpuloader.sources.contract import Reader, iterate
 from gpuloader.spec import Array
@@ -33,12 +34,21 @@ class StagedBatch:
         One lod_level a field; a ragged field takes 1 + lod_level arrays of the layout.
     number : int
         Position in the epoch, from 0.
+    structure : Structure or None
+        How the fields make up what the user gets; None: a tuple of them.
+    objects : tuple of list
+        The fields of the structure that are no arrays, one value a sample.
+    state : object
+        The source's own state behind this batch, where it has one.
     """
 
     slot: Slot
     layout: Layout
     levels: tuple[int, ...]
     number: int
+    structure: Structure | None = None
+    objects: tuple[Any, ...] = ()
+    state: Any = None
 
 
 Stager = Callable[[Iterator[Any], int], StagedBatch | None]

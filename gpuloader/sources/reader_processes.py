@@ -1,41 +1,38 @@
-"""`multiprocess_reader`: one process a reader, items through a pipe."""
+"""`multiprocess_reader`: one process a reader, items through a pipe.
+
+`multiprocessing` is imported by who first reads, not by who imports this package: it takes its time.
+"""
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import pickle
 import sys
-import threading
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.errors import LoaderError, ReaderError, WorkerError
 from gpuloader.sources.contract import Reader, check_reader, iterate
+from gpuloader.sources.processes import (
+    describe_death,
+    die_with_parent,
+    open_sentinel,
+    portable,
+    start_process,
+    starting,
+)
 from gpuloader.spec import check_count
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _ITEM, _END, _ERROR = 0, 1, 2
 _MOST_AHEAD = 2**31 - 1  # what a semaphore can count to
 _GRACE_S = 1.0
-
-# One start at a time: a child forked by another thread meanwhile would inherit this child's end of the
-# pipe and hide its death; and the filters of `warnings`, changed while forking, belong to all threads.
-_starting = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _starting
-    _starting = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)  # a child is forked while the lock is held
 
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
@@ -101,26 +98,24 @@ class _Worker:
 
     @classmethod
     def start(cls, reader: Reader, ahead: int) -> _Worker:
+        import multiprocessing
+
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
-        with _starting:
+        with starting():
             ours, theirs = context.Pipe(duplex=False)
             try:
                 room = context.Semaphore(ahead)
                 process = context.Process(
                     target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
                 )
-                with warnings.catch_warnings():
-                    # Python warns of forking beside threads because the child may need a lock that one of
-                    # them holds. The child here runs the reader alone and takes no lock of the parent's.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
+                start_process(process)
             except BaseException:
                 ours.close()
                 raise
             finally:
                 theirs.close()
-        return cls(process, _sentinel(process), ours, room, os.getpid())
+        return cls(process, open_sentinel(process), ours, room, os.getpid())
 
     def close(self) -> None:
         self.process.join()
@@ -144,27 +139,15 @@ class _Worker:
         return kind, payload, trace
 
     def death(self) -> WorkerError:
+        from multiprocessing.connection import wait
+
         wait([self.sentinel], _GRACE_S)
-        code = self.process.exitcode
-        if code is None:
-            cause = "closed its pipe"
-        else:
-            cause = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        cause, signal = describe_death(self.process.exitcode)
         return WorkerError(
             f"the reader's process {self.process.pid} {cause} before its reader was done",
             pid=self.process.pid,
-            signal=-code if code is not None and code < 0 else None,
+            signal=signal,
         )
-
-
-def _sentinel(process: Any) -> int:
-    """Return a descriptor that is ready once the process is dead, whoever inherited its pipes."""
-    if sys.platform == "linux":
-        try:
-            return os.pidfd_open(process.pid)
-        except OSError:  # an old or sandboxed kernel
-            pass
-    return int(process.sentinel)
 
 
 def _stop(workers: list[_Worker]) -> None:
@@ -176,6 +159,8 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 def _interleave(workers: list[_Worker]) -> Iterator[Any]:
+    from multiprocessing.connection import wait
+
     pending = list(workers)
     while pending:
         ready = wait([handle for worker in pending for handle in (worker.pipe, worker.sentinel)])
@@ -197,12 +182,12 @@ def _interleave(workers: list[_Worker]) -> Iterator[Any]:
 
 
 def _work(reader: Reader, pipe: Connection, room: Any) -> None:
-    _die_with_parent()
+    die_with_parent()
     try:
         _send_all(iterate(reader), pipe, room)
         last: tuple[int, Any, str] = (_END, None, "")
     except BaseException as error:
-        last = (_ERROR, _portable(error), traceback.format_exc())
+        last = (_ERROR, portable(error), traceback.format_exc())
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # now: the parent kills this process once it has the last message
             stream.flush()
@@ -226,26 +211,3 @@ def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:
                 f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
             ) from None
         pipe.send_bytes(message)
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return the exception, or one that says the same where it does not survive pickling."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return LoaderError(f"the reader raised {type(error).__name__}: {error}")
-    return error
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    # The parent's own sentinel is a pipe that processes forked later inherit, and so may outlive it.
-    sentinel = _sentinel(parent)
-
-    def watch() -> None:
-        wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -50,6 +50,8 @@ class Arena:
     locker : PageLocker or None
         Page-locks the mapping for a device. Where it refuses, one warning is given and the arena stays
         pageable: copies then cost more and overlap less.
+    shared : bool
+        Lie in a memory file without a device too, for worker processes that map `descriptor`.
 
     Raises
     ------
@@ -63,14 +65,14 @@ class Arena:
     ((1048576,), False)
     """
 
-    def __init__(self, nbytes: int, locker: PageLocker | None = None) -> None:
+    def __init__(self, nbytes: int, locker: PageLocker | None = None, *, shared: bool = False) -> None:
         self.nbytes = nbytes
         self.page_locked = False
         self.descriptor: int | None = None
         available = available_memory()
         if available is not None and nbytes > available:
             raise StagingMemoryError(_shortage(nbytes, f"only {available:,} bytes are available"))
-        self._mapping = _map_anonymous(nbytes) if locker is None else self._map_file(nbytes)
+        self._mapping = self._map_file(nbytes) if shared or locker is not None else _map_anonymous(nbytes)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
         self.address: int = self.bytes.ctypes.data
         self._locker = locker

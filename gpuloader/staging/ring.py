@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,9 @@ class Ring:
     ``leased <= spare``. So ``count - spare`` slots always move, whatever the user keeps: the fetcher never
     waits for the user, only for the consumer's next step.
 
-    `acquire` is the fetcher's and may wait; everything else is the consumer's, from one thread at a time,
-    except `freed`, to which a lease's finalizer appends from any thread, even inside a lock.
+    `acquire` and `fit` are the fetchers', from any thread, and `acquire` may wait; everything else is the
+    consumer's, from one thread at a time, except `freed`, to which a lease's finalizer appends from any
+    thread, even inside a lock.
 
     Parameters
     ----------
@@ -77,19 +79,30 @@ class Ring:
         How many of them the user may hold at once; batches beyond that are delivered as private copies.
     locker : PageLocker or None
         Page-locks the memory for a device.
+    shared : bool
+        Whether worker processes map the memory and write into it.
+
+    Attributes
+    ----------
+    allocated : bool
+        Whether the memory is reserved: from the first `acquire` on.
     """
 
-    def __init__(self, count: int, spare: int, locker: PageLocker | None = None) -> None:
+    def __init__(
+        self, count: int, spare: int, locker: PageLocker | None = None, *, shared: bool = False
+    ) -> None:
         self.count = count
+        self.allocated = False
         self.freed: deque[Slot] = deque()
         self.leased = 0
         self._spare = spare
         self._locker = locker
+        self._shared = shared
+        self._allocating = threading.Lock()
         # The slot freed last is taken first: it is still in the processor's cache. One credit a free slot
         # stands in a C queue, which waits without a Python-level lock; False there means closed.
         self._free: deque[Slot] = deque()
         self._credits: SimpleQueue[bool] = SimpleQueue()
-        self._allocated = False
 
     def acquire(self, nbytes: int) -> Slot:
         """Take a free slot of at least `nbytes`, waiting until there is one.
@@ -104,34 +117,49 @@ class Ring:
         StagingMemoryError
             The memory is not there.
         """
-        if not self._allocated:
-            self._allocate(max(nbytes, 1))
+        if not self.allocated:
+            self._reserve(max(nbytes, 1))
         if not self._credits.get():
             self._credits.put(False)
             raise QueueClosed("the consumer has closed the loader")
         slot = self._free.pop()
-        if nbytes > slot.bytes.size:
-            try:
-                self._grow(slot, nbytes)
-            except BaseException:
-                self._return(slot)
-                raise
+        try:
+            self.fit(slot, nbytes)
+        except BaseException:
+            self._return(slot)
+            raise
         return slot
+
+    def take(self) -> Slot | None:
+        """Take a free slot of whatever size, or return None at once where none is free or reserved yet."""
+        try:
+            credit = self._credits.get_nowait()
+        except Empty:
+            return None
+        if not credit:
+            self._credits.put(False)
+            return None
+        return self._free.pop()
+
+    def fit(self, slot: Slot, nbytes: int) -> None:
+        """Give a slot that nobody reads memory of at least `nbytes`, if it has less."""
+        if nbytes > slot.bytes.size:
+            arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared)
+            slot.replace(arena.bytes, arena)
 
     def _return(self, slot: Slot) -> None:
         self._free.append(slot)
         self._credits.put(True)
 
-    def _allocate(self, nbytes: int) -> None:
-        size = align(nbytes)
-        arena = Arena(size * self.count, self._locker)
-        for start in range(0, arena.nbytes, size):
-            self._return(Slot(arena.bytes[start : start + size], arena))
-        self._allocated = True
-
-    def _grow(self, slot: Slot, nbytes: int) -> None:
-        arena = Arena(align(int(nbytes * GROWTH)), self._locker)
-        slot.replace(arena.bytes, arena)
+    def _reserve(self, nbytes: int) -> None:
+        with self._allocating:  # several threads may come with the first batches
+            if self.allocated:
+                return
+            size = align(nbytes)
+            arena = Arena(size * self.count, self._locker, shared=self._shared)
+            for start in range(0, arena.nbytes, size):
+                self._return(Slot(arena.bytes[start : start + size], arena))
+            self.allocated = True
 
     def release(self, slot: Slot) -> None:
         """Give a slot back that no lease refers to."""
@@ -170,4 +198,4 @@ class Ring:
         for credit in [self._credits.get() for _ in range(self._credits.qsize())]:
             if credit:
                 self._credits.put(credit)
-        return not self._allocated or self.free + self.leased == self.count
+        return not self.allocated or self.free + self.leased == self.count

@@ -104,7 +104,7 @@ def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
 def test_every_failure_has_the_packages_type(runtime, method):
     device = open_device(CUDAPlace(0))
     runtime.failed = 700
-    with pytest.raises(LoaderError, match="gpu:0 failed: .* 700") as caught:
+    with pytest.raises(LoaderError, match=r"gpu:0 failed: .* 700") as caught:
         getattr(device, method)(*[64] * (method == "alloc"))
     assert not isinstance(caught.value, StagingMemoryError)  # the memory is not what is short
     assert isinstance(caught.value.__cause__, CudaError)

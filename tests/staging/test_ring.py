@@ -28,7 +28,7 @@ class RingMachine(RuleBasedStateMachine):
         self.number = 0
 
     @rule()
-    @precondition(lambda self: not self.ring._allocated or self.ring.free)
+    @precondition(lambda self: not self.ring.allocated or self.ring.free)
     def fetch(self):
         slot = self.ring.acquire(LAYOUT.nbytes)
         self.number += 1
@@ -63,7 +63,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_neither_lost_nor_doubled(self):
-        if self.ring._allocated:
+        if self.ring.allocated:
             assert self.ring.free + len(self.filled) + self.ring.leased == self.ring.count
         assert self.ring.leased <= 2
 
@@ -72,7 +72,7 @@ class RingMachine(RuleBasedStateMachine):
         while self.filled:
             self.ring.release(self.filled.pop()[0])
         self.ring.drain()
-        assert self.ring.free == (self.ring.count if self.ring._allocated else 0)
+        assert self.ring.free == (self.ring.count if self.ring.allocated else 0)
 
 
 TestRing = RingMachine.TestCase

@@ -1,0 +1,275 @@
+"""Batches of a data set's samples, each written into its slot as soon as it is fetched."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.columns import lay_out, split_columns
+from gpuloader.collate.form import Collation, Form, declared_form, settle_form
+from gpuloader.collate.leaves import ObjectColumns, array_leaves, object_columns
+from gpuloader.collate.rows import SampleRows
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.whole import stage_whole
+from gpuloader.errors import QueueClosed, SampleError
+from gpuloader.sources.randomness import draws
+from gpuloader.spec import Array, Indices
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.ring import Slot
+
+Reserve = Callable[[int], Slot]
+"""Gives a slot of at least so many bytes; what a batch is written into is asked for once."""
+
+
+class Assembler:
+    """Puts together the batches of one data set; one a process, shared by its threads.
+
+    The form of a batch is settled by the first sample of the first batch, never by another one that
+    happens to be fetched earlier, so that the batches do not depend on who was faster.
+
+    Parameters
+    ----------
+    dataset : object
+        With ``__getitem__``, and perhaps ``__getitems__``.
+    collation : Collation
+        How samples become a batch.
+    worker : int or None
+        Number of the worker whose process this is, for messages.
+    """
+
+    def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
+        self.dataset = dataset
+        self.collation = collation
+        self.worker = worker
+        self.form: Form | None = None
+        self._settled = threading.Event()
+        self._settling = threading.Lock()
+        self._tables: dict[int, SampleRows] = {}
+        self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+        if collation.feeds is not None:
+            self.adopt(declared_form(collation.feeds, collation.pads))
+
+    def adopt(self, form: Form) -> None:
+        """Take the form that was settled elsewhere, or before."""
+        self.form = form
+        self._settled.set()
+
+    def settle(self, sample: Any) -> Form:
+        """Settle the form by the given sample, unless it is already."""
+        if self.form is None:
+            self.adopt(settle_form(sample, self.collation))
+        assert self.form is not None
+        return self.form
+
+    def give_up(self) -> None:
+        """Let go of whoever waits for the form: the sample that settles it cannot be had."""
+        self._settled.set()
+
+    def wait_for_form(self) -> Form:
+        """Wait for the form; raise `QueueClosed` if it will never come."""
+        self._settled.wait()
+        if self.form is None:
+            raise QueueClosed("the first sample could not be had")
+        return self.form
+
+    def rows(self, form: Form, count: int) -> SampleRows:
+        """Return the table of a batch of `count` dense samples, arranged."""
+        with self._settling:
+            table = self._tables.get(count)
+            if table is None:
+                table = SampleRows(form.feeds, strict=not form.declared)
+                table.arrange(count)
+                if len(self._tables) > 8:  # batches of ever new sizes
+                    self._tables.clear()
+                self._tables[count] = table
+        return table
+
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
+        """Return batch `number`, of the samples at `indices`, to be fetched."""
+        # As Python's own integers, which is what data sets expect.
+        keys: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        return Assembly(self, number, keys, reserve)
+
+    def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
+        """Fetch and stage batch `number` in the calling thread.
+
+        Raises
+        ------
+        SampleError
+            The data set raised, or a sample does not fit; names batch, sample and index.
+        """
+        assembly = self.begin(number, indices, reserve)
+        assembly.fetch(0, len(indices), settles=True)
+        return assembly.finish()
+
+    def samples(self, indices: Sequence[Any], number: int, start: int) -> Iterator[Any]:
+        """Yield the samples at `indices`, which lie from `start` on in batch `number`.
+
+        Raises
+        ------
+        SampleError
+            The data set raised; names the sample, and has the exception as its cause.
+        """
+        many = self._fetch_many
+        if many is not None and self.collation.batched:
+            draws.index = draws.generator = None
+            try:
+                samples = list(many(list(indices)))
+            except Exception as error:
+                problem = (
+                    f"__getitems__ raised {describe_error(error)}; asked for the indices {list(indices)}"
+                )
+                raise SampleError(problem, batch=number, worker=self.worker) from error
+            if len(samples) != len(indices):
+                problem = f"__getitems__ gave {len(samples)} samples for {len(indices)} indices"
+                raise SampleError(problem, batch=number, worker=self.worker)
+            yield from samples
+            return
+        dataset, current = self.dataset, draws
+        for position, index in enumerate(indices, start):
+            current.index, current.generator = index, None
+            try:
+                sample = dataset[index]
+            except Exception as error:
+                raise self.failure(error, number, position, index) from error
+            yield sample
+
+    def failure(self, error: Exception, number: int, position: int, index: object) -> SampleError:
+        """Return what to raise for an exception of the data set."""
+        return SampleError(
+            f"the data set raised {describe_error(error)}",
+            batch=number,
+            index=position,
+            dataset_index=index,
+            worker=self.worker,
+        )
+
+    @contextmanager
+    def locate(self, number: int, indices: Sequence[Any] | None = None) -> Iterator[None]:
+        """Tell a `SampleError` that passes through in which batch, sample and worker it came about."""
+        try:
+            yield
+        except SampleError as error:
+            error.batch, error.worker = number, self.worker
+            if indices is not None and error.index is not None:
+                error.dataset_index = indices[error.index]
+            raise
+
+
+class Assembly:
+    """One batch on its way into a slot.
+
+    `fetch` may run for separate parts in several threads at once; `finish` runs once, after all of them.
+    Where the samples are of fixed size each is written as it comes; otherwise they are kept until `finish`.
+    """
+
+    def __init__(self, assembler: Assembler, number: int, indices: Sequence[Any], reserve: Reserve) -> None:
+        self._assembler = assembler
+        self.number = number
+        self._indices = indices
+        self._reserve = reserve
+        self._kept: list[Any] = []
+        self._layout: Layout | None = None
+        self._slot: Slot | None = None
+        self._placing = threading.Lock()
+        self._objects: ObjectColumns = {}
+        self.begun = perf_counter_ns()
+
+    def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:
+        """Fetch samples `start` to `stop` of the batch; `settles`: the first of them settles the form."""
+        assembler = self._assembler
+        indices = self._indices[start:stop]
+        samples = assembler.samples(indices, self.number, start)
+        with assembler.locate(self.number, self._indices):
+            if assembler.collation.function is not None or not assembler.collation.batched:
+                self._keep(samples, start, stop)
+                return
+            if assembler.form is None and settles:
+                samples = self._settle_by_first(samples, start)
+            form = assembler.form or assembler.wait_for_form()
+            if form.varying:
+                self._keep(samples, start, stop)
+            else:
+                self._write(form, samples, start)
+
+    def _settle_by_first(self, samples: Iterator[Any], start: int) -> Iterator[Any]:
+        try:
+            first = next(samples)
+            self._assembler.settle(first)
+        except SampleError as error:
+            if error.index is None:
+                error.index = start
+            raise
+        return itertools.chain((first,), samples)
+
+    def _keep(self, samples: Iterable[Any], start: int, stop: int) -> None:
+        with self._placing:
+            if not self._kept:
+                self._kept = [None] * len(self._indices)
+        self._kept[start:stop] = samples
+
+    def _write(self, form: Form, samples: Iterator[Any], start: int) -> None:
+        table = self._assembler.rows(form, len(self._indices))
+        views = self._place(form, table.layout)
+        table.write(views, array_leaves(form.structure, samples, start, self._objects), start)
+
+    def _place(self, form: Form, layout: Layout) -> list[Array]:
+        """Return the views of the batch's slot, which is taken by whichever part comes first."""
+        with self._placing:
+            if self._slot is None:
+                self._slot = self._reserve(layout.nbytes)
+                self._layout = layout
+                self._objects = object_columns(form.structure, len(self._indices))
+        return self._slot.views(layout)
+
+    def finish(self) -> StagedBatch:
+        """Return the staged batch."""
+        assembler = self._assembler
+        with assembler.locate(self.number, self._indices):
+            if assembler.collation.whole:
+                return stage_kept(assembler.collation, self._kept, self.number, self._reserve)
+            form = assembler.wait_for_form()
+            if form.varying:
+                return stage_varying(form, assembler.collation, self._kept, self.number, self._reserve)
+        assert self._slot is not None
+        assert self._layout is not None
+        objects = tuple(self._objects.values())
+        return StagedBatch(self._slot, self._layout, form.levels, self.number, form.structure, objects)
+
+
+def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
+    """Stage what the user's ``collate_fn`` makes of the samples, or the one sample of an unbatched loader."""
+    value: Any = samples if collation.batched else samples[0]
+    if collation.function is not None:
+        try:
+            value = collation.function(value)
+        except Exception as error:
+            raise SampleError(f"collate_fn raised {describe_error(error)}") from error
+    return stage_whole(value, collation, number, reserve)
+
+
+def stage_varying(
+    form: Form, collation: Collation, samples: list[Any], number: int, reserve: Reserve
+) -> StagedBatch:
+    """Stage samples of which some field varies in length."""
+    leaves = [form.structure.flatten(sample) for sample in samples]
+    kinds = [leaf.is_array for leaf in form.structure.leaves]
+    arrays = [[value for value, staged in zip(one, kinds, strict=True) if staged] for one in leaves]
+    columns = split_columns(arrays, SampleRows(form.feeds, strict=not form.declared), collation.pads)
+    layout = lay_out(columns)
+    slot = reserve(layout.nbytes)
+    for view, column in zip(slot.views(layout), columns, strict=True):
+        column.write(view)
+    objects = tuple([one[field] for one in leaves] for field, staged in enumerate(kinds) if not staged)
+    return StagedBatch(slot, layout, form.levels, number, form.structure, objects)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception in a line: its type and what it says."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,155 @@
+"""Columns: the fields of a batch whose samples are all there, not yet put together.
+
+Only with all samples at hand is it known where each of varying length lies, so they are kept until then;
+their bytes are still written once, straight into the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.rows import SampleRows, fields_of
+from gpuloader.errors import SampleError
+from gpuloader.ragged import split_rows
+from gpuloader.spec import Array, FeedSpec
+from gpuloader.staging.layout import Layout, arrange
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One array of a batch, in parts.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the whole array.
+    dtype : numpy.dtype
+        Of its elements, and of every part.
+    parts : sequence of numpy.ndarray
+        What it is made of.
+    joined : bool
+        True: the parts lie one behind the other along the first dimension. False: each is a row.
+    fill : float or None
+        What follows a row that is shorter than the longest; None where all are equally long.
+
+    Examples
+    --------
+    >>> parts = [np.array([1, 2, 3]), np.array([4])]
+    >>> Column((4,), np.dtype("int64"), parts, joined=True).array()
+    array([1, 2, 3, 4])
+    >>> Column((2, 3), np.dtype("int64"), parts, fill=-1).array()
+    array([[ 1,  2,  3],
+           [ 4, -1, -1]])
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    parts: Sequence[Array]
+    joined: bool = False
+    fill: float | None = None
+
+    def write(self, target: Array) -> None:
+        """Write the column into an array of its shape and dtype, every element once."""
+        if self.joined:
+            if self.parts:
+                np.concatenate(self.parts, out=target)
+            return
+        for index, part in enumerate(self.parts):
+            if self.fill is None:
+                target[index] = part
+            else:
+                target[index, : len(part)] = part
+                target[index, len(part) :] = self.fill
+
+    def array(self) -> Array:
+        """Return the column as an array of its own."""
+        target = np.empty(self.shape, self.dtype)
+        self.write(target)
+        return target
+
+
+def lay_out(columns: Sequence[Column]) -> Layout:
+    """Return where the columns lie in a slot."""
+    return arrange(tuple((column.shape, column.dtype) for column in columns))
+
+
+def split_columns(
+    samples: Sequence[Any], rows: SampleRows, pads: Mapping[str, float] | None = None
+) -> list[Column]:
+    """Return one column a dense or padded field; values and row splits for a ragged one.
+
+    Parameters
+    ----------
+    samples : sequence
+        One tuple or list of values each.
+    rows : SampleRows
+        The fields.
+    pads : mapping or None
+        Of the ragged fields of level 1 those to be padded, and what with.
+
+    Raises
+    ------
+    SampleError
+        A value does not fit its field; names sample and field.
+    """
+    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
+    columns: list[Column] = []
+    for field, feed in enumerate(rows.feeds):
+        column = [sample[field] for sample in values]
+        if not feed.lod_level:
+            dense = [rows.convert(field, index, value) for index, value in enumerate(column)]
+            columns.append(_stacked(dense, feed))
+            continue
+        try:
+            parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level)
+        except SampleError as error:
+            error.field = feed.name
+            raise
+        _check_steps(parts, feed)
+        if pads is not None and feed.name in pads:
+            columns.append(_padded(parts, feed, pads[feed.name]))
+        else:
+            columns.append(_joined(parts, feed))
+            columns += [Column(split.shape, split.dtype, [split], joined=True) for split in splits]
+    return columns
+
+
+def _stacked(samples: list[Array], feed: FeedSpec) -> Column:
+    for index, sample in enumerate(samples):
+        if sample.shape != samples[0].shape:
+            raise SampleError(
+                f"expected shape {samples[0].shape} as in the batch's first sample, got {sample.shape}",
+                index=index,
+                field=feed.name,
+            )
+    shape = samples[0].shape if samples else _empty_step(feed)
+    return Column((len(samples), *shape), feed.dtype, samples)
+
+
+def _check_steps(parts: list[Array], feed: FeedSpec) -> None:
+    for part in parts:
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise SampleError(
+                f"expected steps of shape {parts[0].shape[1:]} as in the batch's first sequence, "
+                f"got {part.shape[1:]}",
+                field=feed.name,
+            )
+
+
+def _joined(parts: list[Array], feed: FeedSpec) -> Column:
+    step = parts[0].shape[1:] if parts else _empty_step(feed)
+    return Column((sum(map(len, parts)), *step), feed.dtype, parts, joined=True)
+
+
+def _padded(parts: list[Array], feed: FeedSpec, fill: float) -> Column:
+    step = parts[0].shape[1:] if parts else _empty_step(feed)
+    longest = max(map(len, parts), default=0)
+    return Column((len(parts), longest, *step), feed.dtype, parts, fill=fill)
+
+
+def _empty_step(feed: FeedSpec) -> tuple[int, ...]:
+    return tuple(size or 0 for size in feed.sample_shape)

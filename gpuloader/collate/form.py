@@ -1,0 +1,121 @@
+"""The form of a batch: what the user asked of collation, and what the first sample settles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloader.collate.structure import Structure
+from gpuloader.errors import SampleError
+from gpuloader.ragged import gather_fields
+from gpuloader.spec import FeedSpec, as_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Collation:
+    """How samples become a batch.
+
+    Attributes
+    ----------
+    feeds : tuple of FeedSpec or None
+        The fields as declared; None: as the first sample shows them.
+    function : callable or None
+        The user's own ``collate_fn``: takes the list of samples (or one sample, if not `batched`).
+    batched : bool
+        False: each sample is delivered by itself, without a batch dimension.
+    ragged : frozenset of str
+        Fields of varying length, delivered as `Ragged`.
+    pads : mapping of str to float
+        Fields of varying length, delivered dense with short rows filled up.
+    """
+
+    feeds: tuple[FeedSpec, ...] | None = None
+    function: Callable[[Any], Any] | None = None
+    batched: bool = True
+    ragged: frozenset[str] = frozenset()
+    pads: Mapping[str, float] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether a batch can only be written once all its samples are there and put together."""
+        return self.function is not None or not self.batched
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What all batches of a loader have in common.
+
+    Attributes
+    ----------
+    structure : Structure
+        How the fields make up a sample.
+    feeds : tuple of FeedSpec
+        One an array field of the structure.
+    levels : tuple of int
+        One an array field: 0 for a dense or padded one; a ragged one takes so many arrays more.
+    declared : bool
+        Whether the user declared the feeds, so that samples are converted to them.
+    """
+
+    structure: Structure
+    feeds: tuple[FeedSpec, ...]
+    levels: tuple[int, ...]
+    declared: bool
+
+    @property
+    def varying(self) -> bool:
+        """Whether some field varies in length."""
+        return any(feed.lod_level for feed in self.feeds)
+
+
+def declared_form(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Form:
+    """Return the form of samples that are tuples with one value a feed."""
+    names = [feed.name for feed in feeds]
+    levels = tuple(0 if pads and feed.name in pads else feed.lod_level for feed in feeds)
+    return Form(Structure.flat(names), tuple(feeds), levels, declared=True)
+
+
+def settle_form(sample: Any, collation: Collation) -> Form:
+    """Return the form that a data set's first sample shows.
+
+    Raises
+    ------
+    SampleError
+        A field declared to vary in length is not there, or has no length.
+    """
+    structure = Structure.of(sample)
+    pads = collation.pads or {}
+    varying = collation.ragged | pads.keys()
+    names = {leaf.name for leaf in structure.leaves if leaf.is_array}
+    if missing := sorted(varying - names):
+        raise SampleError(f"no field {missing} to be of varying length; the sample has {sorted(names)}")
+    feeds: list[FeedSpec] = []
+    for leaf, value in zip(structure.leaves, structure.flatten(sample), strict=True):
+        if not leaf.is_array:
+            continue
+        array = as_numbers(value)
+        if leaf.name not in varying:
+            feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))
+        elif array.ndim:
+            feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
+        else:
+            raise SampleError("expected an array of varying length, got a number", field=leaf.name)
+    levels = tuple(0 if feed.name in pads else feed.lod_level for feed in feeds)
+    return Form(structure, tuple(feeds), levels, declared=False)
+
+
+def build_batch(
+    structure: Structure, levels: Sequence[int], arrays: Sequence[Any], objects: Sequence[Any]
+) -> Any:
+    """Put delivered arrays and Python objects together in the form of a sample.
+
+    >>> structure = Structure.of(([1.0], "cat"))
+    >>> build_batch(structure, [0], ["images"], [["cat", "dog"]])
+    [['images'], ['cat', 'dog']]
+    """
+    fields = gather_fields(levels, arrays) if any(levels) else arrays
+    if not objects:
+        return structure.build(fields)
+    staged, kept = iter(fields), iter(objects)
+    return structure.build([next(staged if leaf.is_array else kept) for leaf in structure.leaves])

@@ -1,0 +1,144 @@
+"""Batches of a data set that is arrays: one vectorised take a field, straight into the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.collate.assembly import Reserve
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.structure import Structure
+from gpuloader.errors import SampleError
+from gpuloader.spec import Array, Indices
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.ring import Slot
+
+
+class Gatherer:
+    """Puts together the batches of arrays that share their first dimension; any thread may call.
+
+    Parameters
+    ----------
+    arrays : sequence of numpy.ndarray
+        The fields, all samples each.
+    rows : numpy.ndarray or None
+        Where the samples lie in the arrays, int64; None: sample i is row i.
+    """
+
+    def __init__(self, arrays: Sequence[Array], rows: NDArray[np.int64] | None) -> None:
+        self._arrays = tuple(arrays)
+        self._rows = rows
+        self._count = len(arrays[0]) if rows is None else len(rows)
+        self._structure = Structure.flat([str(field) for field in range(len(arrays))])
+        self._levels = (0,) * len(arrays)
+        self._layouts: dict[int, Layout] = {}
+
+    def layout(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` samples."""
+        layout = self._layouts.get(count)
+        if layout is None:
+            if len(self._layouts) > 8:  # batches of ever new sizes
+                self._layouts.clear()
+            layout = arrange(tuple(((count, *array.shape[1:]), array.dtype) for array in self._arrays))
+            self._layouts[count] = layout
+        return layout
+
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Gathering:
+        """Return batch `number`, of the samples at `indices`, to be taken.
+
+        Raises
+        ------
+        SampleError
+            An index is none, or outside the data set.
+        """
+        rows = self._locate(number, indices)
+        layout = self.layout(len(rows))
+        return Gathering(self, number, rows, layout, reserve(layout.nbytes))
+
+    def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
+        """Take and stage batch `number`; raises as `begin`."""
+        rows = self._locate(number, indices)
+        layout = self.layout(len(rows))
+        slot = reserve(layout.nbytes)
+        self.take(rows, slot.views(layout))
+        return StagedBatch(slot, layout, self._levels, number, self._structure)
+
+    def _locate(self, number: int, indices: Indices) -> range | NDArray[Any]:
+        """Return the rows of the samples, all of them known to be there."""
+        count = self._count
+        if type(indices) is range and indices and indices[0] >= 0 and indices[-1] < count:
+            rows: range | NDArray[Any] = indices
+        else:
+            found = indices if isinstance(indices, np.ndarray) else np.asarray(indices)
+            if found.dtype != np.int64 or found.ndim != 1:
+                found = _as_integers(number, found, indices)
+            # As unsigned numbers the negative ones are the greatest: one look finds both kinds.
+            if found.size and found.view(np.uint64).max() >= count:
+                found = self._wrap(number, found)
+            rows = found
+        if self._rows is None:
+            return rows
+        return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
+
+    def _wrap(self, number: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices with negative ones counted from the end, as in Python."""
+        wrapped = np.where(indices < 0, indices + self._count, indices)
+        outside = np.flatnonzero((wrapped < 0) | (wrapped >= self._count))
+        if outside.size:
+            position = int(outside[0])
+            raise SampleError(
+                f"the data set has {self._count} samples",
+                batch=number,
+                index=position,
+                dataset_index=int(indices[position]),
+            )
+        return wrapped
+
+    def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
+        """Write the given rows of each array into its target."""
+        if type(rows) is range and rows.step == 1:
+            for array, target in zip(self._arrays, targets, strict=True):
+                np.copyto(target, array[rows.start : rows.stop])
+            return
+        if type(rows) is range:
+            rows = np.arange(rows.start, rows.stop, rows.step)
+        for array, target in zip(self._arrays, targets, strict=True):
+            # The rows are known to be there; the mode that says so to NumPy spares it a buffer.
+            array.take(rows, 0, target, "clip")
+
+    def finish(self, gathering: Gathering) -> StagedBatch:
+        """Return the batch, all of whose rows have been taken."""
+        return StagedBatch(gathering.slot, gathering.layout, self._levels, gathering.number, self._structure)
+
+
+class Gathering:
+    """One batch of arrays on its way into a slot; has the methods of an `Assembly`."""
+
+    def __init__(
+        self, gatherer: Gatherer, number: int, rows: range | NDArray[Any], layout: Layout, slot: Slot
+    ) -> None:
+        self._gatherer = gatherer
+        self._rows = rows
+        self.number = number
+        self.layout = layout
+        self.slot = slot
+        self.begun = perf_counter_ns()
+
+    def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:  # noqa: ARG002
+        """Take rows `start` to `stop` of the batch; the form is always settled."""
+        views = self.slot.views(self.layout)
+        self._gatherer.take(self._rows[start:stop], [view[start:stop] for view in views])
+
+    def finish(self) -> StagedBatch:
+        """Return the staged batch."""
+        return self._gatherer.finish(self)
+
+
+def _as_integers(number: int, found: Array, indices: Indices) -> NDArray[np.int64]:
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        raise SampleError(f"expected whole numbers as indices, got {list(indices)[:4]}", batch=number)
+    return found.astype(np.int64)

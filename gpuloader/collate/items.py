@@ -1,0 +1,175 @@
+"""Batches of an iterable data set: so many items each, as they come."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuloader.collate.assembly import Assembler, Reserve, describe_error, stage_kept, stage_varying
+from gpuloader.collate.form import Form
+from gpuloader.collate.leaves import array_leaves, object_columns
+from gpuloader.collate.samples import shorten
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.errors import LoaderError, SampleError
+
+
+class ItemAssembler(Assembler):
+    """Puts together the batches of an iterable data set: `size` items each, as they come."""
+
+    def stage(
+        self,
+        items: Iterator[Any],
+        number: int,
+        size: int,
+        reserve: Reserve,
+        *,
+        drop_last: bool,
+        settles: bool = True,
+    ) -> StagedBatch | None:
+        """Read and stage batch `number`; None where the items are at their end.
+
+        A slot that was asked for and is not returned in a batch is left to the caller. `settles`: the
+        first item settles the form, if that is still open; otherwise it is waited for.
+
+        Raises
+        ------
+        SampleError
+            The data set raised, or an item does not fit; names batch and item.
+        """
+        read = self._read(items, number)
+        with self.locate(number):
+            first = list(itertools.islice(read, 1))
+            if not first:
+                return None
+            form = None if self.collation.whole else self._form(first[0], settles)
+            if form is None or form.varying:
+                samples = first + list(itertools.islice(read, size - 1))
+                if len(samples) < size and drop_last:
+                    return None
+                if form is None:
+                    return stage_kept(self.collation, samples, number, reserve)
+                return stage_varying(form, self.collation, samples, number, reserve)
+            rest = itertools.islice(read, size - 1)
+            return self._stage_rows(form, itertools.chain(first, rest), number, size, reserve, drop_last)
+
+    def _form(self, first: Any, settles: bool) -> Form:
+        if self.form is not None:
+            return self.form
+        return self.settle(first) if settles else self.wait_for_form()
+
+    def _stage_rows(
+        self, form: Form, samples: Iterator[Any], number: int, size: int, reserve: Reserve, drop_last: bool
+    ) -> StagedBatch | None:
+        table = self.rows(form, size)
+        layout = table.layout
+        slot = reserve(layout.nbytes)
+        objects = object_columns(form.structure, size)
+        count = table.write(slot.views(layout), array_leaves(form.structure, samples, 0, objects))
+        if count < size:
+            if drop_last:
+                return None
+            layout = shorten(layout, count)
+        kept = tuple(column[:count] for column in objects.values())
+        return StagedBatch(slot, layout, form.levels, number, form.structure, kept)
+
+    def _read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
+        for position in itertools.count():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            except LoaderError:
+                raise
+            except Exception as error:
+                problem = f"the data set raised {describe_error(error)}"
+                raise SampleError(problem, batch=number, index=position, worker=self.worker) from error
+            yield item
+
+
+@dataclass(frozen=True, slots=True)
+class ItemState:
+    """How far one worker had come with an iterable data set when it gave a batch.
+
+    Attributes
+    ----------
+    worker : int
+        Its number.
+    batches : int
+        Batches it had given in this epoch, this one among them.
+    state : object
+        What the data set's own ``state_dict`` said, None where it has none.
+    """
+
+    worker: int
+    batches: int
+    state: Any = None
+
+
+class ItemStream:
+    """One worker's pass over an iterable data set, in batches; used by one thread.
+
+    Parameters
+    ----------
+    assembler : ItemAssembler
+        Puts batches together, and has the data set.
+    size : int
+        Items a batch.
+    drop_last : bool
+        Whether a last shorter batch is left out.
+    reached : ItemState
+        Where the pass begins: behind the batches given before. With the data set's own state that is asked
+        for at once; without, the items before are read and dropped.
+    keep_state : bool
+        Whether to ask the data set for its state behind each batch, if it has one.
+    """
+
+    def __init__(
+        self,
+        assembler: ItemAssembler,
+        size: int,
+        *,
+        drop_last: bool,
+        reached: ItemState,
+        keep_state: bool = True,
+    ) -> None:
+        self._assembler = assembler
+        self._size = size
+        self._drop_last = drop_last
+        self._reached = reached
+        self._keep_state = keep_state and hasattr(assembler.dataset, "state_dict")
+        self._items: Iterator[Any] | None = None
+
+    def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
+        """Read and stage the next batch, as batch `number`; None at the end."""
+        assembler = self._assembler
+        if self._items is None:
+            self._items = self._open(number)
+        staged = assembler.stage(
+            self._items, number, self._size, reserve, drop_last=self._drop_last, settles=settles
+        )
+        if staged is None:
+            return None
+        state = assembler.dataset.state_dict() if self._keep_state else None
+        self._reached = ItemState(self._reached.worker, self._reached.batches + 1, state)
+        return replace(staged, state=self._reached)
+
+    def _open(self, number: int) -> Iterator[Any]:
+        dataset, reached = self._assembler.dataset, self._reached
+        try:
+            if reached.state is not None:
+                dataset.load_state_dict(reached.state)
+            items: Iterator[Any] = iter(dataset)
+            if reached.state is None and reached.batches:
+                skipped = reached.batches * self._size
+                next(itertools.islice(items, skipped, skipped), None)
+        except Exception as error:
+            raise self._assembler.failure(error, number, 0, None) from error
+        return items
+
+    def close(self) -> None:
+        """Close the data set's generator, if it is one."""
+        close = getattr(self._items, "close", None)
+        if callable(close):
+            close()

@@ -1,0 +1,52 @@
+"""Samples taken apart: their arrays go to the slot, what is no array is put aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpuloader.collate.structure import Structure
+from gpuloader.errors import SampleError
+
+ObjectColumns = dict[int, list[Any]]
+"""Field number to one Python object a sample."""
+
+
+def object_columns(structure: Structure, count: int) -> ObjectColumns:
+    """Return an empty column for each field that is no array.
+
+    >>> object_columns(Structure.of((1, "cat")), 2)
+    {1: [None, None]}
+    """
+    return {field: [None] * count for field, leaf in enumerate(structure.leaves) if not leaf.is_array}
+
+
+def array_leaves(
+    structure: Structure, samples: Iterator[Any], start: int, objects: ObjectColumns
+) -> Iterator[Any]:
+    """Yield the array fields of each sample; put the others into `objects`, from row `start` on.
+
+    Raises
+    ------
+    SampleError
+        A sample has another structure; says which.
+    """
+    if structure.is_flat and not objects:
+        return samples  # whoever writes them looks at their length anyway
+    return _array_leaves(structure, samples, start, objects)
+
+
+def _array_leaves(
+    structure: Structure, samples: Iterator[Any], start: int, objects: ObjectColumns
+) -> Iterator[Any]:
+    for index, sample in enumerate(samples, start):
+        try:
+            leaves = structure.flatten(sample)
+        except SampleError as error:
+            error.index = index
+            raise
+        if objects:
+            for field, column in objects.items():
+                column[index] = leaves[field]
+            leaves = [value for field, value in enumerate(leaves) if field not in objects]
+        yield leaves

@@ -1,0 +1,57 @@
+"""Whole values: what a ``collate_fn`` returned, or an unbatched sample, in whatever form, into a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.form import Collation
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.structure import Structure
+from gpuloader.errors import SampleError
+from gpuloader.ragged import Ragged
+from gpuloader.spec import Array, as_numbers, convert
+from gpuloader.staging.layout import arrange
+from gpuloader.staging.ring import Slot
+
+
+def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable[[int], Slot]) -> StagedBatch:
+    """Stage the arrays of a value; what is no array stays a Python object beside them.
+
+    With feeds the value is a tuple or list with one entry a feed; an unbatched sample is converted to
+    them, the batch of a ``collate_fn`` keeps its dtypes.
+
+    Raises
+    ------
+    SampleError
+        The value has no field, or not those declared.
+    """
+    structure = Structure.of(value)
+    if collation.feeds is not None:
+        structure = Structure.flat([feed.name for feed in collation.feeds])
+    arrays: list[Array] = []
+    levels: list[int] = []
+    objects: list[Any] = []
+    for field, (leaf, entry) in enumerate(zip(structure.leaves, structure.flatten(value), strict=True)):
+        if not leaf.is_array:
+            objects.append(entry)
+            continue
+        levels.append(len(entry.row_splits) if isinstance(entry, Ragged) else 0)
+        try:
+            if isinstance(entry, Ragged):
+                arrays += [as_numbers(entry.values), *(as_numbers(splits) for splits in entry.row_splits)]
+            elif collation.feeds is not None and not collation.batched and collation.function is None:
+                feed = collation.feeds[field]
+                arrays.append(convert(entry, feed.dtype, feed.sample_shape))
+            else:
+                arrays.append(as_numbers(entry))
+        except SampleError as error:
+            error.field = leaf.name
+            raise
+    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+    slot = reserve(layout.nbytes)
+    for view, array in zip(slot.views(layout), arrays, strict=True):
+        np.copyto(view, array)
+    return StagedBatch(slot, layout, tuple(levels), number, structure, tuple(objects))

@@ -1,0 +1,262 @@
+"""How a loader's batches are fetched: what stays the same from epoch to epoch, and what opens one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuloader.collate.assembly import Assembler
+from gpuloader.collate.form import Collation
+from gpuloader.collate.gather import Gatherer
+from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.fetch import Fetch
+from gpuloader.fetch.inline import InlineFetch, stage_batches, stage_items
+from gpuloader.fetch.jobs import Window
+from gpuloader.fetch.thread_workers import Crew, ThreadStreams, ThreadWorkers
+from gpuloader.sources.dataset import array_source
+from gpuloader.spec import Indices
+from gpuloader.staging.ring import Ring
+from gpuloader.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.fetch.pool import Pool
+
+_COLUMNS = 256  # indices a batch for which the board has room where the batch size is not known
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What the user asked of workers.
+
+    Attributes
+    ----------
+    count : int
+        0: the consumer's thread fetches.
+    kind : str
+        'process' or 'thread'.
+    prefetch_factor : int
+        Batches under way a worker.
+    in_order : bool
+        Deliver in the order of the plan; otherwise as batches come.
+    timeout : float
+        Seconds a batch may be waited for, 0 for any time.
+    init : callable or None
+        Called with the worker's number before its first sample.
+    persistent : bool
+        Processes stay from one epoch to the next.
+    start_method : str or None
+        How processes start; None: as suits the data set.
+    respawn : bool
+        Replace dead processes.
+    """
+
+    count: int = 0
+    kind: str = "process"
+    prefetch_factor: int = 2
+    in_order: bool = True
+    timeout: float = 0.0
+    init: Callable[[int], object] | None = None
+    persistent: bool = False
+    start_method: str | None = None
+    respawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One epoch to be fetched.
+
+    Attributes
+    ----------
+    seed, epoch : int
+        Of the loader.
+    numbered : iterator or None
+        Number and indices of each batch; None for an iterable data set.
+    reached : mapping
+        Of an iterable data set: worker to where it goes on.
+    start : int
+        Number of the first batch of an iterable data set.
+    turn : int
+        Which worker gives that one.
+    """
+
+    seed: int
+    epoch: int
+    numbered: Iterator[tuple[int, Indices]] | None
+    reached: Mapping[int, ItemState]
+    start: int = 0
+    turn: int = 0
+
+
+class Fetching:
+    """Fetches a data set's batches, epoch after epoch: inline, in threads or in processes.
+
+    A data set that is nothing but arrays is read by threads even where processes were asked for: there is
+    no Python to run beside, and a vectorised take in this process costs less than a message to another.
+
+    Parameters
+    ----------
+    dataset : object
+        With indices, or iterable.
+    collation : Collation
+        How samples become a batch.
+    workers : WorkerOptions
+        Who fetches.
+    items_a_batch : int or None
+        For an iterable data set its batch size; None for one with indices.
+    batch_size : int or None
+        Samples a batch, where that is known.
+    drop_last : bool
+        For an iterable data set: whether a last shorter batch is left out.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collation: Collation,
+        workers: WorkerOptions,
+        *,
+        items_a_batch: int | None,
+        batch_size: int | None,
+        drop_last: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._collation = collation
+        self._workers = workers
+        self._items_a_batch = items_a_batch
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._gatherer = self._make_gatherer()
+        kind = Assembler if items_a_batch is None else ItemAssembler
+        self._assembler = kind(dataset, collation)
+        self._pool: Pool | None = None
+        self._start_method = workers.start_method
+        by_process = workers.kind == "process" and (self._gatherer is None or workers.init is not None)
+        self.in_processes = workers.count > 0 and by_process
+
+    def _make_gatherer(self) -> Gatherer | None:
+        collation = self._collation
+        plain = (
+            not collation.whole and collation.feeds is None and not collation.ragged and not collation.pads
+        )
+        source = array_source(self._dataset) if plain else None
+        return None if source is None else Gatherer(*source)
+
+    @property
+    def crew(self) -> int | None:
+        """How many streams of an iterable data set are read in turn; None for a data set with indices."""
+        return None if self._items_a_batch is None else max(self._workers.count, 1)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be under way with workers."""
+        workers = self._workers
+        if workers.kind == "thread" and self._items_a_batch is None and self._batch_size:
+            # A batch keeps as many threads busy as it has samples.
+            batches = -(-workers.count // min(workers.count or 1, self._batch_size))
+            return workers.prefetch_factor * max(batches, 1)
+        return workers.prefetch_factor * workers.count
+
+    def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
+        """Begin an epoch: return who fills the ring's slots."""
+        if not self._workers.count:
+            return self._open_inline(one, ring, meter)
+        numbered = one.numbered if one.numbered is not None else zip(itertools.count(one.start), _NO_INDICES)
+        window = Window(numbered, ring, self.ahead, in_order=self._workers.in_order)
+        if self.in_processes:
+            return self._open_processes(one, window, meter)
+        return self._open_threads(one, window, meter)
+
+    def check_crew(self, crew: int | None) -> None:
+        """Raise `ValueError` where an iterable data set was read by other workers than there are here."""
+        if (self._items_a_batch is None) != (crew is None):
+            kinds = ("an iterable data set", "one with indices")
+            found, here = kinds if self._items_a_batch is None else kinds[::-1]
+            raise ValueError(f"the state is of {found}, this loader reads {here}")
+        if crew is not None and crew != self.crew:
+            raise ValueError(
+                f"the state is of {crew} workers, this loader has {self.crew}: what an iterable data set "
+                "gives depends on how many there are; resume with as many"
+            )
+
+    def _open_inline(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
+        if one.numbered is None:
+            stream = self._stream(0, one, keep_state=True)
+            return InlineFetch(stage_items(stream, one.start, ring, meter, seed=one.seed, epoch=one.epoch))
+        assembler = self._gatherer or self._assembler
+        return InlineFetch(
+            stage_batches(assembler, one.numbered, ring, meter, seed=one.seed, epoch=one.epoch)
+        )
+
+    def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream:
+        assert isinstance(self._assembler, ItemAssembler)
+        assert self._items_a_batch is not None
+        return ItemStream(
+            self._assembler,
+            self._items_a_batch,
+            drop_last=self._drop_last,
+            reached=one.reached.get(worker) or ItemState(worker, 0),
+            keep_state=keep_state,
+        )
+
+    def _open_threads(self, one: Pass, window: Window, meter: Meter) -> Fetch:
+        workers = self._workers
+        crew = Crew(workers.count, workers.timeout, workers.init, one.seed, one.epoch, self._dataset)
+        if one.numbered is not None:
+            return ThreadWorkers(self._gatherer or self._assembler, window, crew, meter)
+        # A state that all threads share says nothing of any one of them.
+        alone = workers.count == 1
+        streams = [self._stream(number, one, keep_state=alone) for number in range(workers.count)]
+        return ThreadStreams(streams, window, crew, meter, one.turn)
+
+    def _open_processes(self, one: Pass, window: Window, meter: Meter) -> Fetch:
+        # Only now: what is about processes takes as long to import as the rest of the package.
+        from gpuloader.fetch.pool import Pool
+        from gpuloader.fetch.process_workers import ProcessWorkers, Terms
+        from gpuloader.fetch.processes import choose_start
+        from gpuloader.fetch.worker import Setup
+
+        workers = self._workers
+        pool, self._pool = self._pool, None
+        if pool is None or not pool.workers or pool.process != os.getpid():
+            setup = Setup(
+                self._dataset,
+                self._collation,
+                self._items_a_batch,
+                self._drop_last,
+                workers.init,
+                workers.count,
+            )
+            start = choose_start(setup, self._start_method)
+            if start.method == "fork":
+                self._start_method = "fork"  # what cannot be sent, or is better not, is tried once
+            pool = Pool(start, self.ahead, max(self._batch_size or _COLUMNS, 1))
+            if self._assembler.form is not None:
+                pool.form, pool.is_settled = self._assembler.form, True
+        reached = None if one.numbered is not None else one.reached
+        terms = Terms(
+            one.seed, one.epoch, workers.timeout, workers.respawn, workers.persistent, reached, one.turn
+        )
+        return ProcessWorkers(pool, window, terms, meter, self._keep)
+
+    def _keep(self, pool: Pool) -> None:
+        """Take a pool back: its workers, if they stay, and the form they settled in any case."""
+        if pool.form is not None:
+            self._assembler.adopt(pool.form)
+        if not pool.workers or not self._workers.persistent:
+            return
+        if self._pool is None:
+            self._pool = pool
+        else:
+            pool.close()
+
+    def close(self) -> None:
+        """End the workers that stay between epochs."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+
+_NO_INDICES: Iterator[tuple[()]] = itertools.repeat(())

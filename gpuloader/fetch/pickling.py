@@ -1,0 +1,271 @@
+"""Pickling that leaves the memory of arrays where it is, and mapped files on their disk."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import importlib
+import io
+import itertools
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+OUT_OF_BAND = 64 << 10
+"""Bytes from which the memory of an array leaves the pickle."""
+
+_PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
+_DEEPEST, _WIDEST = 6, 64  # how far the blame for an error is looked for
+_MAIN = ("__main__", "__mp_main__")  # the second is what a spawned process calls the first
+
+
+class Sink(Protocol):
+    """Where a pickle goes."""
+
+    def write(self, data: Any) -> object:
+        """Take the next bytes of the pickle, or raise `SinkFull` to end the pickling."""
+
+
+class SinkFull(Exception):
+    """The pickle grew larger than its sink takes."""
+
+
+def dump(value: object, sink: Sink) -> Contents:
+    """Pickle an object by protocol 5 and return what is to go beside the pickle.
+
+    Objects go by cloudpickle where it is installed, so closures and whatever is of the main module go by
+    value; else by `pickle`. Arrays of NumPy are pickled without a copy of them, whatever their strides,
+    class and dtype, unless they hold objects or their class pickles itself.
+
+    >>> import io
+    >>> contents = dump({"image": np.zeros((512, 512)).T, "name": "cat"}, io.BytesIO())
+    >>> [memory.nbytes for memory in contents.memory], contents.needs_main
+    ([2097152], False)
+    """
+    base = importlib.import_module("cloudpickle").Pickler if has_cloudpickle() else pickle.Pickler
+    contents = Contents()
+    pickler = _pickler_over(base)(sink, protocol=5, buffer_callback=contents.take)
+    pickler.contents = contents
+    pickler.dump(value)
+    return contents
+
+
+def has_cloudpickle() -> bool:
+    """Return whether functions and classes of the main module can be pickled by value."""
+    try:
+        importlib.import_module("cloudpickle")
+    except ImportError:
+        return False
+    return True
+
+
+def blame(value: object, error: Exception, make_sink: Callable[[], Sink]) -> tuple[str, object, Exception]:
+    """Follow an error of `dump` into attributes and items; return the way, what is there, and its error.
+
+    A part whose pickle fills its sink is passed over, so looking stays cheap.
+
+    >>> import io, threading
+    >>> way, part, cause = blame([1, {"a": [], "lock": threading.Lock()}], TypeError(), io.BytesIO)
+    >>> way, str(cause)
+    ("[1]['lock']", "cannot pickle '_thread.lock' object")
+    """
+    way = ""
+    for _ in range(_DEEPEST):
+        for step, part in itertools.islice(_parts(value), _WIDEST):
+            try:
+                dump(part, make_sink())
+            except SinkFull:
+                continue
+            except Exception as cause:
+                way, value, error = way + step, part, cause
+                break
+        else:
+            break
+    return way, value, error
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """Give what an object is pickled as, each part with the way to it; nothing where its class decides it."""
+    if isinstance(value, dict):
+        return ((f"[{key!r}]", part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ((f"[{index}]", part) for index, part in enumerate(value))
+    if not _has_methods_of(object, type(value), "__reduce__", "__reduce_ex__", "__getstate__"):
+        return iter(())
+    return ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _has_methods_of(base: type, kind: type, *names: str) -> bool:
+    return all(getattr(kind, name) is getattr(base, name) for name in names)
+
+
+@functools.cache
+def _pickler_over(base: type) -> Any:
+    return type("Pickler", (_Reductions, base), {})
+
+
+class _Reductions:
+    contents: Contents
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return _reduce_array(value, self.contents)
+        if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
+            # cloudpickle would read the file to its end and send the text.
+            raise TypeError(f"cannot pickle an open file ({getattr(value, 'name', 'without a name')!r})")
+        inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
+        reduced = NotImplemented if inherited is None else inherited(value)
+        # Classes and functions that are not made into values here are written as a module and a name.
+        if reduced is NotImplemented and _is_of_main(value):
+            self.contents.needs_main = True
+        return reduced
+
+
+def _is_of_main(value: object) -> bool:
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return value.__module__ in _MAIN
+    return isinstance(value, ModuleType) and value.__name__ in _MAIN
+
+
+@dataclass(slots=True)
+class Contents:
+    """What pickling found.
+
+    Attributes
+    ----------
+    memory : list of ndarray
+        What unpickling expects as its buffers, in this order: the elements of each, in C order.
+    needs_main : bool
+        Something is referred to by its name in the main module.
+    """
+
+    memory: list[NDArray[Any]] = field(default_factory=list)
+    needs_main: bool = False
+    _waiting: dict[int, NDArray[Any]] = field(default_factory=dict)
+    _files: dict[int, _MappedFile | None] = field(default_factory=dict)
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take a buffer out of the pickle (False) or leave it in (True); the pickler asks about each one."""
+        memory = self._waiting.pop(id(buffer), None)
+        if memory is None:
+            raw = buffer.raw()
+            if raw.nbytes < OUT_OF_BAND:
+                return True
+            memory = np.frombuffer(raw, np.uint8)
+        self.memory.append(memory)
+        return False
+
+    def stand_in(self, memory: NDArray[Any]) -> pickle.PickleBuffer:
+        """Return an empty buffer to pickle in the place of memory that may be strided."""
+        buffer = pickle.PickleBuffer(bytearray() if memory.flags.writeable else b"")
+        self._waiting[id(buffer)] = memory
+        return buffer
+
+    def file_under(self, array: NDArray[Any]) -> _MappedFile | None:
+        """Return the file an array is mapped from, the same for all its views; None if it is in memory."""
+        root: Any = array
+        while isinstance(root, np.ndarray) and getattr(root, "_mmap", None) is None:
+            root = root.base
+        if not isinstance(root, np.memmap) or array.nbytes == 0:
+            return None
+        mapping: Any = root._mmap  # type: ignore[attr-defined]
+        if id(mapping) not in self._files:
+            self._files[id(mapping)] = _MappedFile.of(root, mapping)
+        return self._files[id(mapping)]
+
+
+def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
+    kind = type(array)
+    if (
+        array.dtype.hasobject
+        or kind in copyreg.dispatch_table
+        or not _has_methods_of(np.ndarray, kind, *_PICKLING)
+    ):
+        return NotImplemented
+    plain = array.view(np.ndarray)
+    layout: tuple[Any, ...] = (array.shape, array.dtype, array.strides)
+    file = contents.file_under(array)
+    if file is not None:
+        first = plain.__array_interface__["data"][0] - file.address
+        return _view, (file, kind, first, *layout, array.flags.writeable)
+    if array.nbytes < OUT_OF_BAND:
+        return NotImplemented
+    memory, first = _span(plain)
+    if memory.nbytes > array.nbytes:
+        # Much between the elements is of others, so they go without it, one behind the other.
+        memory, first, layout = plain, 0, (array.shape, array.dtype, None)
+    return _view, (contents.stand_in(memory), kind, first, *layout, array.flags.writeable)
+
+
+def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """Return the bytes from the lowest to the highest of an array, and where in them its first element is.
+
+    They are those of the array in another order where it is transposed or runs backwards, and fewer where
+    elements are repeated: a broadcast array, or windows that overlap.
+    """
+    array = np.atleast_1d(array)
+    ways = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    first = -sum(way for way in ways if way < 0)
+    nbytes = first + sum(way for way in ways if way > 0) + array.itemsize
+    lowest = array[tuple(slice(-1, None) if way < 0 else slice(1) for way in ways)]
+    return as_strided(lowest.reshape(-1).view(np.uint8), (nbytes,), (1,)), first
+
+
+def _view(
+    memory: Any,
+    kind: type[NDArray[Any]],
+    first: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...] | None,
+    writeable: bool,
+) -> NDArray[Any]:
+    array: NDArray[Any] = np.ndarray(shape, dtype, memory, first, strides)
+    if kind is not np.ndarray:
+        array = array.view(kind)
+    if isinstance(array, np.memmap):
+        array.__array_finalize__(memory)  # gives it file, mode and offset
+    array.flags.writeable = writeable and array.flags.writeable
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedFile:
+    """A mapping of a file in this process; pickled, it becomes one in the other that all views share."""
+
+    name: str
+    mode: str
+    offset: int
+    nbytes: int
+    address: int
+
+    @classmethod
+    def of(cls, mapped: Any, mapping: mmap.mmap) -> _MappedFile | None:
+        """Return the file of a memory map; None if it has no name, or the name no longer leads to it."""
+        # What `offset` says of the first array, `np.memmap` rounded down to map whole pages.
+        offset = int(mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY)
+        try:
+            name = os.fspath(mapped.filename)
+            if Path(name).stat().st_size < offset + len(mapping):
+                return None
+        except (TypeError, OSError):
+            return None
+        mode = mapped.mode.replace("w+", "r+")  # not emptied a second time
+        return cls(name, mode, offset, len(mapping), np.frombuffer(mapping, np.uint8).ctypes.data)
+
+    def __reduce__(self) -> Any:
+        return _map_file, (self.name, self.mode, self.offset, self.nbytes)
+
+
+def _map_file(name: str, mode: Any, offset: int, nbytes: int) -> np.memmap[Any, np.dtype[np.uint8]]:
+    return np.memmap(name, np.uint8, mode, offset, (nbytes,))

@@ -1,0 +1,187 @@
+"""What the loader and a worker process say to each other: short messages over a socket pair.
+
+A message is a header of 44 bytes and, rarely, something pickled behind it. Indices travel in a shared board
+and samples in the slots, so a task and its answer are headers alone. What is too long for a message goes in
+a memory file whose descriptor the message carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HEADER = struct.Struct("<BB2xIIQQQQ")
+_LONGEST = 32 << 10  # bytes of a message; the kernel's default for a socket's buffer is 208 KiB
+_INT_NBYTES = 4
+NO_ROW = 0xFFFFFFFF
+"""In the place of a board's row: the indices are behind the header."""
+
+NO_BATCH = 2**64 - 1
+"""In the place of a batch's number: the error is not of a batch, and the worker ends with it."""
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    SETUP = 1  # the data set in a parcel (descriptor); pickled: nothing
+    BOARD = 2  # the board (descriptor); a: rows, b: columns
+    EPOCH = 3  # b: seed, c: epoch, d: serial; pickled: form and item state
+    FORM = 4  # pickled: the form, which another worker settled
+    ARENA = 5  # slots' memory (descriptor); a: its number, b: bytes
+    FORGET = 6  # a: number of an arena that is gone
+    TASK = 7  # a: row of the board, arena and offset and size of the slot (size 0: none yet); b: batch
+    SLOT = 8  # the slot that was asked for, as in TASK; size 0: it is refused
+    NEED = 9  # b: batch, c: bytes; pickled: the form, if this batch settled it
+    DONE = 10  # b: batch, c: begun, d: end; pickled: what is new about it
+    END = 11  # b: batch; there is none, the worker's items are at their end, or the task was called off
+    ERROR = 12  # b: batch, or NO_BATCH; pickled: the exception
+
+
+@dataclass(slots=True)
+class Message:
+    """One message; which numbers mean what, `Kind` says.
+
+    Attributes
+    ----------
+    kind : Kind
+        What it is about.
+    a, arena : int
+        32 bits each.
+    b, c, d, e : int
+        64 bits each.
+    payload : bytes
+        What is pickled behind the header.
+    descriptor : int or None
+        A descriptor that came with it, the receiver's to close.
+    """
+
+    kind: int
+    a: int = 0
+    arena: int = 0
+    b: int = 0
+    c: int = 0
+    d: int = 0
+    e: int = 0
+    payload: bytes = b""
+    descriptor: int | None = None
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets that keep messages apart."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(link: socket.socket, message: Message) -> None:
+    """Send a message; its descriptor stays open here.
+
+    Raises
+    ------
+    OSError
+        The other side is gone.
+    """
+    spilled = len(message.payload) > _LONGEST
+    header = _HEADER.pack(
+        message.kind, spilled, message.a, message.arena, message.b, message.c, message.d, message.e
+    )
+    if spilled:
+        descriptor = _spill(message.payload)
+        try:
+            socket.send_fds(link, [header], [descriptor])
+        finally:
+            os.close(descriptor)
+    elif message.descriptor is not None:
+        socket.send_fds(link, [header + message.payload], [message.descriptor])
+    else:
+        link.send(header + message.payload)
+
+
+def receive(link: socket.socket, flags: int = 0) -> Message | None:
+    """Return the next message, waiting for it; None where the other side is gone.
+
+    `flags` are the system's: with ``socket.MSG_DONTWAIT`` it does not wait.
+
+    Raises
+    ------
+    BlockingIOError
+        It was not to wait, and no message is there.
+    """
+    try:
+        data, ancillary, _, _ = link.recvmsg(_LONGEST + _HEADER.size, socket.CMSG_SPACE(_INT_NBYTES), flags)
+    except ConnectionError:
+        return None
+    if not data:
+        return None
+    kind, spilled, a, arena, b, c, d, e = _HEADER.unpack_from(data)
+    message = Message(kind, a, arena, b, c, d, e, data[_HEADER.size :])
+    for _, _, packed in ancillary:
+        message.descriptor = int.from_bytes(packed[:_INT_NBYTES], "little")
+    if spilled and message.descriptor is not None:
+        message.payload = _unspill(message.descriptor)
+        message.descriptor = None
+    return message
+
+
+def _spill(payload: bytes) -> int:
+    descriptor = os.memfd_create("gpuloader-message", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(payload)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _unspill(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value pickled for a payload."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+class Board:
+    """Shared memory in which the loader writes what a task's indices are, and which epoch still counts.
+
+    Attributes
+    ----------
+    serial : numpy.ndarray
+        One number: the epoch that is served now. Tasks of another are called off.
+    rows : numpy.ndarray
+        int64, one row a task under way.
+    """
+
+    def __init__(self, descriptor: int, rows: int, columns: int) -> None:
+        mapping = mmap.mmap(descriptor, _board_nbytes(rows, columns))
+        words: NDArray[np.int64] = np.frombuffer(mapping, np.int64)
+        self.serial = words[:1]
+        self.rows = words[8:].reshape(rows, columns)
+
+    @classmethod
+    def create(cls, rows: int, columns: int) -> tuple[Board, int]:
+        """Return a new board, and the descriptor that others map it by."""
+        descriptor = os.memfd_create("gpuloader-board", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, _board_nbytes(rows, columns))
+            return cls(descriptor, rows, columns), descriptor
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+
+
+def _board_nbytes(rows: int, columns: int) -> int:
+    return 64 + rows * columns * 8

@@ -1,0 +1,291 @@
+"""A worker process: fetches samples and writes them straight into the slots it is told. No CUDA, ever."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.collate.assembly import Assembler
+from gpuloader.collate.form import Collation, Form
+from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.errors import LoaderError
+from gpuloader.fetch.shipping import unpack
+from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
+from gpuloader.sources.processes import die_with_parent, portable
+from gpuloader.sources.randomness import draws, mixed_seed
+from gpuloader.sources.worker_info import WorkerInfo, enter_worker
+from gpuloader.spec import Indices
+from gpuloader.staging.ring import Slot
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All a worker is told once.
+
+    Attributes
+    ----------
+    dataset : object
+        What it reads.
+    collation : Collation
+        How samples become a batch.
+    items_a_batch : int or None
+        For an iterable data set: its batch size. None for one with indices.
+    drop_last : bool
+        For an iterable data set: whether a last shorter batch is left out.
+    init : callable or None
+        Called with the worker's number before its first sample.
+    count : int
+        Workers there are.
+    """
+
+    dataset: Any
+    collation: Collation
+    items_a_batch: int | None
+    drop_last: bool
+    init: Callable[[int], object] | None
+    count: int
+
+
+class _Gone(Exception):
+    """The loader's side of the link is closed: the worker's time is over."""
+
+
+def run(link: socket.socket, number: int, setup: Setup | None) -> None:
+    """Be worker `number` until the link closes; `setup` comes over the link where none is given."""
+    # Ctrl-C reaches every process of the terminal; the loader decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    _forswear_cuda()
+    try:
+        _Worker(link, number).serve(setup)
+    except (_Gone, ConnectionError):
+        pass
+    finally:
+        link.close()
+
+
+def _forswear_cuda() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+class _Worker:
+    def __init__(self, link: socket.socket, number: int) -> None:
+        self._link = link
+        self._number = number
+        self._inbox: deque[Message] = deque()
+        self._arenas: dict[int, NDArray[np.uint8]] = {}
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._told: tuple[Any, ...] = ()
+
+    def serve(self, setup: Setup | None) -> None:
+        try:
+            self._setup = setup or self._receive_setup()
+            _limit_threads(self._setup.count)
+            self._assembler = self._make_assembler()
+            first = True
+            while True:
+                message = self._next()
+                if message.kind == Kind.EPOCH:
+                    self._begin_epoch(message)
+                    if first and self._setup.init is not None:
+                        self._setup.init(self._number)
+                    first = False
+                elif message.kind == Kind.TASK:
+                    self._fetch(message)
+                else:
+                    self._take(message)
+        except (_Gone, ConnectionError):
+            raise
+        except BaseException as error:
+            # Outside any task: the data set could not be unpickled, or `worker_init_fn` raised.
+            self._send_error(NO_BATCH, error)
+
+    def _receive_setup(self) -> Setup:
+        message = self._next()
+        assert message.descriptor is not None
+        try:
+            setup: Setup = unpack(message.descriptor)
+        finally:
+            os.close(message.descriptor)
+        return setup
+
+    def _make_assembler(self) -> Assembler:
+        setup = self._setup
+        kind = Assembler if setup.items_a_batch is None else ItemAssembler
+        return kind(setup.dataset, setup.collation, self._number)
+
+    def _next(self) -> Message:
+        return self._inbox.popleft() if self._inbox else self._receive()
+
+    def _receive(self) -> Message:
+        message = receive(self._link)
+        if message is None:
+            raise _Gone
+        return message
+
+    def _begin_epoch(self, message: Message) -> None:
+        seed, epoch, self._serial = message.b, message.c, message.d
+        form: Form | None
+        reached: ItemState | None
+        form, reached = pickle.loads(message.payload)
+        if form is not None:
+            self._assembler.adopt(form)
+        draws.begin(seed, epoch)
+        self._seeds = seed, epoch
+        setup = self._setup
+        own = mixed_seed(seed, epoch, self._number)
+        enter_worker(WorkerInfo(self._number, setup.count, own, setup.dataset))
+        if isinstance(self._assembler, ItemAssembler):
+            assert setup.items_a_batch is not None
+            self._stream = ItemStream(
+                self._assembler,
+                setup.items_a_batch,
+                drop_last=setup.drop_last,
+                reached=reached or ItemState(self._number, 0),
+            )
+            _seed_globals(own)
+
+    def _take(self, message: Message) -> None:
+        """Take what is no task: memory that comes and goes."""
+        if message.kind == Kind.FORGET:
+            self._arenas.pop(message.a, None)
+            self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
+            return
+        if message.kind == Kind.FORM:
+            self._assembler.adopt(pickle.loads(message.payload))
+            return
+        assert message.descriptor is not None
+        try:
+            if message.kind == Kind.BOARD:
+                self._board = Board(message.descriptor, message.a, message.b)
+            else:
+                mapping = mmap.mmap(message.descriptor, message.b)
+                self._arenas[message.a] = np.frombuffer(mapping, np.uint8)
+        finally:
+            os.close(message.descriptor)
+
+    def _fetch(self, task: Message) -> None:
+        if self._board.serial[0] != self._serial:
+            send(self._link, Message(Kind.END, b=task.b))
+            return
+        begun = perf_counter_ns()
+        try:
+            staged = self._stage(task)
+            payload = b"" if staged is None else self._describe(staged)
+        except (_Gone, ConnectionError):
+            raise
+        except BaseException as error:
+            self._send_error(task.b, error)
+            return
+        if staged is None:
+            send(self._link, Message(Kind.END, b=task.b))
+            return
+        send(self._link, Message(Kind.DONE, b=task.b, c=begun, d=perf_counter_ns(), payload=payload))
+
+    def _stage(self, task: Message) -> StagedBatch | None:
+        assigned = self._slot(task) if task.e else None
+
+        def reserve(nbytes: int) -> Slot:
+            if assigned is not None and assigned.bytes.size >= nbytes:
+                return assigned
+            return self._ask_for_slot(task.b, nbytes)
+
+        if isinstance(self._assembler, ItemAssembler):
+            return self._stream.stage(task.b, reserve)
+        indices = self._indices(task)
+        _seed_globals(mixed_seed(*self._seeds, task.b, 0))
+        return self._assembler.assemble(task.b, indices, reserve)
+
+    def _indices(self, task: Message) -> Indices:
+        if task.a == NO_ROW:
+            indices: Indices = pickle.loads(task.payload)
+            return indices
+        listed: list[int] = self._board.rows[task.a, : task.c].tolist()
+        return listed
+
+    def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
+        form = self._assembler.form
+        send(self._link, Message(Kind.NEED, b=number, c=nbytes, payload=dumps(form)))
+        while (message := self._receive()).kind != Kind.SLOT:
+            if message.kind in (Kind.TASK, Kind.EPOCH):
+                self._inbox.append(message)
+            else:
+                self._take(message)
+        if not message.e:
+            raise LoaderError("the loader has no room for the batch")
+        return self._slot(message)
+
+    def _slot(self, message: Message) -> Slot:
+        """Return the slot a message names, the same object each time: it keeps its views."""
+        key = message.arena, message.d
+        slot = self._slots.get(key)
+        if slot is None or slot.bytes.size != message.e:
+            arena = self._arenas[message.arena]
+            slot = self._slots[key] = Slot(arena[message.d : message.d + message.e], arena)
+        return slot
+
+    def _describe(self, staged: StagedBatch) -> bytes:
+        """Return what the loader cannot know of a batch, pickled; nothing where all is as it was last."""
+        look = staged.layout, staged.levels, staged.structure
+        is_new = look != self._told
+        if not is_new and not staged.objects and staged.state is None:
+            return b""
+        self._told = look
+        try:
+            return dumps((look if is_new else None, staged.objects, staged.state))
+        except Exception as error:
+            self._told = ()
+            raise LoaderError(
+                f"what is no array in batch {staged.number} cannot be pickled ({type(error).__name__}: "
+                f"{error}); use worker_type='thread', or leave it out in a collate_fn"
+            ) from error
+
+    def _send_error(self, number: int, error: BaseException) -> None:
+        trace = "".join(traceback.format_exception(error.__cause__ or error))
+        cause = None if error.__cause__ is None else portable(error.__cause__)
+        payload = dumps((portable(error), cause, trace))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        send(self._link, Message(Kind.ERROR, b=number, payload=payload))
+
+
+def _seed_globals(seed: int) -> None:
+    """Seed what data sets draw from without asking: the same for a batch, whichever worker has it."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+def _limit_threads(workers: int) -> None:
+    """Keep the libraries that the data set uses from starting a thread a core in every worker."""
+    share = str(max((os.cpu_count() or 1) // workers, 1))
+    for name in _THREADS:
+        os.environ.setdefault(name, share)
+    for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
+        module = sys.modules.get(name)
+        if module is not None:
+            getattr(module, limit)(int(share))
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return
+    threadpool_limits(int(share))

@@ -1,0 +1,144 @@
+"""What a `DataLoader` is asked, checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.form import Collation
+from gpuloader.fetch.fetching import WorkerOptions
+from gpuloader.sources.dataset import IterableDataset
+from gpuloader.spec import FeedSpec, check_count
+
+METHODS = ("fork", "forkserver", "spawn")
+_MOST_SEED = 2**64 - 1
+
+
+def check_workers(
+    *,
+    num_workers: int,
+    worker_type: str,
+    prefetch_factor: int,
+    in_order: bool,
+    timeout: float,
+    worker_init_fn: Callable[[int], object] | None,
+    persistent_workers: bool,
+    start_method: str | None,
+    on_worker_death: str,
+) -> WorkerOptions:
+    """Return what was asked of workers.
+
+    Raises
+    ------
+    ValueError
+        A number is out of range, or a word is none of those known.
+    TypeError
+        ``worker_init_fn`` cannot be called.
+
+    >>> check_workers(
+    ...     num_workers=2, worker_type="thread", prefetch_factor=2, in_order=True, timeout=0,
+    ...     worker_init_fn=None, persistent_workers=False, start_method=None, on_worker_death="raise",
+    ... ).count
+    2
+    """
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
+        raise ValueError(f"num_workers must be an integer of 0 or more, got {num_workers!r}")
+    _check_word("worker_type", worker_type, ("process", "thread"))
+    _check_word("on_worker_death", on_worker_death, ("raise", "respawn"))
+    if start_method is not None:
+        _check_word("start_method", start_method, METHODS)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise TypeError(f"worker_init_fn must be callable, got {type(worker_init_fn).__name__}")
+    if persistent_workers and not num_workers:
+        raise ValueError("persistent_workers needs num_workers of 1 or more")
+    return WorkerOptions(
+        int(num_workers),
+        worker_type,
+        check_count("prefetch_factor", prefetch_factor),
+        bool(in_order),
+        float(timeout),
+        worker_init_fn,
+        bool(persistent_workers),
+        start_method,
+        on_worker_death == "respawn",
+    )
+
+
+def check_collation(
+    *,
+    feeds: tuple[FeedSpec, ...] | None,
+    collate_fn: Callable[[Any], Any] | None,
+    batched: bool,
+    ragged: Iterable[str],
+    pad: Mapping[str, float] | None,
+) -> Collation:
+    """Return what was asked of collation.
+
+    Raises
+    ------
+    ValueError
+        Padded or ragged fields with a ``collate_fn``, without batches, or in both ways at once; a field
+        that the feeds do not declare of level 1.
+    TypeError
+        ``collate_fn`` cannot be called, or the fields are not names.
+    """
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn must be callable, got {type(collate_fn).__name__}")
+    if isinstance(ragged, str) or not all(isinstance(name, str) for name in ragged):
+        raise TypeError(f"ragged must be a list of field names, got {ragged!r}")
+    if pad is not None and not isinstance(pad, Mapping):
+        raise TypeError(f"pad must map field names to what to fill up with, got {pad!r}")
+    names, pads = frozenset(ragged), dict(pad or {})
+    if (names or pads) and (collate_fn is not None or not batched):
+        raise ValueError("ragged and pad are for batches that the loader puts together itself")
+    if both := sorted(names & pads.keys()):
+        raise ValueError(f"the fields {both} are both in ragged and in pad; choose one")
+    if feeds is not None:
+        if names:
+            raise ValueError("with a feed_list, declare ragged fields by lod_level=1 instead")
+        levels = {feed.name: feed.lod_level for feed in feeds}
+        if wrong := sorted(name for name in pads if levels.get(name) != 1):
+            raise ValueError(f"pad names {wrong}, which the feed_list does not declare with lod_level=1")
+    return Collation(feeds, collate_fn, batched, names, pads)
+
+
+def check_dataset(dataset: object) -> bool:
+    """Return whether a data set is iterable rather than indexed.
+
+    Raises
+    ------
+    TypeError
+        It is neither.
+
+    >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
+    (False, True)
+    """
+    if isinstance(dataset, IterableDataset):
+        return True
+    if hasattr(dataset, "__getitem__"):
+        return False
+    if isinstance(dataset, Iterable):
+        return True
+    raise TypeError(
+        f"a data set has __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
+        "neither (for a generator function use DataLoader.from_generator)"
+    )
+
+
+def check_seed(seed: object) -> int | None:
+    """Return a seed of 64 bits, or None where none is given."""
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MOST_SEED:
+        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
+    return int(seed)
+
+
+def _check_word(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

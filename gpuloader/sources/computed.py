@@ -1,0 +1,116 @@
+"""What orders are made of: checked fields, and entries computed from their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Indices = NDArray[np.int64]
+
+_CHUNK = 4096
+"""Entries computed at once: NumPy's calls cost as much as their work on about so many."""
+
+
+def as_indices(name: str, indices: ArrayLike) -> Indices:
+    """Return `indices` as an array of whole numbers, not copied where it is one.
+
+    Raises
+    ------
+    TypeError
+        They are not whole numbers in one dimension.
+
+    Examples
+    --------
+    >>> as_indices("indices", range(3))
+    array([0, 1, 2])
+    """
+    expected = f"{name} must be a list of whole numbers"
+    try:
+        array = np.asarray(indices)
+    except ValueError as error:
+        raise TypeError(f"{expected}: {error}") from None
+    if array.ndim != 1:
+        raise TypeError(f"{expected}, got {type(indices).__name__} of shape {array.shape}")
+    if array.dtype == np.bool_:
+        raise TypeError(f"{expected}, got a mask of booleans; pass numpy.flatnonzero(mask)")
+    if array.size and (array.dtype.kind not in "iu" or array.max() > np.iinfo(np.int64).max):
+        raise TypeError(f"{expected} of 64 bits, got {type(indices).__name__} of {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def check_whole(name: str, value: object, limit: int) -> int:
+    """Return `value` as an integer if it is one from 0 to below `limit`, else raise `ValueError`.
+
+    >>> check_whole("rank", 1, limit=2)
+    1
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
+        raise ValueError(f"{name} must be an integer from 0 to {limit - 1}, got {value!r}")
+    return int(value)
+
+
+def check_fields(order: object, **limits: int) -> None:
+    """Replace the named fields of a frozen order by Python integers below their limits."""
+    for name, limit in limits.items():
+        object.__setattr__(order, name, check_whole(name, getattr(order, name), limit))
+
+
+class Computed:
+    """An order whose entries are computed from their positions.
+
+    It keeps the chunk it computed last, and a table where it needs one. Any thread may slice: both are
+    replaced as a whole, and two threads at worst compute the same twice.
+    """
+
+    _chunk: tuple[int, Indices] = (-1, np.empty(0, np.int64))
+    _kept: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def at(self, positions: Indices) -> Indices:
+        """Return the entries at `positions`."""
+        raise NotImplementedError
+
+    def slice(self, start: int, stop: int) -> Indices:
+        """Return the indices from position `start` to before `stop`."""
+        check_slice(self, start, stop)
+        if start == stop:
+            return np.empty(0, np.int64)
+        first, last = start // _CHUNK, (stop - 1) // _CHUNK
+        if last - first > 1:
+            return self.at(np.arange(start, stop))
+        pieces = [
+            self._compute(number)[max(start - number * _CHUNK, 0) : stop - number * _CHUNK]
+            for number in range(first, last + 1)
+        ]
+        return pieces[0] if first == last else np.concatenate(pieces)
+
+    def _compute(self, number: int) -> Indices:
+        kept, chunk = self._chunk
+        if kept != number:
+            chunk = self.at(np.arange(number * _CHUNK, min((number + 1) * _CHUNK, len(self))))
+            chunk.flags.writeable = False
+            object.__setattr__(self, "_chunk", (number, chunk))
+        return chunk
+
+    def _table(self) -> NDArray[Any]:
+        if (table := self._kept) is None:
+            table = self._build_table()
+            object.__setattr__(self, "_kept", table)
+        return table
+
+    def _build_table(self) -> NDArray[Any]:
+        raise NotImplementedError
+
+
+def check_slice(order: Sized, start: int, stop: int) -> None:
+    """Raise `IndexError` unless ``0 <= start <= stop <= len(order)``."""
+    if not 0 <= start <= stop <= len(order):
+        raise IndexError(f"an order of {len(order)} indices has no slice {start}:{stop}")

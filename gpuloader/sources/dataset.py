@@ -1,0 +1,196 @@
+"""Data sets, and data sets made of others, as in Paddle's ``paddle.io``.
+
+Where a data set offers ``__getitems__(indices)``, which reads a whole batch at once into a list of samples,
+those made of it offer it, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gpuloader.sources.dataset_base import (
+    Dataset,
+    IterableDataset,
+    Many,
+    MapStyle,
+    S,
+    TensorDataset,
+    check_index,
+    check_map_style,
+    pass_on,
+    read_many,
+)
+from gpuloader.sources.dataset_subset import Subset, array_source, random_split
+
+__all__ = [
+    "ChainDataset",
+    "ComposeDataset",
+    "ConcatDataset",
+    "Dataset",
+    "IterableDataset",
+    "MapStyle",
+    "Subset",
+    "TensorDataset",
+    "array_source",
+    "random_split",
+]
+
+
+class ComposeDataset(Dataset[tuple[Any, ...]]):
+    """Data sets side by side: a sample is one flat tuple of the fields of one sample of each.
+
+    Parameters
+    ----------
+    datasets : sequence of map-style data sets
+        One or more, equally long.
+
+    Raises
+    ------
+    TypeError
+        One cannot be read by index.
+    ValueError
+        There are none, or their lengths differ.
+
+    Examples
+    --------
+    >>> ComposeDataset([["a", "b"], [(1, 2), (3, 4)]])[1]
+    ('b', 3, 4)
+    """
+
+    def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
+        self.datasets = _check_all(datasets)
+        lengths = [len(dataset) for dataset in self.datasets]
+        for position, length in enumerate(lengths):
+            if length != lengths[0]:
+                raise ValueError(
+                    f"data sets must be equally long, but data set 0 has {lengths[0]} samples "
+                    f"and data set {position} has {length}"
+                )
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        position = check_index(self, index)
+        return _flatten(dataset[position] for dataset in self.datasets)
+
+    def __len__(self) -> int:
+        return len(self.datasets[0])
+
+    @property
+    def __getitems__(self) -> Many:
+        """Read several samples at once; there if one of the data sets does."""
+        return pass_on(self, ComposeDataset, self._read, self.datasets)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        positions = [check_index(self, index) for index in indices]
+        return [
+            _flatten(row) for row in zip(*(read_many(one, positions) for one in self.datasets), strict=True)
+        ]
+
+
+def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:
+    fields = (sample if isinstance(sample, tuple | list) else (sample,) for sample in samples)
+    return tuple(itertools.chain.from_iterable(fields))
+
+
+class ChainDataset(IterableDataset[S]):
+    """Iterable data sets one after another.
+
+    Parameters
+    ----------
+    datasets : sequence of IterableDataset
+        One or more; each is started when the one before it has ended.
+
+    Raises
+    ------
+    TypeError
+        One is no iterable data set.
+    ValueError
+        There are none.
+
+    Examples
+    --------
+    >>> class Letters(IterableDataset[str]):
+    ...     def __iter__(self):
+    ...         return iter("ab")
+    >>> list(ChainDataset([Letters(), Letters()]))
+    ['a', 'b', 'a', 'b']
+    """
+
+    def __init__(self, datasets: Iterable[IterableDataset[S]]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ValueError("datasets must hold one data set or more, got none")
+        for position, dataset in enumerate(self.datasets):
+            if not isinstance(dataset, IterableDataset):
+                raise TypeError(
+                    f"data set {position} must be an IterableDataset, got {type(dataset).__name__}; "
+                    "see ConcatDataset for those read by index"
+                )
+
+    def __iter__(self) -> Iterator[S]:
+        for dataset in self.datasets:
+            yield from dataset
+
+
+class ConcatDataset(Dataset[S]):
+    """Data sets read by index, one after another.
+
+    Parameters
+    ----------
+    datasets : sequence of map-style data sets
+        One or more.
+
+    Raises
+    ------
+    TypeError
+        One cannot be read by index.
+    ValueError
+        There are none.
+
+    Examples
+    --------
+    >>> both = ConcatDataset(["ab", "cde"])
+    >>> both[2], both[-1], len(both)
+    ('c', 'e', 5)
+    """
+
+    def __init__(self, datasets: Iterable[MapStyle[S]]) -> None:
+        self.datasets: list[MapStyle[S]] = _check_all(datasets)
+        self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
+
+    def __getitem__(self, index: int) -> S:
+        which, position = self._find(index)
+        return self.datasets[which][position]
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    @property
+    def __getitems__(self) -> Many:
+        """Read several samples at once; there if one of the data sets does."""
+        return pass_on(self, ConcatDataset, self._read, self.datasets)
+
+    def _find(self, index: int) -> tuple[int, int]:
+        """Return which data set holds a sample, and where."""
+        position = check_index(self, index)
+        which = bisect_right(self.cumulative_sizes, position)
+        return which, position - (self.cumulative_sizes[which - 1] if which else 0)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        found = [self._find(index) for index in indices]
+        samples: list[Any] = [None] * len(found)
+        for which in {which for which, _ in found}:
+            slots = [slot for slot, (owner, _) in enumerate(found) if owner == which]
+            read = read_many(self.datasets[which], [found[slot][1] for slot in slots])
+            for slot, sample in zip(slots, read, strict=True):
+                samples[slot] = sample
+        return samples
+
+
+def _check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
+    checked = [check_map_style(f"data set {position}", one) for position, one in enumerate(datasets)]
+    if not checked:
+        raise ValueError("datasets must hold one data set or more, got none")
+    return checked

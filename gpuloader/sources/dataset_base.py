@@ -1,0 +1,198 @@
+"""What a data set is: samples by index, or one after another; and the one that is arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpuloader.errors import SampleError
+from gpuloader.spec import is_stageable
+
+S = TypeVar("S", covariant=True)
+Many = Callable[[Sequence[int]], list[Any]]
+"""Reads the samples at some indices at once."""
+
+
+class MapStyle(Protocol[S]):
+    """What is asked of a data set that is read by index; a list will do."""
+
+    def __getitem__(self, index: int, /) -> S:
+        """Return one sample."""
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+
+
+class Dataset(Generic[S]):
+    """The base of data sets read by index: a subclass defines `__getitem__` and `__len__`.
+
+    Examples
+    --------
+    >>> class Squares(Dataset[int]):
+    ...     def __getitem__(self, index):
+    ...         return index**2
+    ...
+    ...     def __len__(self):
+    ...         return 10
+    >>> Squares()[3]
+    9
+    """
+
+    def __getitem__(self, index: int) -> S:
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __getitem__(index), which gives a sample"
+        )
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must define __len__, which counts its samples")
+
+
+class IterableDataset(Dataset[S]):
+    """The base of data sets read one sample after another: a subclass defines `__iter__`.
+
+    Examples
+    --------
+    >>> class Countdown(IterableDataset[int]):
+    ...     def __iter__(self):
+    ...         return iter([3, 2, 1])
+    >>> list(Countdown())
+    [3, 2, 1]
+    """
+
+    def __iter__(self) -> Iterator[S]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which gives samples")
+
+    def __getitem__(self, index: int) -> S:
+        raise TypeError(
+            f"{type(self).__name__} is an IterableDataset: it is iterated, and has no sample {index}"
+        )
+
+    def __len__(self) -> int:
+        # A TypeError, as `list` asks for the length and goes on without one.
+        raise TypeError(f"{type(self).__name__} is an IterableDataset: it is iterated, and has no length")
+
+
+class TensorDataset(Dataset[tuple[Any, ...]]):
+    """The rows of arrays: a sample is a tuple of one row of each.
+
+    Parameters
+    ----------
+    *arrays : array-like
+        Numbers, with equally many rows; or one list of such arrays. They are not copied.
+
+    Attributes
+    ----------
+    arrays : tuple of ndarray
+        As NumPy sees them.
+
+    Raises
+    ------
+    TypeError
+        One is no array of numbers, or there are none.
+    ValueError
+        One has no first dimension, or not as many rows as the others.
+
+    Examples
+    --------
+    >>> TensorDataset([np.zeros((2, 3)), [[7], [8]]])[1]
+    (array([0., 0., 0.]), array([8]))
+    """
+
+    arrays: tuple[NDArray[Any], ...]
+
+    def __init__(self, *arrays: ArrayLike | Sequence[ArrayLike]) -> None:
+        given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
+        if not given:
+            raise TypeError("a TensorDataset needs one array or more, got none")
+        self.arrays = tuple(_as_rows(position, array) for position, array in enumerate(given))
+        lengths = [len(array) for array in self.arrays]
+        for position, length in enumerate(lengths):
+            if length != lengths[0]:
+                raise ValueError(
+                    f"arrays must have equally many rows, but array 0 has {lengths[0]} "
+                    f"and array {position} has {length}"
+                )
+
+    @property
+    def tensors(self) -> tuple[NDArray[Any], ...]:
+        """The arrays, under the name that other libraries use."""
+        return self.arrays
+
+    def __getitem__(self, index: int | slice) -> tuple[Any, ...]:
+        row = index if isinstance(index, slice) else check_index(self, index)
+        return tuple([array[row] for array in self.arrays])
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+
+def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"array {position}: {type(values).__name__} is no array of numbers: {error}"
+        ) from None
+    if not is_stageable(array.dtype):
+        raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
+    if array.ndim == 0:
+        raise ValueError(f"array {position} must have rows, got the single number {array}")
+    return array
+
+
+def check_index(dataset: Sized, index: SupportsIndex) -> int:
+    """Return `index` counted from the front, or raise `IndexError` where there is no such sample.
+
+    >>> check_index("abc", -1)
+    2
+    """
+    position, length = operator.index(index), len(dataset)
+    if not -length <= position < length:
+        raise IndexError(f"{type(dataset).__name__} of {length} samples has no sample {position}")
+    return position + length if position < 0 else position
+
+
+def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
+    """Return `dataset` if it is read by index, else raise `TypeError`.
+
+    >>> check_map_style("dataset", "abc")
+    'abc'
+    """
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(f"{name} must be read by index, got {type(dataset).__name__}, which is only iterated")
+    if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
+        raise TypeError(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
+    return cast("MapStyle[Any]", dataset)
+
+
+def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
+    """Return the samples at `indices`, at once where the data set offers that.
+
+    >>> read_many("abc", [2, 0])
+    ['c', 'a']
+    """
+    read: Many | None = getattr(dataset, "__getitems__", None)
+    if read is None:
+        return [dataset[index] for index in indices]
+    samples = list(read(indices))
+    if len(samples) != len(indices):
+        raise SampleError(
+            f"{type(dataset).__name__}.__getitems__ gave {len(samples)} samples for {len(indices)} indices"
+        )
+    return samples
+
+
+def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> Many:
+    """Return `read`, or raise `AttributeError`: the property ``__getitems__`` of data sets made of others.
+
+    It is there if one of the data sets inside has it, and if `outer` is no subclass of `kind` with a
+    `__getitem__` of its own, which would not be run.
+    """
+    own = getattr(type(outer), "__getitem__", None) is not getattr(kind, "__getitem__", None)
+    if own or not any(hasattr(one, "__getitems__") for one in inner):
+        raise AttributeError(f"{type(outer).__name__!r} object has no attribute '__getitems__'")
+    return read

@@ -1,0 +1,184 @@
+"""Parts of a data set: some of its samples by index, and a random split into several parts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.sources.computed import Indices, as_indices, check_whole
+from gpuloader.sources.dataset_base import (
+    Dataset,
+    Many,
+    MapStyle,
+    S,
+    TensorDataset,
+    check_index,
+    check_map_style,
+    pass_on,
+    read_many,
+)
+from gpuloader.sources.order import Shuffled
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class Subset(Dataset[S]):
+    """The samples of a data set at some indices.
+
+    Parameters
+    ----------
+    dataset : map-style data set
+        Is read when a sample is asked for.
+    indices : sequence of int
+        Which samples, in which sequence; negative ones count from the end.
+
+    Raises
+    ------
+    TypeError
+        The data set cannot be read by index, or the indices are not whole numbers.
+    IndexError
+        The data set has no such sample.
+
+    Examples
+    --------
+    >>> part = Subset("abcde", [4, 0, -2])
+    >>> part[0], part[-1], len(part)
+    ('e', 'd', 3)
+    """
+
+    def __init__(self, dataset: MapStyle[S], indices: Sequence[int] | NDArray[np.integer]) -> None:
+        self.dataset: MapStyle[S] = check_map_style("dataset", dataset)
+        self.indices = as_indices("indices", indices)
+        count = len(dataset)
+        outside = np.flatnonzero((self.indices < -count) | (self.indices >= count))
+        if outside.size:
+            raise IndexError(
+                f"{type(dataset).__name__} of {count} samples has no sample {self.indices[outside[0]]}, "
+                f"which is asked for at position {outside[0]} of the indices"
+            )
+
+    def __getitem__(self, index: int) -> S:
+        return self.dataset[int(self.indices[check_index(self, index)])]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def __getitems__(self) -> Many:
+        """Read several samples at once; there if the data set does."""
+        return pass_on(self, Subset, self._read, [self.dataset])
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        positions = [check_index(self, index) for index in indices]
+        return read_many(self.dataset, self.indices[positions].tolist())
+
+
+def random_split(
+    dataset: MapStyle[S],
+    lengths: Sequence[float],
+    generator: int | np.random.Generator | np.random.RandomState | None = None,
+) -> list[Subset[S]]:
+    """Split a data set at random into parts that have no sample in common and together have all.
+
+    Parameters
+    ----------
+    dataset : map-style data set
+        What is split.
+    lengths : sequence of int or of float
+        Of the parts: counts whose sum is the data set's, or fractions whose sum is 1, rounded down and what
+        is left dealt to the parts in turn.
+    generator : int, numpy.random.Generator or numpy.random.RandomState, optional
+        A seed, or what NumPy is to draw with. None: NumPy's global random state.
+
+    Raises
+    ------
+    TypeError
+        The data set cannot be read by index, or the generator is none of those.
+    ValueError
+        A length is negative or no number, or their sum is wrong.
+
+    Examples
+    --------
+    >>> train, test = random_split("abcde", [0.8, 0.2], generator=0)
+    >>> len(train), len(test), sorted([*train, *test])
+    (4, 1, ['a', 'b', 'c', 'd', 'e'])
+    """
+    count = len(check_map_style("dataset", dataset))
+    sizes = _as_sizes(lengths, count)
+    indices = _shuffle(count, generator)
+    starts = itertools.accumulate(sizes, initial=0)
+    return [
+        Subset(dataset, indices[start : start + size]) for start, size in zip(starts, sizes, strict=False)
+    ]
+
+
+def _as_sizes(lengths: Sequence[float], count: int) -> list[int]:
+    for length in lengths:
+        if isinstance(length, bool) or not isinstance(length, int | float | np.number) or not length >= 0:
+            raise ValueError(f"lengths must be numbers of 0 or more, got {length!r}")
+    if all(isinstance(length, int | np.integer) for length in lengths):
+        sizes = [int(length) for length in lengths]
+        if sum(sizes) != count:
+            raise ValueError(f"the lengths {sizes} sum to {sum(sizes)}, but the data set has {count} samples")
+        return sizes
+    if not math.isclose(sum(lengths), 1):
+        raise ValueError(f"lengths that are fractions must sum to 1, got {list(lengths)}")
+    sizes = [math.floor(count * fraction) for fraction in lengths]
+    for turn in range(count - sum(sizes)):
+        sizes[turn % len(sizes)] += 1
+    return sizes
+
+
+def _shuffle(count: int, generator: object) -> Indices:
+    if generator is None:
+        return np.random.permutation(count).astype(np.int64, copy=False)
+    if isinstance(generator, np.random.Generator | np.random.RandomState):
+        return generator.permutation(count).astype(np.int64, copy=False)
+    if isinstance(generator, int | np.integer):
+        return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
+    raise TypeError(f"generator must be a seed or a NumPy generator, got {type(generator).__name__}")
+
+
+def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
+    """Return the arrays that a data set reads from, and which row each sample is.
+
+    Parameters
+    ----------
+    dataset : object
+        Any data set.
+
+    Returns
+    -------
+    tuple or None
+        The arrays of a `TensorDataset`, or of the one under a `Subset` (of a `Subset` …), and the row of
+        every sample, None where sample i is row i. None for any other data set, and where a subclass reads
+        its samples by code of its own, which has to run.
+
+    Examples
+    --------
+    >>> (array,), rows = array_source(Subset(TensorDataset([[5, 6, 7]]), [-1, 0]))
+    >>> array, rows
+    (array([5, 6, 7]), array([2, 0]))
+    """
+    if isinstance(dataset, TensorDataset) and _reads_as(dataset, TensorDataset):
+        return dataset.arrays, None
+    if not (isinstance(dataset, Subset) and _reads_as(dataset, Subset)):
+        return None
+    source = array_source(dataset.dataset)
+    if source is None:
+        return None
+    arrays, inner = source
+    rows = np.where(dataset.indices < 0, dataset.indices + len(dataset.dataset), dataset.indices)
+    return arrays, rows if inner is None else inner[rows]
+
+
+def _reads_as(dataset: object, kind: type) -> bool:
+    return all(
+        getattr(type(dataset), name, None) is getattr(kind, name, None)
+        for name in ("__getitem__", "__getitems__", "__len__")
+    )

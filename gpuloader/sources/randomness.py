@@ -1,0 +1,107 @@
+"""Random numbers for a sample: a function of the loader's seed, the epoch and the sample's index alone.
+
+So augmentation gives the same pictures whichever worker, thread or process fetches a sample, in whatever
+order, and wherever an interrupted epoch was resumed.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from typing import Any
+
+import numpy as np
+
+from gpuloader.errors import LoaderError
+
+_MASK = (1 << 64) - 1
+
+
+class Draws(threading.local):
+    """What the calling thread fetches now.
+
+    Attributes
+    ----------
+    seed, epoch : int or None
+        Of the loader; None where no sample is being fetched.
+    index : object
+        Data set index of the sample.
+    generator : numpy.random.Generator or None
+        The sample's generator, made when it is first asked for.
+    """
+
+    seed: int | None = None
+    epoch: int = 0
+    index: Any = None
+    generator: np.random.Generator | None = None
+
+    def begin(self, seed: int, epoch: int) -> None:
+        """Fetch for this seed and epoch from now on."""
+        self.seed, self.epoch = seed, epoch
+        self.index = self.generator = None
+
+
+draws = Draws()
+"""Set by whoever fetches; `index` and `generator` before each sample."""
+
+
+def sample_rng() -> np.random.Generator:
+    """Return the random generator of the sample being fetched; for use in `Dataset.__getitem__`.
+
+    It is keyed by the loader's seed, the epoch and the sample's index, so the sample is the same with any
+    number of workers. In an `IterableDataset`, whose items have no index, it is keyed by the worker instead.
+
+    Returns
+    -------
+    numpy.random.Generator
+        The same one however often it is asked for during one sample.
+
+    Raises
+    ------
+    LoaderError
+        The calling thread fetches no sample for a loader.
+
+    Examples
+    --------
+    >>> import gpuloader
+    >>> class Noisy(gpuloader.Dataset):
+    ...     def __getitem__(self, index):
+    ...         return index + gpuloader.sample_rng().random(2)
+    ...     def __len__(self):
+    ...         return 4
+    >>> def numbers(**options):
+    ...     loader = gpuloader.DataLoader(Noisy(), places="cpu", batch_size=2, seed=7, **options)
+    ...     return [batch.tolist() for batch in loader]
+    >>> numbers() == numbers(num_workers=2, worker_type="thread")
+    True
+    """
+    if draws.seed is None:
+        raise LoaderError(
+            "no sample is being fetched in this thread; call sample_rng() in the data set's __getitem__ or "
+            "__iter__, as the loader runs it"
+        )
+    if draws.generator is None:
+        counter = [0, 0, as_number(draws.index), draws.epoch & _MASK]
+        draws.generator = np.random.Generator(np.random.Philox(key=[draws.seed & _MASK, 1], counter=counter))
+    return draws.generator
+
+
+def mixed_seed(*parts: int) -> int:
+    """Return 32 bits that depend on all the given numbers: a seed for what takes a small one.
+
+    >>> mixed_seed(7, 0, 1) == mixed_seed(7, 0, 1) != mixed_seed(7, 1, 0)
+    True
+    """
+    return zlib.crc32(",".join(map(str, parts)).encode())
+
+
+def as_number(index: object) -> int:
+    """Return 64 bits for an index: itself where it is an integer, else a hash that no process changes.
+
+    >>> as_number(5), as_number("a.jpg") == as_number("a.jpg")
+    (5, True)
+    """
+    if isinstance(index, int | np.integer):
+        return int(index) & _MASK
+    text = repr(index).encode()
+    return zlib.crc32(text) << 32 | zlib.adler32(text)

@@ -1,0 +1,139 @@
+"""The state of a loader: how far its user has come, small and JSON-able, so that an epoch can go on later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuloader.collate.items import ItemState
+from gpuloader.collate.stream import StagedBatch
+
+_VERSION = 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """How much of an epoch the user has received; prefetched batches do not count.
+
+    Attributes
+    ----------
+    seed : int or None
+        The loader's; None for readers, which have an order of their own.
+    epoch : int
+        From 0.
+    batches : int
+        All batches with a smaller number were received.
+    beyond : set of int
+        Others that were, where batches are delivered as they come.
+    workers : dict
+        Of an iterable data set: worker to how far it had come with the last batch received from it.
+    crew : int or None
+        Of an iterable data set: how many workers read it, in turn.
+    turn : int
+        Which of them gives the next batch.
+    own : object
+        The source's own state behind the last batch received, where it has one.
+    size : int or None
+        Samples a batch; a state is for that size alone.
+    ended : bool
+        Whether the epoch is over, so that the next one is next.
+    """
+
+    seed: int | None
+    epoch: int
+    batches: int = 0
+    beyond: set[int] = field(default_factory=set)
+    workers: dict[int, ItemState] = field(default_factory=dict)
+    crew: int | None = None
+    turn: int = 0
+    own: Any = None
+    size: int | None = None
+    ended: bool = False
+
+    def end(self) -> None:
+        """Count the end of the epoch."""
+        self.ended = True
+
+    def received(self, staged: StagedBatch) -> None:
+        """Count a batch."""
+        if staged.number == self.batches:
+            self.batches += 1
+            while self.beyond and self.batches in self.beyond:
+                self.beyond.remove(self.batches)
+                self.batches += 1
+        else:
+            self.beyond.add(staged.number)
+        state = staged.state
+        if state is None:
+            return
+        if isinstance(state, ItemState):
+            self.workers[state.worker] = state
+            self.turn = (state.worker + 1) % (self.crew or 1)
+        else:
+            self.own = state
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data; see `from_json`."""
+        state: dict[str, Any] = {"version": _VERSION, "epoch": self.epoch, "batches": self.batches}
+        if self.seed is not None:
+            state["seed"] = self.seed
+        if self.size is not None:
+            state["batch_size"] = self.size
+        if self.beyond:
+            state["beyond"] = sorted(self.beyond)
+        if self.crew is not None:
+            state["turn"] = self.turn
+            reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.crew)]
+            state["workers"] = [[one.batches, one.state] for one in reached]
+        if self.own is not None:
+            state["source"] = self.own
+        return state
+
+
+def read_state(state: object) -> Progress:
+    """Return what `Progress.to_json` wrote.
+
+    Raises
+    ------
+    TypeError
+        The state is not a dict.
+    ValueError
+        It is not one of a loader, or of a version that this package does not know.
+
+    Examples
+    --------
+    >>> read_state({"version": 1, "epoch": 2, "batches": 5, "seed": 7}).batches
+    5
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state must be a dict, as state_dict() returns it, got {type(state).__name__}")
+    if state.get("version") != _VERSION:
+        raise ValueError(
+            f"the state has version {state.get('version')!r}, expected {_VERSION}: it was not made by "
+            "state_dict() of a loader, or by a later release"
+        )
+    try:
+        workers = state.get("workers")
+        return Progress(
+            None if state.get("seed") is None else _count(state["seed"]),
+            _count(state["epoch"]),
+            _count(state["batches"]),
+            {_count(number) for number in state.get("beyond", ())},
+            {
+                worker: ItemState(worker, _count(batches), own)
+                for worker, (batches, own) in enumerate(workers or ())
+            },
+            None if workers is None else len(workers),
+            _count(state.get("turn", 0)),
+            state.get("source"),
+            None if state.get("batch_size") is None else _count(state["batch_size"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the state is damaged ({type(error).__name__}: {error}): {dict(state)}") from error
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected a whole number of 0 or more, got {value!r}")
+    return value

@@ -1,0 +1,498 @@
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader.errors import SampleError
+from gpuloader.sources.dataset import (
+    ChainDataset,
+    ComposeDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    array_source,
+    random_split,
+)
+
+
+class Squares(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.count:
+            raise IndexError(f"no square {index}")
+        assert type(index) is int
+        return index**2
+
+    def __len__(self):
+        return self.count
+
+
+class ManySquares(Squares):
+    """Reads several at once, and remembers what was asked for."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.asked = []
+
+    def __getitems__(self, indices):
+        self.asked.append(list(indices))
+        return [self[index] for index in indices]
+
+
+class Letters(IterableDataset):
+    def __init__(self, letters="abc"):
+        self.letters = letters
+
+    def __iter__(self):
+        return iter(self.letters)
+
+
+def test_the_bases_say_what_a_subclass_must_define():
+    class Empty(Dataset):
+        pass
+
+    class EmptyIterable(IterableDataset):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty must define __getitem__"):
+        Empty()[0]
+    with pytest.raises(NotImplementedError, match="Empty must define __len__"):
+        len(Empty())
+    with pytest.raises(NotImplementedError, match="EmptyIterable must define __iter__"):
+        iter(EmptyIterable())
+
+
+def test_an_iterable_data_set_is_only_iterated():
+    assert list(Letters()) == ["a", "b", "c"]
+    assert isinstance(Letters(), Dataset)
+    with pytest.raises(TypeError, match=r"Letters is an IterableDataset: .* no sample 1"):
+        Letters()[1]
+    with pytest.raises(TypeError, match=r"Letters is an IterableDataset: .* no length"):
+        len(Letters())
+
+
+def test_data_sets_can_be_annotated_with_their_samples():
+    class Numbers(Dataset[int]):
+        pass
+
+    class Stream(IterableDataset[int]):
+        pass
+
+    assert issubclass(Numbers, Dataset)
+    assert issubclass(Stream, IterableDataset)
+
+
+class TestTensorDataset:
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_a_sample_is_one_row_of_every_array(self, listed):
+        images, labels = np.arange(12.0).reshape(4, 3), np.arange(4)
+        dataset = TensorDataset([images, labels]) if listed else TensorDataset(images, labels)
+        image, label = dataset[1]
+        assert image.tolist() == [3, 4, 5]
+        assert label == 1
+        assert dataset[-1][1] == 3
+        assert len(dataset) == 4
+        assert type(dataset[0]) is tuple
+
+    def test_arrays_are_not_copied(self):
+        images, labels = np.zeros((4, 3), ">f4"), np.zeros(4, np.uint8)
+        dataset = TensorDataset((images, labels))
+        assert dataset.arrays[0] is images
+        assert dataset.arrays[1] is labels
+        assert dataset.tensors is dataset.arrays
+
+    def test_one_array_is_one_field(self):
+        (row,) = TensorDataset(np.arange(6).reshape(3, 2))[2]
+        assert row.tolist() == [4, 5]
+        assert TensorDataset([[5, 6, 7]])[1] == (6,)
+
+    def test_lists_and_whatever_is_an_array_will_do(self):
+        class Arraylike:
+            def __array__(self, dtype=None, copy=None):
+                return np.ones((2, 2), np.float32)
+
+        dataset = TensorDataset([[[1, 2], [3, 4]], Arraylike(), range(2), memoryview(b"ab")])
+        assert [array.dtype for array in dataset.arrays] == [np.int64, np.float32, np.int64, np.uint8]
+
+    def test_a_slice_gives_several_rows(self):
+        assert TensorDataset([range(5)])[1:3][0].tolist() == [1, 2]
+
+    def test_numpy_integers_are_indices(self):
+        assert TensorDataset([range(5)])[np.int32(2)] == (2,)
+
+    @pytest.mark.parametrize("index", [3, -4, 100])
+    def test_no_such_sample(self, index):
+        with pytest.raises(IndexError, match=f"TensorDataset of 3 samples has no sample {index}"):
+            TensorDataset([np.zeros(3)])[index]
+
+    @pytest.mark.parametrize("index", ["a", 1.0, None])
+    def test_no_index(self, index):
+        with pytest.raises(TypeError):
+            TensorDataset([np.zeros(3)])[index]
+
+    @pytest.mark.parametrize(
+        ("arrays", "kind", "problem"),
+        [
+            ([], TypeError, "one array or more, got none"),
+            ([[]], TypeError, "one array or more, got none"),
+            ([[np.zeros(2), np.zeros(3)]], ValueError, "array 0 has 2 and array 1 has 3"),
+            ([np.zeros((2, 1)), np.zeros(2), np.zeros(1)], ValueError, "array 0 has 2 and array 2 has 1"),
+            ([[5, 6, 7]], ValueError, "array 0 must have rows, got the single number 5"),
+            ([np.array(["a"])], TypeError, "array 0 must hold numbers or booleans, got dtype <U1"),
+            ([np.zeros(2), np.array([None, 1])], TypeError, "array 1 must hold .*, got dtype object"),
+            ([np.zeros(2, "datetime64[s]")], TypeError, "array 0 must hold .*, got dtype datetime64"),
+            ([[[[1], [2, 3]]]], TypeError, "array 0: list is no array of numbers"),
+            ([None], TypeError, "array 0 must hold .*, got dtype object"),
+        ],
+    )
+    def test_arrays_that_do_not_fit(self, arrays, kind, problem):
+        with pytest.raises(kind, match=problem):
+            TensorDataset(*arrays)
+
+
+class TestComposeDataset:
+    def test_fields_become_one_flat_tuple(self):
+        images = TensorDataset([np.arange(6).reshape(3, 2), np.arange(3)])
+        dataset = ComposeDataset([images, Squares(3), [["x", "y"], ("z",), {}]])
+        image, *others = dataset[0]
+        assert image.tolist() == [0, 1]
+        assert others == [0, 0, "x", "y"]
+        assert dataset[-1][1:] == (2, 4, {})
+        assert len(dataset) == 3
+
+    def test_no_such_sample(self):
+        with pytest.raises(IndexError, match="ComposeDataset of 3 samples has no sample 3"):
+            ComposeDataset([Squares(3)])[3]
+
+    def test_many_at_once(self):
+        many = ManySquares(4)
+        dataset = ComposeDataset([many, Squares(4)])
+        assert dataset.__getitems__([3, -4]) == [(9, 9), (0, 0)]
+        assert many.asked == [[3, 0]]
+        with pytest.raises(IndexError, match="no sample 4"):
+            dataset.__getitems__([0, 4])
+
+    @pytest.mark.parametrize(
+        ("datasets", "kind", "problem"),
+        [
+            ([], ValueError, "one data set or more, got none"),
+            ([Squares(2), Squares(3)], ValueError, "data set 0 has 2 samples and data set 1 has 3"),
+            ([Squares(2), Letters()], TypeError, "data set 1 must be read by index, got Letters"),
+            ([5], TypeError, "data set 0 must have __getitem__ and __len__, got int"),
+        ],
+    )
+    def test_data_sets_that_do_not_fit(self, datasets, kind, problem):
+        with pytest.raises(kind, match=problem):
+            ComposeDataset(datasets)
+
+
+class TestChainDataset:
+    def test_one_after_another_and_again(self):
+        chained = ChainDataset(iter([Letters("ab"), Letters(""), Letters("c")]))
+        assert list(chained) == list(chained) == ["a", "b", "c"]
+        assert isinstance(chained, IterableDataset)
+        with pytest.raises(TypeError, match="ChainDataset is an IterableDataset"):
+            len(chained)
+
+    def test_the_next_is_started_when_the_one_before_has_ended(self):
+        class Failing(IterableDataset):
+            def __iter__(self):
+                raise RuntimeError("started")
+
+        items = iter(ChainDataset([Letters("a"), Failing()]))
+        assert next(items) == "a"
+        with pytest.raises(RuntimeError, match="started"):
+            next(items)
+
+    def test_data_sets_that_do_not_fit(self):
+        with pytest.raises(ValueError, match="one data set or more, got none"):
+            ChainDataset([])
+        with pytest.raises(TypeError, match="data set 1 must be an IterableDataset, got Squares; see Concat"):
+            ChainDataset([Letters(), Squares(3)])
+
+
+class TestConcatDataset:
+    @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    def test_it_reads_as_the_lists_joined(self, lengths):
+        parts = [[(part, index) for index in range(length)] for part, length in enumerate(lengths)]
+        joined = [pair for part in parts for pair in part]
+        dataset = ConcatDataset(parts)
+        assert len(dataset) == len(joined)
+        assert [dataset[index] for index in range(len(joined))] == joined
+        for index in range(-len(joined), 0):
+            assert dataset[index] == joined[index]
+        for index in (len(joined), -len(joined) - 1):
+            with pytest.raises(IndexError, match=f"of {len(joined)} samples has no sample {index}"):
+                dataset[index]
+
+    @given(lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4), data=st.data())
+    def test_many_at_once_are_those_one_by_one(self, lengths, data):
+        kinds = [data.draw(st.sampled_from([Squares, ManySquares])) for _ in lengths]
+        parts = [kind(length) for kind, length in zip(kinds, lengths, strict=True)]
+        dataset = ConcatDataset(parts)
+        indices = data.draw(st.lists(st.integers(-sum(lengths), sum(lengths) - 1), max_size=9))
+        assert hasattr(dataset, "__getitems__") is (ManySquares in kinds)
+        if ManySquares in kinds:
+            assert dataset.__getitems__(indices) == [dataset[index] for index in indices]
+            assert all(len(part.asked) <= 1 for part in parts if isinstance(part, ManySquares))
+
+    def test_data_sets_that_do_not_fit(self):
+        with pytest.raises(ValueError, match="one data set or more, got none"):
+            ConcatDataset([])
+        with pytest.raises(TypeError, match="data set 0 must be read by index, got Letters"):
+            ConcatDataset([Letters()])
+
+
+class TestSubset:
+    def test_it_reads_the_samples_at_its_indices(self):
+        subset = Subset(Squares(5), [4, 0, 4])
+        assert [subset[index] for index in range(3)] == [16, 0, 16]
+        assert subset[-3] == 16
+        assert len(subset) == 3
+        assert list(subset.indices) == [4, 0, 4]
+        assert subset.dataset.count == 5
+
+    @pytest.mark.parametrize(
+        "indices", [(1, 2), range(1, 3), np.array([1, 2], np.uint8), np.array([1, 2], np.uint64)]
+    )
+    def test_any_sequence_of_whole_numbers_will_do(self, indices):
+        assert list(Subset(Squares(3), indices)) == [1, 4]
+
+    def test_no_samples_are_a_subset(self):
+        assert list(Subset(Squares(3), [])) == []
+
+    def test_negative_indices_count_from_the_end_of_a_list(self):
+        assert list(Subset("abc", [-1, -3])) == ["c", "a"]
+
+    @pytest.mark.parametrize("index", [2, -3])
+    def test_no_such_sample(self, index):
+        with pytest.raises(IndexError, match=f"Subset of 2 samples has no sample {index}"):
+            Subset(Squares(5), [0, 1])[index]
+
+    def test_many_at_once(self):
+        many = ManySquares(5)
+        subset = Subset(Subset(many, [4, 3, 2, 1]), [0, -1, 1])
+        assert subset.__getitems__([2, 0, -2]) == [9, 16, 1]
+        assert many.asked == [[3, 4, 1]]
+
+    @pytest.mark.parametrize(
+        ("dataset", "indices", "kind", "problem"),
+        [
+            (Squares(3), [0, 3], IndexError, "Squares of 3 samples has no sample 3, .* at position 1"),
+            (Squares(3), [-4], IndexError, "Squares of 3 samples has no sample -4, .* at position 0"),
+            (Squares(3), [True, False, True], TypeError, "mask of booleans; pass numpy.flatnonzero"),
+            (Squares(3), [0.0], TypeError, "indices must be a list of whole numbers"),
+            (Squares(3), 2, TypeError, "indices must be a list of whole numbers, got int"),
+            (Letters(), [0], TypeError, "dataset must be read by index, got Letters"),
+            (iter("abc"), [0], TypeError, "must have __getitem__ and __len__, got str_"),
+        ],
+    )
+    def test_what_does_not_fit(self, dataset, indices, kind, problem):
+        with pytest.raises(kind, match=problem):
+            Subset(dataset, indices)
+
+
+WRAPPED = [
+    pytest.param(lambda inner: Subset(inner, [0, 1]), id="Subset"),
+    pytest.param(lambda inner: ConcatDataset([inner, inner]), id="ConcatDataset"),
+    pytest.param(lambda inner: ComposeDataset([inner, inner]), id="ComposeDataset"),
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+class TestReadingManyAtOnce:
+    def test_it_is_offered_where_the_data_set_inside_does(self, wrap):
+        assert hasattr(wrap(ManySquares(2)), "__getitems__")
+        assert hasattr(wrap(wrap(ManySquares(2))), "__getitems__")
+
+    def test_it_is_not_where_that_does_not(self, wrap):
+        assert not hasattr(wrap(Squares(2)), "__getitems__")
+        assert not hasattr(wrap(wrap(Squares(2))), "__getitems__")
+        with pytest.raises(AttributeError, match="object has no attribute '__getitems__'"):
+            wrap(Squares(2)).__getitems__([0])
+
+    def test_it_is_not_where_a_subclass_reads_samples_itself(self, wrap):
+        wrapped = wrap(ManySquares(2))
+
+        class Own(type(wrapped)):
+            def __getitem__(self, index):
+                return "mine"
+
+        class OwnMany(Own):
+            def __getitems__(self, indices):
+                return ["many" for _ in indices]
+
+        wrapped.__class__ = Own
+        assert not hasattr(wrapped, "__getitems__")
+        wrapped.__class__ = OwnMany
+        assert wrapped.__getitems__([0]) == ["many"]
+
+    def test_it_must_give_as_many_samples_as_indices(self, wrap):
+        class Short(ManySquares):
+            def __getitems__(self, indices):
+                return [0]
+
+        with pytest.raises(SampleError, match=r"Short.__getitems__ gave 1 samples for 2 indices"):
+            wrap(Short(2)).__getitems__([0, 1])
+
+    def test_it_survives_a_pickle(self, wrap):
+        again = pickle.loads(pickle.dumps(wrap(ManySquares(2))))
+        assert again.__getitems__([1]) == [again[1]]
+        assert not hasattr(pickle.loads(pickle.dumps(wrap(Squares(2)))), "__getitems__")
+
+
+class TestRandomSplit:
+    @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5), seed=st.integers(0, 2**64 - 1))
+    def test_parts_have_nothing_in_common_and_together_all(self, sizes, seed):
+        parts = random_split(Squares(sum(sizes)), sizes, seed)
+        assert [len(part) for part in parts] == sizes
+        assert sorted(index for part in parts for index in part.indices) == list(range(sum(sizes)))
+
+    @pytest.mark.parametrize(
+        ("count", "fractions", "sizes"),
+        [
+            (10, [1.0], [10]),
+            (0, [0.5, 0.5], [0, 0]),
+            (10, [1.0, 0], [10, 0]),
+            (10, [0.1] * 10, [1] * 10),
+            (10, [0.7, 0.2, 0.1], [7, 2, 1]),
+            # Seen in PaddlePaddle 3.3.1:
+            (5, [0.5, 0.5], [3, 2]),
+            (10, [0.33, 0.33, 0.34], [4, 3, 3]),
+            (11, [0.33, 0.33, 0.34], [4, 4, 3]),
+        ],
+    )
+    def test_fractions_are_rounded_down_and_the_rest_dealt_out(self, count, fractions, sizes):
+        assert [len(part) for part in random_split(Squares(count), fractions)] == sizes
+
+    def test_a_seed_repeats_it(self):
+        def split(generator):
+            return [list(part.indices) for part in random_split(Squares(9), [4, 5], generator)]
+
+        assert split(3) == split(np.int64(3)) == split(3)
+        assert split(3) != split(4)
+        assert split(np.random.default_rng(3)) == split(np.random.default_rng(3))
+        assert split(np.random.RandomState(3)) == split(np.random.RandomState(3))
+        np.random.seed(3)
+        first = split(None)
+        np.random.seed(3)
+        assert split(None) == first
+
+    def test_a_seed_splits_the_same_for_ever(self):
+        first, second = random_split(Squares(10), [3, 7], 0)
+        assert first.indices.tolist() == [1, 9, 0]
+        assert second.indices.tolist() == [8, 4, 6, 7, 2, 3, 5]
+
+    def test_parts_do_not_share_memory_that_one_could_spoil(self):
+        first, second = random_split(Squares(10), [5, 5], np.random.default_rng(0))
+        kept = second.indices.copy()
+        first.indices.sort()
+        assert (second.indices == kept).all()
+
+    @pytest.mark.parametrize(
+        ("lengths", "generator", "kind", "problem"),
+        [
+            ([2, 2], None, ValueError, r"lengths \[2, 2\] sum to 4, but the data set has 5 samples"),
+            ([], None, ValueError, r"lengths \[\] sum to 0, but the data set has 5"),
+            ([-1, 6], None, ValueError, "lengths must be numbers of 0 or more, got -1"),
+            ([0.3, 0.3], None, ValueError, r"fractions must sum to 1, got \[0.3, 0.3\]"),
+            ([0.5, 3], None, ValueError, "fractions must sum to 1"),
+            ([-0.5, 1.5], None, ValueError, "numbers of 0 or more, got -0.5"),
+            ([float("nan"), 1.0], None, ValueError, "numbers of 0 or more, got nan"),
+            (["5"], None, ValueError, "numbers of 0 or more, got '5'"),
+            ([True, 4], None, ValueError, "numbers of 0 or more, got True"),
+            ([5], -1, ValueError, "generator must be an integer from 0 to .*, got -1"),
+            ([5], "seed", TypeError, "a seed or a NumPy generator, got str"),
+            ([5], True, ValueError, "generator must be an integer from 0 to .*, got True"),
+        ],
+    )
+    def test_what_does_not_fit(self, lengths, generator, kind, problem):
+        with pytest.raises(kind, match=problem):
+            random_split(Squares(5), lengths, generator)
+
+    def test_what_is_only_iterated_cannot_be_split(self):
+        with pytest.raises(TypeError, match="dataset must be read by index, got Letters"):
+            random_split(Letters(), [1, 2])
+
+
+class TestArraySource:
+    def test_of_a_tensor_dataset_it_is_its_arrays(self):
+        dataset = TensorDataset([np.zeros((3, 2)), np.zeros(3)])
+        arrays, rows = array_source(dataset)
+        assert arrays is dataset.arrays
+        assert rows is None
+
+    @given(data=st.data(), depth=st.integers(1, 4))
+    def test_of_subsets_it_says_which_rows(self, data, depth):
+        dataset = TensorDataset([np.arange(10)])
+        for _ in range(depth):
+            count = len(dataset)
+            indices = st.integers(-count, count - 1)
+            dataset = Subset(dataset, data.draw(st.lists(indices, min_size=1, max_size=12)))
+        (array,), rows = array_source(dataset)
+        assert rows.dtype == np.int64
+        assert ((rows >= 0) & (rows < 10)).all()
+        assert array[rows].tolist() == [dataset[index][0] for index in range(len(dataset))]
+
+    def test_parts_of_a_split_have_one(self):
+        first, second = random_split(TensorDataset([np.arange(10)]), [4, 6], 1)
+        assert sorted([*array_source(first)[1], *array_source(second)[1]]) == list(range(10))
+
+    def test_an_empty_subset_has_one(self):
+        _, rows = array_source(Subset(TensorDataset([np.arange(10)]), []))
+        assert rows.tolist() == []
+
+    @pytest.mark.parametrize("name", ["__getitem__", "__getitems__", "__len__"])
+    def test_code_of_a_subclass_has_to_run(self, name):
+        base = TensorDataset([np.arange(3)])
+        own_tensors = type("OwnTensors", (TensorDataset,), {name: lambda self, *_: 1})
+        own_subset = type("OwnSubset", (Subset,), {name: lambda self, *_: 1})
+        assert array_source(own_tensors([np.arange(3)])) is None
+        assert array_source(own_subset(base, [0])) is None
+        assert array_source(Subset(own_subset(base, [0]), [0])) is None
+        assert array_source(Subset(own_tensors([np.arange(3)]), [0])) is None
+
+    def test_a_subclass_that_reads_as_its_base_has_one(self):
+        class Named(TensorDataset):
+            def __init__(self, name, *arrays):
+                super().__init__(*arrays)
+                self.name = name
+
+        assert array_source(Named("digits", np.arange(3))) is not None
+
+    @pytest.mark.parametrize(
+        "dataset",
+        [
+            Squares(3),
+            [1, 2, 3],
+            Subset([1, 2, 3], [0]),
+            ConcatDataset([TensorDataset([np.arange(3)])]),
+            Letters(),
+            None,
+        ],
+        ids=lambda dataset: type(dataset).__name__,
+    )
+    def test_of_anything_else_there_is_none(self, dataset):
+        assert array_source(dataset) is None
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset([np.arange(4)]),
+        Subset(Squares(6), [0, 2, 3, 5]),
+        ConcatDataset([Squares(2), Squares(2)]),
+        ComposeDataset([Squares(4), Squares(4)]),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_data_sets_pickle_and_iterate(dataset):
+    again = pickle.loads(pickle.dumps(dataset))
+    assert list(again) == list(dataset)
+    assert len(list(dataset)) == len(dataset) == 4
