@@ -7,6 +7,7 @@ of its own by default (`use_buffer_reader`), and is left at that.
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 from benchmarks import dataset_samples
@@ -22,12 +23,12 @@ def arrays_torch() -> dict[str, Candidate]:
     import torch.utils.data as data
 
     dataset = dataset_samples.flat_images()
-    images, labels = data.TensorDataset(*_tensors(dataset)), _Together(*_tensors(dataset))
-    batches = data.BatchSampler(data.RandomSampler(images), 100, drop_last=False)
+    single, together = data.TensorDataset(*_tensors(dataset)), _Together(*_tensors(dataset))
+    batches = data.BatchSampler(data.RandomSampler(single), 100, drop_last=False)
     loaders = {
-        "torch, TensorDataset": data.DataLoader(images, batch_size=100, shuffle=True),
-        "torch, __getitems__": data.DataLoader(labels, batch_size=100, shuffle=True),
-        "torch, sampler of batches": data.DataLoader(images, sampler=batches, batch_size=None),
+        "torch, TensorDataset": data.DataLoader(single, batch_size=100, shuffle=True),
+        "torch, __getitems__": data.DataLoader(together, batch_size=100, shuffle=True),
+        "torch, sampler of batches": data.DataLoader(single, sampler=batches, batch_size=None),
     }
     return _turns(loaders, _touch_torch)
 
@@ -136,7 +137,7 @@ def _named(library: str, workers: int) -> str:
 
 
 def _turns(loaders: dict[str, Any], touch: Any) -> dict[str, Candidate]:
-    return {name: lambda loader=loader: turn(loader, touch) for name, loader in loaders.items()}
+    return {name: partial(turn, loader, touch) for name, loader in loaders.items()}
 
 
 def _touch_torch(tensor: Any) -> object:

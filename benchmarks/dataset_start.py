@@ -60,6 +60,8 @@ other = loader()
 epoch = iter(other)
 next(epoch)
 seconds += [perf_counter() - start, again]
+for _ in epoch:  # Paddle leaves shared memory behind if it is left early
+    pass
 print(json.dumps([*(1000 * value for value in seconds), memory]))
 """
 

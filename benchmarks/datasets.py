@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from typing import Any
 
 from benchmarks import dataset_peers as peers
@@ -173,7 +174,7 @@ def _named(workers: int) -> str:
 
 
 def _candidates(loaders: dict[str, Any]) -> dict[str, Candidate]:
-    return {name: lambda loader=loader: turn(loader, touch) for name, loader in loaders.items()}
+    return {name: partial(turn, loader, touch) for name, loader in loaders.items()}
 
 
 def _turns(own: Factory, repeats: int, **others: Factory) -> dict[str, Spread]:

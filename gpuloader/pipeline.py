@@ -16,7 +16,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import Fetch
 from gpuloader.staging.ring import Ring
-from gpuloader.stats import Meter, mark
+from gpuloader.stats import Meter, is_tracing, mark
 from gpuloader.transfer import Landing, Lane
 
 DeliveredStep = list[tuple[StagedBatch, list[Any]]]
@@ -58,6 +58,8 @@ class Pipeline:
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
+        self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
+        self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
         self._prefetch = prefetch
         self._drop_last = drop_last
         self._meter = meter
@@ -76,21 +78,47 @@ class Pipeline:
             What the reader raised, once every step before it has been delivered.
         """
         self._drain()
-        while len(self._flying) <= self._prefetch and self._ending is None:
-            if not self._advance(wait=not self._flying):
+        if self._only_direct_lane is not None:
+            return self._next_direct(self._only_direct_lane)
+        flying = self._flying
+        while len(flying) <= self._prefetch and self._ending is None:
+            if not self._advance(wait=not flying):
                 break
-        if not self._flying:
+        if not flying:
             raise self._end()
         begun = perf_counter_ns()
-        landings = self._flying.popleft()
-        step = [
-            (landing.staged, lane.deliver(landing))
-            for lane, landing in zip(self._lanes, landings, strict=False)
-        ]
+        landings = flying.popleft()
+        # No strict=True: the last step may have fewer batches than there are places.
+        step = [(landing.staged, lane.deliver(landing)) for lane, landing in zip(self._lanes, landings)]  # noqa: B905
         now = perf_counter_ns()
         self._meter.transfer += now - begun
         mark("deliver", begun, now)
         return step
+
+    def _next_direct(self, lane: Lane) -> DeliveredStep:
+        """Do the same where nothing is copied and nothing grouped: deliver what is fetched.
+
+        For a batch of some kilobytes the way through group, landing and flight would take longer than all
+        the rest.
+        """
+        if self._ending is not None:
+            raise self._end()
+        begun = perf_counter_ns()
+        try:
+            staged = self._fetch.get()
+        except Exception:
+            # As in `_advance`: an interrupt of this thread ends nothing.
+            self._ending = QueueClosed("the epoch is over")
+            raise
+        fetched = perf_counter_ns()
+        arrays = lane.lease(staged)
+        now = perf_counter_ns()
+        self._meter.wait += fetched - begun
+        self._meter.transfer += now - fetched
+        if is_tracing():
+            mark("wait", begun, fetched)
+            mark("deliver", fetched, now)
+        return [(staged, arrays)]
 
     def _advance(self, *, wait: bool) -> bool:
         """Get one more batch, and issue a step's copies when it is whole; False if none is there."""
@@ -115,7 +143,7 @@ class Pipeline:
         try:
             while (staged := self._fetch.get_nowait()) is None:
                 # The fetcher may be waiting for a slot that only a finished copy gives back.
-                if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._lanes):
+                if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._copying_lanes):
                     return self._fetch.get()
             return staged
         finally:
@@ -128,7 +156,7 @@ class Pipeline:
         begun = perf_counter_ns()
         landings: list[Landing] = []
         try:
-            for lane, staged in zip(self._lanes, group, strict=False):
+            for lane, staged in zip(self._lanes, group):  # noqa: B905
                 landings.append(lane.issue(staged))
         except BaseException:
             for lane, landing in zip(self._lanes, landings, strict=False):
@@ -140,8 +168,9 @@ class Pipeline:
         self._meter.transfer += perf_counter_ns() - begun
 
     def _drain(self) -> None:
-        self._ring.drain()
-        for lane in self._lanes:
+        if self._ring.freed:
+            self._ring.drain()
+        for lane in self._copying_lanes:
             lane.drain()
 
     def _end(self) -> BaseException:

@@ -56,6 +56,8 @@ class OrderedPlan:
         chunk = max(_AHEAD // size, 1) * size
         for first in range(start * size, end, chunk):
             part = self.order.slice(first, min(first + chunk, end))
+            if not isinstance(part, range):
+                part.flags.writeable = False  # so that who has looked at all of it can trust its batches
             for begin in range(0, len(part), size):
                 yield part[begin : begin + size]
 

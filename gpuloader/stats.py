@@ -100,6 +100,11 @@ class Span(NamedTuple):
 _spans: list[Span] | None = None
 
 
+def is_tracing() -> bool:
+    """Return whether a trace is running: what only it wants to know need not be worked out otherwise."""
+    return _spans is not None
+
+
 def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
     """Add a span of the calling thread, or of the one named, to the running trace, if there is one."""
     if _spans is not None:

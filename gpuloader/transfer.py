@@ -112,11 +112,15 @@ class Lane:
         """Hand a batch over: the consumer's stream waits for its copy, and the arrays hold its lease."""
         staged, slot = landing.staged, landing.slot
         if slot is None:
-            lent = self._ring.lend(staged.slot, staged.layout)
-            return lease_views(lent, staged.layout, self._ring.freed)
+            return self.lease(staged)
         slot.stream = self.device.consumer_stream()
         self.device.wait(slot.stream, slot.ready)
         return self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
+
+    def lease(self, staged: StagedBatch) -> list[Any]:
+        """Hand over a batch of a direct device: the arrays lie in the host slot, or in a private copy."""
+        ring = self._ring
+        return lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
 
     def discard(self, landing: Landing) -> None:
         """Take back a batch that nobody will get."""

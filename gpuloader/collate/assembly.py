@@ -18,7 +18,7 @@ from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.whole import stage_whole
 from gpuloader.errors import QueueClosed, SampleError
-from gpuloader.sources.randomness import draws
+from gpuloader.sources.randomness import current_draw
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
@@ -117,8 +117,9 @@ class Assembler:
             The data set raised; names the sample, and has the exception as its cause.
         """
         many = self._fetch_many
+        draw = current_draw()
         if many is not None and self.collation.batched:
-            draws.index = draws.generator = None
+            draw.index = draw.generator = None
             try:
                 samples = list(many(list(indices)))
             except Exception as error:
@@ -131,9 +132,9 @@ class Assembler:
                 raise SampleError(problem, batch=number, worker=self.worker)
             yield from samples
             return
-        dataset, current = self.dataset, draws
+        dataset = self.dataset
         for position, index in enumerate(indices, start):
-            current.index, current.generator = index, None
+            draw.index, draw.generator = index, None
             try:
                 sample = dataset[index]
             except Exception as error:

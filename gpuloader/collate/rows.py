@@ -15,14 +15,14 @@ from gpuloader.errors import SampleError
 from gpuloader.spec import Array, FeedSpec, as_numbers, convert, convert_alike
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
-_SCALARS = {"i": int, "u": int, "f": float}
 _PACKABLE = "bBhHiIqQefd"
 _SAMPLE_TYPES = (tuple, list)
+_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, struct.error)
 
-Target = tuple[Any, Sequence[slice | int], type | None, Callable[..., None] | None, int]
-"""Where one field's samples go, (region, places, scalar, pack, nbytes): ``region[places[i]] = array`` writes
-sample i or raises; where a sample is one number, ``region[i] = number`` takes a Python number of type
-`scalar`; and ``pack(i * nbytes, *numbers)`` takes a list of Python numbers."""
+Target = tuple[Any, Sequence[slice | int], Any, Callable[..., None] | None, int]
+"""Where one field's samples go, (region, places, numbers, pack, nbytes): ``region[places[i]] = array`` writes
+sample i or raises; where a sample is one number, ``numbers[i] = number`` does; and
+``pack(i * nbytes, *numbers)`` takes a list of Python numbers."""
 
 
 class CheckedRows:
@@ -124,15 +124,15 @@ class SampleRows:
                 if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
                     raise TypeError
                 # No strict=True: it would cost a tenth of the time of a whole sample, here.
-                for (region, places, scalar, pack, nbytes), value in zip(targets, sample):  # noqa: B905
+                for (region, places, numbers, pack, nbytes), value in zip(targets, sample):  # noqa: B905
                     kind = type(value)
-                    if kind is scalar:
-                        region[index] = value
-                    elif kind is list and pack is not None:
+                    if kind is list and pack is not None:
                         pack(index * nbytes, *value)
+                    elif numbers is not None and (kind is not np.ndarray or not value.ndim):
+                        numbers[index] = value
                     else:
                         region[places[index]] = value
-            except (TypeError, ValueError, OverflowError, NotImplementedError, struct.error):
+            except _UNFIT:
                 self._convert_and_write(views, index, sample)
         return index + 1
 
@@ -159,8 +159,8 @@ class RowPlaces:
         Whether a sample has one dimension at most, and is written through a flat view.
     places : sequence
         Where in the region each sample lies.
-    scalar : type or None
-        The Python number a sample may be.
+    is_number : bool
+        Whether a sample is one real number.
     packer : struct.Struct or None
         Writes a sample from a list of Python numbers.
     nbytes : int
@@ -169,7 +169,7 @@ class RowPlaces:
 
     flat: bool
     places: Sequence[slice | int]
-    scalar: type | None
+    is_number: bool
     packer: struct.Struct | None
     nbytes: int
 
@@ -178,12 +178,13 @@ def _row_places(field: FieldLayout) -> RowPlaces:
     count, elements = field.shape[0], math.prod(field.shape[1:])
     nbytes = elements * field.dtype.itemsize
     if len(field.shape) > 2 or not count or not elements:
-        return RowPlaces(False, range(count), None, None, nbytes)
+        return RowPlaces(False, range(count), False, None, nbytes)
     places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
-    scalar = _SCALARS.get(field.dtype.kind) if elements == 1 else None
+    # A memoryview takes anything for a boolean, so those go the slower way.
+    is_number = elements == 1 and field.dtype.kind in "iuf"
     code = "q" if field.dtype == np.int64 else "Q" if field.dtype == np.uint64 else field.dtype.char
     packer = struct.Struct(f"{elements}{code}") if code in _PACKABLE else None
-    return RowPlaces(True, places, scalar, packer, nbytes)
+    return RowPlaces(True, places, is_number, packer, nbytes)
 
 
 def _target(rows: Array, row: RowPlaces) -> Target:
@@ -191,7 +192,7 @@ def _target(rows: Array, row: RowPlaces) -> Target:
         return CheckedRows(rows), row.places, None, None, row.nbytes
     flat = rows.reshape(-1)
     pack = functools.partial(row.packer.pack_into, flat.view(np.uint8).data) if row.packer else None
-    return flat.data, row.places, row.scalar, pack, row.nbytes
+    return flat.data, row.places, flat.data if row.is_number else None, pack, row.nbytes
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:

@@ -20,9 +20,9 @@ from gpuloader.staging.ring import Ring, Slot
 from gpuloader.stats import Meter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take longer to make than the rest of its way
 class StagedBatch:
-    """A batch that lies in a slot.
+    """A batch that lies in a slot; never changed once it is made.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemStream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import QueueClosed
-from gpuloader.sources.randomness import draws
+from gpuloader.sources.randomness import begin_draws
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.stats import Meter
@@ -44,19 +44,25 @@ class InlineFetch:
 
 
 class _Spot:
-    """Where one batch is written: a slot of the ring, taken when its size is known."""
+    """Where the batch at hand is written: a slot of the ring, taken when its size is known."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self.slot: Slot | None = None
+        self._slot: Slot | None = None
 
     def reserve(self, nbytes: int) -> Slot:
-        self.slot = self._ring.acquire(nbytes)
-        return self.slot
+        self._slot = slot = self._ring.acquire(nbytes)
+        return slot
 
     def give_back(self) -> None:
-        if self.slot is not None:
-            self._ring.release(self.slot)
+        """Return the slot to the ring; called where no batch came of it."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._ring.release(slot)
+
+    def hand_on(self) -> None:
+        """Forget the slot: it goes on with its batch."""
+        self._slot = None
 
 
 def stage_batches(
@@ -75,37 +81,35 @@ def stage_batches(
     SampleError
         The data set raised, or a sample does not fit.
     """
-    draws.begin(seed, epoch)
-    for number, indices in numbered:
-        begun = perf_counter_ns()
-        spot = _Spot(ring)
-        try:
-            staged = assembler.assemble(number, indices, spot.reserve)
-        except BaseException:
-            spot.give_back()
-            raise
-        meter.fetched(begun, perf_counter_ns(), staged.layout.nbytes)
-        yield staged
+    begin_draws(seed, epoch)
+    spot = _Spot(ring)
+    assemble, reserve = assembler.assemble, spot.reserve
+    try:
+        for number, indices in numbered:
+            begun = perf_counter_ns()
+            staged = assemble(number, indices, reserve)
+            spot.hand_on()
+            meter.fetched(begun, perf_counter_ns(), staged.layout.nbytes)
+            yield staged
+    finally:
+        spot.give_back()
 
 
 def stage_items(
     stream: ItemStream, start: int, ring: Ring, meter: Meter, *, seed: int, epoch: int
 ) -> Iterator[StagedBatch]:
     """Yield every batch of an iterable data set, the first of them as number `start`."""
-    draws.begin(seed, epoch)
+    begin_draws(seed, epoch)
+    spot = _Spot(ring)
     try:
         for number in itertools.count(start):
             begun = perf_counter_ns()
-            spot = _Spot(ring)
-            try:
-                staged = stream.stage(number, spot.reserve)
-            except BaseException:
-                spot.give_back()
-                raise
+            staged = stream.stage(number, spot.reserve)
             if staged is None:
-                spot.give_back()
                 return
+            spot.hand_on()
             meter.fetched(begun, perf_counter_ns(), staged.layout.nbytes)
             yield staged
     finally:
+        spot.give_back()
         stream.close()

@@ -19,7 +19,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed, WorkerTimeout
 from gpuloader.fetch.jobs import Job, Window, deliver
 from gpuloader.fetch.thread import CLOSING_TIME
-from gpuloader.sources.randomness import draws, mixed_seed
+from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
 from gpuloader.stats import Meter
 
@@ -126,7 +126,7 @@ def _work(
     except BaseException as error:
         bell.put(error)
         return
-    draws.begin(crew.seed, crew.epoch)
+    begin_draws(crew.seed, crew.epoch)
     while (task := tasks.get()) is not None:
         task()
 

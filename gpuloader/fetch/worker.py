@@ -27,7 +27,7 @@ from gpuloader.errors import LoaderError
 from gpuloader.fetch.shipping import unpack
 from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.sources.processes import die_with_parent, portable
-from gpuloader.sources.randomness import draws, mixed_seed
+from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Slot
@@ -147,7 +147,7 @@ class _Worker:
         form, reached = pickle.loads(message.payload)
         if form is not None:
             self._assembler.adopt(form)
-        draws.begin(seed, epoch)
+        begin_draws(seed, epoch)
         self._seeds = seed, epoch
         setup = self._setup
         own = mixed_seed(seed, epoch, self._number)

@@ -17,32 +17,48 @@ from gpuloader.errors import LoaderError
 _MASK = (1 << 64) - 1
 
 
-class Draws(threading.local):
-    """What the calling thread fetches now.
+class Draw:
+    """What a thread fetches now.
 
     Attributes
     ----------
-    seed, epoch : int or None
+    seed : int or None
         Of the loader; None where no sample is being fetched.
+    epoch : int
+        Of the loader.
     index : object
         Data set index of the sample.
     generator : numpy.random.Generator or None
         The sample's generator, made when it is first asked for.
     """
 
-    seed: int | None = None
-    epoch: int = 0
-    index: Any = None
-    generator: np.random.Generator | None = None
+    __slots__ = ("epoch", "generator", "index", "seed")
 
-    def begin(self, seed: int, epoch: int) -> None:
-        """Fetch for this seed and epoch from now on."""
-        self.seed, self.epoch = seed, epoch
-        self.index = self.generator = None
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self.epoch = 0
+        self.index: Any = None
+        self.generator: np.random.Generator | None = None
 
 
-draws = Draws()
-"""Set by whoever fetches; `index` and `generator` before each sample."""
+class _Present(threading.local):
+    def __init__(self) -> None:
+        self.draw = Draw()
+
+
+_present = _Present()
+
+
+def current_draw() -> Draw:
+    """Return the calling thread's; who fetches sets `index` and `generator` before each sample."""
+    return _present.draw
+
+
+def begin_draws(seed: int, epoch: int) -> None:
+    """Fetch for this seed and epoch from now on, in the calling thread."""
+    draw = _present.draw
+    draw.seed, draw.epoch = seed, epoch
+    draw.index = draw.generator = None
 
 
 def sample_rng() -> np.random.Generator:
@@ -75,15 +91,16 @@ def sample_rng() -> np.random.Generator:
     >>> numbers() == numbers(num_workers=2, worker_type="thread")
     True
     """
-    if draws.seed is None:
+    draw = _present.draw
+    if draw.seed is None:
         raise LoaderError(
             "no sample is being fetched in this thread; call sample_rng() in the data set's __getitem__ or "
             "__iter__, as the loader runs it"
         )
-    if draws.generator is None:
-        counter = [0, 0, as_number(draws.index), draws.epoch & _MASK]
-        draws.generator = np.random.Generator(np.random.Philox(key=[draws.seed & _MASK, 1], counter=counter))
-    return draws.generator
+    if draw.generator is None:
+        counter = [0, 0, as_number(draw.index), draw.epoch & _MASK]
+        draw.generator = np.random.Generator(np.random.Philox(key=[draw.seed & _MASK, 1], counter=counter))
+    return draw.generator
 
 
 def mixed_seed(*parts: int) -> int:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
+_ndarray, _asarray = np.ndarray, np.asarray  # looked up once: they are called for every batch
+
 
 class Lease:
     """The token every view of a batch keeps alive; when the last view dies, its owner is free.
@@ -48,5 +50,5 @@ def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[A
     >>> del corner; freed.popleft() is slot
     True
     """
-    region = np.asarray(Lease(slot, freed, slot.interface))
-    return [np.ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]
+    region = _asarray(Lease(slot, freed, slot.interface))
+    return [_ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]

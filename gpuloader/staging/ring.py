@@ -27,6 +27,8 @@ class Slot:
         The region, uint8.
     address : int
         Where it starts.
+    nbytes : int
+        Its size.
     interface : dict
         The region in NumPy's array interface, made once: a lease hands it out.
     memory : object
@@ -35,7 +37,7 @@ class Slot:
         False for a private copy, which no ring takes back.
     """
 
-    __slots__ = ("_layout", "_views", "address", "bytes", "in_ring", "interface", "memory")
+    __slots__ = ("_layout", "_views", "address", "bytes", "in_ring", "interface", "memory", "nbytes")
 
     def __init__(self, region: NDArray[np.uint8], memory: object, *, in_ring: bool = True) -> None:
         self.in_ring = in_ring
@@ -44,6 +46,7 @@ class Slot:
     def replace(self, region: NDArray[np.uint8], memory: object) -> None:
         """Lie in another region from now on; only a slot that no lease refers to may move."""
         self.bytes = region
+        self.nbytes = region.size
         self.memory = memory
         self.interface: dict[str, Any] = region.__array_interface__
         self.address: int = self.interface["data"][0]
@@ -123,11 +126,12 @@ class Ring:
             self._credits.put(False)
             raise QueueClosed("the consumer has closed the loader")
         slot = self._free.pop()
-        try:
-            self.fit(slot, nbytes)
-        except BaseException:
-            self._return(slot)
-            raise
+        if nbytes > slot.nbytes:
+            try:
+                self.fit(slot, nbytes)
+            except BaseException:
+                self._return(slot)
+                raise
         return slot
 
     def take(self) -> Slot | None:
@@ -143,7 +147,7 @@ class Ring:
 
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Give a slot that nobody reads memory of at least `nbytes`, if it has less."""
-        if nbytes > slot.bytes.size:
+        if nbytes > slot.nbytes:
             arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared)
             slot.replace(arena.bytes, arena)
 
