@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gpuloader.collate.batches import BatchStager
 from gpuloader.collate.samples import SampleListStager, SampleStager
-from gpuloader.collate.stream import StagedBatch, stage_all
+from gpuloader.collate.stream import Reached, StagedBatch, stage_all
 from gpuloader.devices import default_place, open_device
 from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road
@@ -23,9 +24,10 @@ from gpuloader.sources.contract import check_reader
 from gpuloader.sources.reader import multiprocess_reader
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
 from gpuloader.staging.ring import Ring
+from gpuloader.state import Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
 
-Stream = Callable[[Ring], Iterator[StagedBatch]]
+Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
 
 
 class GeneratorLoader:
@@ -61,7 +63,9 @@ class GeneratorLoader:
         self._stream: Stream | None = None
         self._idle: deque[Road] = deque(maxlen=1)
         self._started: Epoch | None = None
-        self._at_end = False
+        self._progress: Progress | None = None
+        self._resume: Progress | None = None
+        self._next_epoch = 0
 
     def set_sample_generator(
         self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
@@ -111,6 +115,7 @@ class GeneratorLoader:
             reader,
             places,
             lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
+            items_a_batch=size,
         )
 
     def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
@@ -146,7 +151,13 @@ class GeneratorLoader:
         feeds, meter = self._feeds, self._meter
         return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter))
 
-    def _set(self, reader: Callable[[], Any], places: Any, stager: Callable[[Ring], Any]) -> GeneratorLoader:
+    def _set(
+        self,
+        reader: Callable[[], Any],
+        places: Any,
+        stager: Callable[[Ring], Any],
+        items_a_batch: int = 1,
+    ) -> GeneratorLoader:
         source = check_reader(reader)
         if self._started is not None:
             raise LoaderError("the source cannot change while an epoch runs; call reset() first")
@@ -160,7 +171,9 @@ class GeneratorLoader:
         self._devices = tuple(open_device(place) for place in parse_places(places))
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
-        self._stream = lambda ring: stage_all(source, stager(ring))
+        self._stream = lambda ring, progress: stage_all(
+            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own)
+        )
         # A new one: an epoch that still runs gives its road, and the old places with it, to the old.
         self._idle = deque(maxlen=1)
         return self
@@ -196,7 +209,6 @@ class GeneratorLoader:
         if self._started is not None:
             raise LoaderError("start() was called twice; call reset() between epochs")
         self._started = self._begin()
-        self._at_end = False
 
     def reset(self) -> None:
         """End the epoch that `start` began, at its end or before.
@@ -254,6 +266,46 @@ class GeneratorLoader:
         """
         return self._meter.snapshot()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the user of the latest epoch has come, as plain JSON-able data.
+
+        Batches read ahead do not count. A reader that is an object with ``state_dict`` adds its own state.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> def loader():
+        ...     made = DataLoader.from_generator(capacity=4, return_list=True)
+        ...     return made.set_batch_generator(lambda: ([[number]] for number in range(5)), places="cpu")
+        >>> first = loader()
+        >>> epoch = iter(first)
+        >>> [next(epoch)[0].tolist() for _ in range(3)]
+        [[0], [1], [2]]
+        >>> second = loader()
+        >>> second.load_state_dict(first.state_dict())
+        >>> [numbers.tolist() for numbers, in second]
+        [[3], [4]]
+        """
+        progress = self._resume or self._progress
+        if progress is None or (progress.ended and self._resume is None):
+            progress = Progress(None, self._next_epoch)
+        return progress.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next epoch go on where the user of another loader had come.
+
+        What was received is read again and dropped, unless the reader has a ``load_state_dict`` of its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            This is no state, or one of a loader around a data set.
+        """
+        progress = read_state(state)
+        if progress.seed is not None:
+            raise ValueError("this is the state of a DataLoader around a data set, not around a reader")
+        self._resume = progress
+
     def _require_not_iterable(self, call: str) -> None:
         if self._iterable:
             raise LoaderError(f"{call} is for loaders made with iterable=False; loop over this one instead")
@@ -268,18 +320,28 @@ class GeneratorLoader:
             road = self._idle.pop()
         except IndexError:
             road = build_road(self._devices, self._capacity, prefetch=int(self._double_buffer))
-        batches = self._stream(road.ring)
+        resume, self._resume = self._resume, None
+        progress = resume or Progress(None, self._next_epoch)
+        self._progress, self._next_epoch = progress, progress.epoch + 1
+        batches = self._stream(road.ring, progress)
         fetch: Fetch = (
             ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
         )
         # Into the box of this source: one that is set meanwhile has its own.
         return Epoch(
-            road, fetch, self._present, self._idle.append, drop_last=self._drop_last, meter=self._meter
+            road,
+            fetch,
+            partial(self._present, progress),
+            self._idle.append,
+            drop_last=self._drop_last,
+            meter=self._meter,
+            ended=progress.end,
         )
 
-    def _present(self, step: DeliveredStep) -> Any:
+    def _present(self, progress: Progress, step: DeliveredStep) -> Any:
         batches: list[Any] = []
         for staged, arrays in step:
+            progress.received(staged)
             levels = staged.levels
             fields = gather_fields(levels, arrays) if any(levels) else arrays
             batches.append(fields if self._as_list else self._name_fields(fields))

@@ -22,7 +22,7 @@ from gpuloader.stats import Meter
 
 @dataclass(slots=True)  # not frozen: that would take longer to make than the rest of its way
 class StagedBatch:
-    """A batch that lies in a slot; never changed once it is made.
+    """A batch that lies in a slot; not changed once it is on its way.
 
     Attributes
     ----------
@@ -55,8 +55,27 @@ Stager = Callable[[Iterator[Any], int], StagedBatch | None]
 """Reads and stages the batch of the given number; None at the end of the reader."""
 
 
-def stage_all(reader: Reader, stage: Stager) -> Iterator[StagedBatch]:
-    """Yield every batch of one epoch, staged; runs in whatever thread iterates it.
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where in a reader's epoch to begin.
+
+    Attributes
+    ----------
+    batches : int
+        Batches the user has already received.
+    items : int
+        What the reader yields for one of them.
+    state : object
+        What the reader's own ``state_dict`` said behind them; nothing is then read again.
+    """
+
+    batches: int = 0
+    items: int = 1
+    state: Any = None
+
+
+def stage_all(reader: Reader, stage: Stager, reached: Reached | None = None) -> Iterator[StagedBatch]:
+    """Yield the batches of one epoch, staged; runs in whatever thread iterates it.
 
     Raises
     ------
@@ -65,14 +84,18 @@ def stage_all(reader: Reader, stage: Stager) -> Iterator[StagedBatch]:
     BaseException
         Whatever the reader raised, with a note that names the batch.
     """
+    reached = reached or Reached()
+    own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
     place = _Place()
     with place:
-        items = iterate(reader)
+        items = _open(reader, reached)
     try:
-        for number in itertools.count():
+        for number in itertools.count(reached.batches):
             place.number = number
             with place:
                 staged = stage(items, number)
+                if staged is not None and own_state is not None:
+                    staged.state = own_state()
             if staged is None:
                 return
             yield staged
@@ -80,6 +103,17 @@ def stage_all(reader: Reader, stage: Stager) -> Iterator[StagedBatch]:
         close = getattr(items, "close", None)
         if callable(close):
             close()
+
+
+def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
+    """Start a reader behind what the user has received: by its own state, or by reading up to there."""
+    if reached.state is not None:
+        reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
+        return iterate(reader)
+    items = iterate(reader)
+    skipped = reached.batches * reached.items
+    next(itertools.islice(items, skipped, skipped), None)
+    return items
 
 
 class _Place:
