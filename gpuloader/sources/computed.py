@@ -103,6 +103,7 @@ class Computed:
     def _table(self) -> NDArray[Any]:
         if (table := self._kept) is None:
             table = self._build_table()
+            table.flags.writeable = False
             object.__setattr__(self, "_kept", table)
         return table
 

@@ -98,6 +98,14 @@ class Shuffled(Computed):
         key = derive_key(self.seed, self.epoch, _PERMUTED)
         return permute(positions.astype(np.uint64), self.count, key).view(np.int64)
 
+    def slice(self, start: int, stop: int) -> Indices:
+        """Return the entries from position `start` to before `stop`."""
+        if self.count > _SORTED_AT_MOST:
+            return super().slice(start, stop)
+        check_slice(self, start, stop)
+        permutation: Indices = self._table()
+        return permutation[start:stop]
+
     def _build_table(self) -> Indices:
         return sort_hashes(self.count, derive_key(self.seed, self.epoch, _SORTED)).view(np.int64)
 

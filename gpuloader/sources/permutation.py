@@ -17,6 +17,8 @@ Words = NDArray[np.uint64]
 _ALL = 2**64 - 1
 # The constants of splitmix64 (Steele, Lea and Flood 2014, with Stafford's mixer 13).
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_30, _27, _31, _MIX_1, _MIX_2 = (np.uint64(word) for word in (30, 27, 31, _FIRST, _SECOND))
+_BLOCK = 4096  # words hashed at once
 _ROUNDS = 5  # of both halves; with ideal hashes, two would do (Luby and Rackoff 1988)
 
 
@@ -46,12 +48,18 @@ def hash_positions(positions: Words, key: int) -> Words:
     ['0x599ed017fb08fc85', '0x2c73f08458540fa5']
     """
     words = positions * np.uint64(_STEP)
-    words += np.uint64((key + _STEP) & _ALL)
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(_FIRST)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(_SECOND)
-    words ^= words >> np.uint64(31)
+    start = np.uint64((key + _STEP) & _ALL)
+    shifted = np.empty(min(_BLOCK, words.size), np.uint64)
+    # Block by block: eight passes over what lies in the cache, not over all of it.
+    for first in range(0, words.size, _BLOCK):
+        block = words[first : first + _BLOCK]
+        spare = shifted[: block.size]
+        block += start
+        block ^= np.right_shift(block, _30, out=spare)
+        block *= _MIX_1
+        block ^= np.right_shift(block, _27, out=spare)
+        block *= _MIX_2
+        block ^= np.right_shift(block, _31, out=spare)
     return words
 
 
