@@ -15,7 +15,7 @@ from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.inline import InlineFetch, stage_batches, stage_items
 from gpuloader.fetch.jobs import Window
-from gpuloader.fetch.thread_workers import Crew, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.thread_workers import PART_NBYTES, Crew, ThreadStreams, ThreadWorkers
 from gpuloader.sources.dataset import array_source
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring
@@ -93,8 +93,9 @@ class Pass:
 class Fetching:
     """Fetches a data set's batches, epoch after epoch: inline, in threads or in processes.
 
-    A data set that is nothing but arrays is read by threads even where processes were asked for: there is
-    no Python to run beside, and a vectorised take in this process costs less than a message to another.
+    A data set that is nothing but arrays has no Python code to be run beside the user's: large batches of it
+    are taken by threads even where processes were asked for, and small ones by the consumer itself, since
+    one vectorised take costs less than a message to whoever might do it instead.
 
     Parameters
     ----------
@@ -133,8 +134,8 @@ class Fetching:
         self._assembler = kind(dataset, collation)
         self._pool: Pool | None = None
         self._start_method = workers.start_method
-        by_process = workers.kind == "process" and (self._gatherer is None or workers.init is not None)
-        self.in_processes = workers.count > 0 and by_process
+        self._count = self._useful_count()
+        self.in_processes = self._count > 0 and workers.kind == "process" and self._gatherer is None
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._collation
@@ -144,6 +145,13 @@ class Fetching:
         source = array_source(self._dataset) if plain else None
         return None if source is None else Gatherer(*source)
 
+    def _useful_count(self) -> int:
+        """Return how many workers of those asked for make sense."""
+        if self._gatherer is None:
+            return self._workers.count
+        pays = self._gatherer.layout(self._batch_size or 1).nbytes >= PART_NBYTES
+        return self._workers.count if pays else 0
+
     @property
     def crew(self) -> int | None:
         """How many streams of an iterable data set are read in turn; None for a data set with indices."""
@@ -152,16 +160,16 @@ class Fetching:
     @property
     def ahead(self) -> int:
         """Batches that may be under way with workers."""
-        workers = self._workers
-        if workers.kind == "thread" and self._items_a_batch is None and self._batch_size:
+        workers, count = self._workers, self._count
+        by_thread = not self.in_processes and self._items_a_batch is None
+        if by_thread and count and self._batch_size:
             # A batch keeps as many threads busy as it has samples.
-            batches = -(-workers.count // min(workers.count or 1, self._batch_size))
-            return workers.prefetch_factor * max(batches, 1)
-        return workers.prefetch_factor * workers.count
+            return workers.prefetch_factor * -(-count // min(count, self._batch_size))
+        return workers.prefetch_factor * count
 
     def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
         """Begin an epoch: return who fills the ring's slots."""
-        if not self._workers.count:
+        if not self._count:
             return self._open_inline(one, ring, meter)
         numbered = one.numbered if one.numbered is not None else zip(itertools.count(one.start), _NO_INDICES)
         window = Window(numbered, ring, self.ahead, in_order=self._workers.in_order)
