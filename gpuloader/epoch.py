@@ -13,6 +13,7 @@ from typing import Any
 from gpuloader.devices.base import Device
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import Fetch
+from gpuloader.interop import Output
 from gpuloader.pipeline import DeliveredStep, Pipeline
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
@@ -38,17 +39,27 @@ class Road:
     prefetch: int
 
 
-def build_road(devices: Sequence[Device], capacity: int, *, prefetch: int, shared: bool = False) -> Road:
+def build_road(
+    devices: Sequence[Device],
+    capacity: int,
+    *,
+    prefetch: int,
+    shared: bool = False,
+    outputs: Sequence[Output] | None = None,
+) -> Road:
     """Return slots and lanes for the given devices; memory is reserved when the first batch is known.
 
     `capacity` batches may wait for the consumer, and `prefetch` steps are copied ahead to devices that are
-    copied to. `shared` slots lie in memory that worker processes can map.
+    copied to. `shared` slots lie in memory that worker processes can map. `outputs`, one a device, say whose
+    arrays the user gets.
     """
     prefetch = 0 if all(device.direct for device in devices) else prefetch
     count, spare = count_slots(capacity, devices, prefetch)
     locker = next((device.locker for device in devices if device.locker is not None), None)
     ring = Ring(count, spare, locker, shared=shared)
-    return Road(ring, tuple(Lane(device, ring, prefetch) for device in devices), prefetch)
+    kinds: Sequence[Output | None] = outputs or [None] * len(devices)
+    lanes = [Lane(device, ring, prefetch, kind) for device, kind in zip(devices, kinds, strict=True)]
+    return Road(ring, tuple(lanes), prefetch)
 
 
 class Epoch:

@@ -17,6 +17,7 @@ from gpuloader.errors import EOFException, LoaderError
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.inline import InlineFetch
 from gpuloader.fetch.thread import ThreadFetch
+from gpuloader.interop import Output, open_output
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
 from gpuloader.ragged import gather_fields
@@ -50,7 +51,10 @@ class GeneratorLoader:
         return_list: bool,
         use_multiprocess: bool,
         drop_last: bool,
+        output: str | None = None,
+        stream: object = None,
     ) -> None:
+        self._output, self._output_stream = output, stream
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         self._double_buffer = use_double_buffer
@@ -60,6 +64,7 @@ class GeneratorLoader:
         self._drop_last = drop_last
         self._meter = Meter()
         self._devices: tuple[Device, ...] = ()
+        self._outputs: list[Output] = []
         self._stream: Stream | None = None
         self._idle: deque[Road] = deque(maxlen=1)
         self._started: Epoch | None = None
@@ -169,6 +174,7 @@ class GeneratorLoader:
                 )
             places = default_place()
         self._devices = tuple(open_device(place) for place in parse_places(places))
+        self._outputs = [open_output(self._output, device, self._output_stream) for device in self._devices]
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
         self._stream = lambda ring, progress: stage_all(
@@ -319,7 +325,9 @@ class GeneratorLoader:
         try:
             road = self._idle.pop()
         except IndexError:
-            road = build_road(self._devices, self._capacity, prefetch=int(self._double_buffer))
+            road = build_road(
+                self._devices, self._capacity, prefetch=int(self._double_buffer), outputs=self._outputs
+            )
         resume, self._resume = self._resume, None
         progress = resume or Progress(None, self._next_epoch)
         self._progress, self._next_epoch = progress, progress.epoch + 1

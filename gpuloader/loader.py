@@ -14,6 +14,7 @@ from gpuloader.devices import default_place, open_device
 from gpuloader.epoch import Epoch, Road, build_road
 from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.generator import GeneratorLoader
+from gpuloader.interop import check_output, open_output
 from gpuloader.options import check_collation, check_dataset, check_seed, check_workers
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
@@ -86,6 +87,12 @@ class DataLoader:
         Fields of varying length, delivered as `Ragged`; nested ones are named ``outer.inner``.
     pad : mapping or None
         Fields of varying length, each with the number that short rows are filled up with.
+    output : str or None
+        'torch', 'jax', 'paddle', 'cupy' or 'numpy': whose arrays a batch is made of, without a copy (but for
+        JAX on a GPU). None: CuPy's on a GPU, NumPy's elsewhere.
+    stream : object
+        What batches on a GPU are used on, with ``__cuda_stream__``, or a function that gives such a stream.
+        None: the current stream of the output's framework, in the thread that asks for the batch.
 
     Raises
     ------
@@ -133,6 +140,8 @@ class DataLoader:
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
+        output: str | None = None,
+        stream: object = None,
     ) -> None:
         self._iterable = check_dataset(dataset)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
@@ -171,6 +180,7 @@ class DataLoader:
         self._prefetch = check_count("prefetch", prefetch) if use_buffer_reader else 0
         places = default_place() if places is None else places
         self._devices = tuple(open_device(place) for place in parse_places(places))
+        self._outputs = [open_output(check_output(output), device, stream) for device in self._devices]
         self._fetching = Fetching(
             dataset,
             collation,
@@ -226,6 +236,7 @@ class DataLoader:
                 self._fetching.ahead,
                 prefetch=self._prefetch,
                 shared=self._fetching.in_processes,
+                outputs=self._outputs,
             )
         fetch = self._fetching.open(self._plan(progress), road.ring, self._meter)
         self._progress = progress
@@ -351,6 +362,9 @@ class DataLoader:
         return_list: bool = False,
         use_multiprocess: bool = False,
         drop_last: bool = True,
+        *,
+        output: str | None = None,
+        stream: object = None,
     ) -> GeneratorLoader:
         """Return a loader that gets its data from a generator function; behaves as Paddle's of this name.
 
@@ -375,6 +389,8 @@ class DataLoader:
             Run the reader in a process of its own; its items travel through a pipe.
         drop_last : bool
             With several places: drop a last step that has no batch for each of them.
+        output, stream
+            Whose arrays a batch is made of, and what it is used on; as for `DataLoader`.
 
         Returns
         -------
@@ -406,4 +422,6 @@ class DataLoader:
             return_list=return_list,
             use_multiprocess=use_multiprocess,
             drop_last=drop_last,
+            output=check_output(output),
+            stream=stream,
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
+from gpuloader.interop import NativeOutput, Output
 from gpuloader.spec import Array
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout
@@ -71,10 +72,14 @@ class Lane:
         Where the staged slots come from and return to.
     prefetch : int
         Batches copied ahead of the consumer; 0 on a direct device.
+    output : Output or None
+        Whose arrays the user gets, and on which stream they are used; None: the device's own.
     """
 
-    def __init__(self, device: Device, ring: Ring, prefetch: int) -> None:
+    def __init__(self, device: Device, ring: Ring, prefetch: int, output: Output | None = None) -> None:
         self.device = device
+        self._output = output or NativeOutput(device)
+        self._convert = None if output is None else output.convert
         self._ring = ring
         self._slots_kept = prefetch + 1 + SPARE
         self._free: deque[DeviceSlot] = deque()
@@ -113,14 +118,16 @@ class Lane:
         staged, slot = landing.staged, landing.slot
         if slot is None:
             return self.lease(staged)
-        slot.stream = self.device.consumer_stream()
+        slot.stream = self._output.stream()
         self.device.wait(slot.stream, slot.ready)
-        return self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
+        arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
+        return self._output.convert(arrays, slot.ready)
 
     def lease(self, staged: StagedBatch) -> list[Any]:
         """Hand over a batch of a direct device: the arrays lie in the host slot, or in a private copy."""
         ring = self._ring
-        return lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        return arrays if self._convert is None else self._convert(arrays, None)
 
     def discard(self, landing: Landing) -> None:
         """Take back a batch that nobody will get."""

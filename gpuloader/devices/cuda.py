@@ -149,6 +149,7 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.name = f"gpu:{index}"
         self.locker: PageLocker | None = self
+        self.index = index
         self._index = index
         self._runtime = cupy.cuda.runtime
 
