@@ -18,8 +18,9 @@ from gpuloader.interop import check_output, open_output
 from gpuloader.options import check_collation, check_dataset, check_seed, check_workers
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
-from gpuloader.plan import Batching
+from gpuloader.plan import Batching, Plan
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
+from gpuloader.split import Masks, ShardedPlan, add_mask, check_split
 from gpuloader.state import Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
 
@@ -87,6 +88,12 @@ class DataLoader:
         Fields of varying length, delivered as `Ragged`; nested ones are named ``outer.inner``.
     pad : mapping or None
         Fields of varying length, each with the number that short rows are filled up with.
+    split : str
+        With several places: 'batches' gives each a batch of its own, consecutive ones; 'shards' cuts each
+        batch into equal parts, consecutive ones, so that a step is one batch whatever the number of places.
+    remainder : str
+        Where a batch does not divide evenly into shards: 'error'; 'drop' what is too much; or 'pad': repeat
+        the last sample, and add to each place's batch a mask of the samples that count, as last entry.
     output : str or None
         'torch', 'jax', 'paddle', 'cupy' or 'numpy': whose arrays a batch is made of, without a copy (but for
         JAX on a GPU). None: CuPy's on a GPU, NumPy's elsewhere.
@@ -140,6 +147,8 @@ class DataLoader:
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
+        split: str = "batches",
+        remainder: str = "error",
         output: str | None = None,
         stream: object = None,
     ) -> None:
@@ -180,16 +189,22 @@ class DataLoader:
         self._prefetch = check_count("prefetch", prefetch) if use_buffer_reader else 0
         places = default_place() if places is None else places
         self._devices = tuple(open_device(place) for place in parse_places(places))
+        size = self._batching.size
+        self._shards = check_split(split, remainder, size, len(self._devices), iterable=self._iterable)
+        self._remainder = remainder
+        self._masks = Masks() if self._shards > 1 and remainder == "pad" else None
+        size = None if size is None else -(-size // self._shards)
         self._outputs = [open_output(check_output(output), device, stream) for device in self._devices]
         self._fetching = Fetching(
             dataset,
             collation,
             workers,
-            items_a_batch=self._batching.size if self._iterable else None,
-            batch_size=self._batching.size,
-            drop_last=drop_last,
+            items_a_batch=size if self._iterable else None,
+            batch_size=size,
+            drop_last=drop_last or (self._iterable and self._shards > 1),
         )
-        self._drop_last = drop_last
+        self._size = size
+        self._drop_last = drop_last or self._shards > 1
         self._meter = Meter()
         self._idle: deque[Road] = deque(maxlen=1)
         self._progress: Progress | None = None
@@ -219,6 +234,8 @@ class DataLoader:
             The data set or the sampler has no length.
         """
         batches, places = self._batching.count(), len(self._devices)
+        if self._shards > 1:
+            return batches
         return batches // places if self._drop_last else -(-batches // places)
 
     def __iter__(self) -> Iterator[Any]:
@@ -226,7 +243,7 @@ class DataLoader:
         resume, self._resume = self._resume, None
         epoch = resume.epoch if resume is not None else self._next_epoch
         progress = resume or Progress(self._draw_seed(), epoch)
-        progress.size, progress.crew = self._batching.size, self._fetching.crew
+        progress.size, progress.crew = self._size, self._fetching.crew
         self._next_epoch = epoch + 1
         try:
             road = self._idle.pop()
@@ -238,12 +255,13 @@ class DataLoader:
                 shared=self._fetching.in_processes,
                 outputs=self._outputs,
             )
-        fetch = self._fetching.open(self._plan(progress), road.ring, self._meter)
+        sharded, one = self._plan(progress)
+        fetch = self._fetching.open(one, road.ring, self._meter)
         self._progress = progress
         return Epoch(
             road,
             fetch,
-            partial(self._present, progress),
+            partial(self._present, progress, sharded),
             self._idle.append,
             drop_last=self._drop_last,
             meter=self._meter,
@@ -255,24 +273,32 @@ class DataLoader:
             self._seed = int(np.random.randint(2**31))
         return self._seed
 
-    def _plan(self, progress: Progress) -> Pass:
+    def _plan(self, progress: Progress) -> tuple[ShardedPlan | None, Pass]:
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
         if self._iterable:
-            return Pass(progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn)
-        plan = self._batching.plan(progress.seed, progress.epoch)
+            return None, Pass(
+                progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn
+            )
+        plan: Plan = self._batching.plan(progress.seed, progress.epoch)
+        sharded = ShardedPlan(plan, self._shards, self._remainder) if self._shards > 1 else None
+        plan = sharded or plan
         numbered: Iterator[tuple[int, Any]] = enumerate(plan.batches(start), start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        return Pass(progress.seed, progress.epoch, numbered, {})
+        return sharded, Pass(progress.seed, progress.epoch, numbered, {})
 
-    def _present(self, progress: Progress, step: DeliveredStep) -> Any:
+    def _present(self, progress: Progress, sharded: ShardedPlan | None, step: DeliveredStep) -> Any:
         batches: list[Any] = []
-        for staged, arrays in step:
+        for place, (staged, arrays) in enumerate(step):
             progress.received(staged)
             assert staged.structure is not None
             batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
-            batches.append(batch if self._as_list else self._name_fields(batch))
+            batch = batch if self._as_list else self._name_fields(batch)
+            if self._masks is not None and sharded is not None:
+                own, size = sharded.take_own(staged.number)
+                batch = add_mask(batch, self._masks.get(self._devices[place], own, size))
+            batches.append(batch)
         return batches[0] if self._as_list and len(self._devices) == 1 else batches
 
     def _name_fields(self, batch: list[Any]) -> dict[str, Any]:
@@ -313,7 +339,7 @@ class DataLoader:
         """
         progress = self._resume or self._progress
         if progress is None or (progress.ended and self._resume is None):
-            progress = Progress(self._draw_seed(), self._next_epoch, size=self._batching.size)
+            progress = Progress(self._draw_seed(), self._next_epoch, size=self._size)
             progress.crew = self._fetching.crew
         return progress.to_json()
 
@@ -333,10 +359,10 @@ class DataLoader:
         progress = read_state(state)
         if progress.seed is None:
             raise ValueError("this is the state of a loader made by DataLoader.from_generator")
-        if progress.size != self._batching.size:
+        if progress.size != self._size:
             raise ValueError(
-                f"the state is that of a loader with batch_size {progress.size}, this one has "
-                f"{self._batching.size}"
+                f"the state is that of a loader with batches of {progress.size} samples a place, this one has "
+                f"{self._size}"
             )
         self._fetching.check_crew(progress.crew)
         self._seed, self._resume = progress.seed, progress

@@ -1,0 +1,172 @@
+"""How a step is divided among several places: a batch for each, or a part of one batch for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuloader.devices.base import Device
+from gpuloader.errors import LoaderError
+from gpuloader.plan import Plan
+from gpuloader.spec import Array, Indices
+from gpuloader.staging.layout import arrange
+from gpuloader.transfer import send
+
+SPLITS = ("batches", "shards")
+REMAINDERS = ("error", "drop", "pad")
+
+
+def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
+    """Return the equal parts of a batch, and how many samples of each are its own.
+
+    Parameters
+    ----------
+    indices : sequence
+        The batch.
+    shards : int
+        Parts.
+    remainder : str
+        What becomes of samples that do not divide evenly: 'error', 'drop', or 'pad': the last sample is
+        repeated at the end.
+
+    Raises
+    ------
+    LoaderError
+        There is a remainder, and it is an error.
+
+    Examples
+    --------
+    >>> cut(range(6), 2, "error")
+    ([range(0, 3), range(3, 6)], [3, 3])
+    >>> cut([7, 8, 9, 4, 5], 2, "drop")
+    ([[7, 8], [9, 4]], [2, 2])
+    >>> cut([7, 8, 9, 4, 5], 2, "pad")
+    ([[7, 8, 9], [4, 5, 5]], [3, 2])
+    """
+    count = len(indices)
+    rest = count % shards
+    if rest and remainder == "error":
+        raise LoaderError(
+            f"a batch of {count} samples cannot be cut into {shards} equal parts; choose a batch size that "
+            "the places divide, drop_last=True for the last batch, or remainder='drop' or 'pad'"
+        )
+    if rest and remainder == "pad":
+        padding = shards - rest
+        listed = list(indices)
+        size = (count + padding) // shards
+        padded = listed + listed[-1:] * padding
+        parts: list[Indices] = [padded[part * size : (part + 1) * size] for part in range(shards)]
+        return parts, [min(max(count - part * size, 0), size) for part in range(shards)]
+    size = count // shards
+    return [indices[part * size : (part + 1) * size] for part in range(shards)], [size] * shards
+
+
+@dataclass(slots=True)
+class ShardedPlan:
+    """A plan whose batches are parts of another's: consecutive ones, one a place, make up one of its batches.
+
+    Attributes
+    ----------
+    plan : Plan
+        Of whole batches.
+    shards : int
+        Parts of each.
+    remainder : str
+        As for `cut`.
+    own : dict
+        Part to how many samples are its own, and how many it has, until that is asked for.
+    """
+
+    plan: Plan
+    shards: int
+    remainder: str
+    own: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of part `start` and of every later one."""
+        number = start - start % self.shards
+        for indices in self.plan.batches(start // self.shards):
+            parts, own = cut(indices, self.shards, self.remainder)
+            for part, count in zip(parts, own, strict=True):
+                if number >= start and len(parts[0]):
+                    if self.remainder == "pad":
+                        self.own[number] = count, len(part)
+                    yield part
+                number += 1
+
+    def take_own(self, number: int) -> tuple[int, int]:
+        """Return how many samples of a part are its own and how many it has; once."""
+        return self.own.pop(number)
+
+
+class Masks:
+    """Which samples of a part are its own, as boolean arrays on the part's device; made once each.
+
+    Examples
+    --------
+    >>> from gpuloader.devices.host import HostDevice
+    >>> Masks().get(HostDevice(), 2, 3)
+    array([ True,  True, False])
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int, int], Any] = {}
+
+    def get(self, device: Device, own: int, size: int) -> Any:
+        """Return the mask of a part of `size` samples, the first `own` of which are its own."""
+        key = device.name, own, size
+        if key not in self._made:
+
+            def write(target: Array) -> None:
+                target[:own], target[own:] = True, False
+
+            layout = arrange((((size,), np.dtype(bool)),))
+            [mask] = send([write], layout, device)
+            if isinstance(mask, np.ndarray):
+                mask.flags.writeable = False  # it is handed out again and again
+            self._made[key] = mask
+        return self._made[key]
+
+
+def check_split(split: object, remainder: object, size: int | None, places: int, *, iterable: bool) -> int:
+    """Return into how many parts a batch is cut: 1 where each place gets a batch of its own.
+
+    Raises
+    ------
+    ValueError
+        The words are none of those known, or the batches of an iterable data set, or of this size, do not
+        divide.
+
+    >>> check_split("shards", "error", 64, 8, iterable=False)
+    8
+    """
+    for name, value, known in (("split", split, SPLITS), ("remainder", remainder, REMAINDERS)):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    if split == "batches" or places == 1:
+        return 1
+    if size is not None and size % places and (remainder == "error" or iterable):
+        raise ValueError(
+            f"a batch of {size} samples cannot be cut into {places} equal parts; choose another batch_size, "
+            "or remainder='drop' or 'pad'"
+        )
+    if iterable and remainder != "drop":
+        raise ValueError(
+            "how an iterable data set ends is not known before: cut its batches with remainder='drop', "
+            "which leaves out a last step that is not whole"
+        )
+    return places
+
+
+def add_mask(batch: Any, mask: Any) -> Any:
+    """Return a batch with its mask: the last of a list, or under ``mask`` in a dict.
+
+    >>> add_mask(["images", "labels"], "mask"), add_mask({"image": "images"}, "mask")
+    (['images', 'labels', 'mask'], {'image': 'images', 'mask': 'mask'})
+    """
+    if isinstance(batch, dict):
+        return {**batch, "mask": mask}
+    return [*batch, mask] if type(batch) is list else [batch, mask]
