@@ -25,7 +25,7 @@ from gpuloader.sources.contract import check_reader
 from gpuloader.sources.reader import multiprocess_reader
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
 from gpuloader.staging.ring import Ring
-from gpuloader.state import Progress, read_state
+from gpuloader.state import Course, Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
 
 Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
@@ -68,9 +68,7 @@ class GeneratorLoader:
         self._stream: Stream | None = None
         self._idle: deque[Road] = deque(maxlen=1)
         self._started: Epoch | None = None
-        self._progress: Progress | None = None
-        self._resume: Progress | None = None
-        self._next_epoch = 0
+        self._course = Course(lambda epoch: Progress(None, epoch))
 
     def set_sample_generator(
         self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
@@ -292,10 +290,7 @@ class GeneratorLoader:
         >>> [numbers.tolist() for numbers, in second]
         [[3], [4]]
         """
-        progress = self._resume or self._progress
-        if progress is None or (progress.ended and self._resume is None):
-            progress = Progress(None, self._next_epoch)
-        return progress.to_json()
+        return self._course.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next epoch go on where the user of another loader had come.
@@ -310,7 +305,7 @@ class GeneratorLoader:
         progress = read_state(state)
         if progress.seed is not None:
             raise ValueError("this is the state of a DataLoader around a data set, not around a reader")
-        self._resume = progress
+        self._course.resume(progress)
 
     def _require_not_iterable(self, call: str) -> None:
         if self._iterable:
@@ -328,9 +323,7 @@ class GeneratorLoader:
             road = build_road(
                 self._devices, self._capacity, prefetch=int(self._double_buffer), outputs=self._outputs
             )
-        resume, self._resume = self._resume, None
-        progress = resume or Progress(None, self._next_epoch)
-        self._progress, self._next_epoch = progress, progress.epoch + 1
+        progress = self._course.begin()
         batches = self._stream(road.ring, progress)
         fetch: Fetch = (
             ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)

@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.collate.form import build_batch
 from gpuloader.devices import default_place, open_device
 from gpuloader.epoch import Epoch, Road, build_road
 from gpuloader.fetch.fetching import Fetching, Pass
-from gpuloader.generator import GeneratorLoader
+from gpuloader.from_generator import from_generator
 from gpuloader.interop import check_output, open_output
 from gpuloader.options import check_collation, check_dataset, check_seed, check_workers
-from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
 from gpuloader.plan import Batching, Plan
+from gpuloader.presenting import Presenter
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
-from gpuloader.split import Masks, ShardedPlan, add_mask, check_split
-from gpuloader.state import Progress, read_state
+from gpuloader.split import Masks, ShardedPlan, check_split
+from gpuloader.state import Course, Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
 
 
@@ -119,6 +118,8 @@ class DataLoader:
     (1, 2) [9]
     """
 
+    from_generator = staticmethod(from_generator)
+
     def __init__(
         self,
         dataset: Any,
@@ -184,7 +185,6 @@ class DataLoader:
             on_worker_death=on_worker_death,
         )
         self.dataset = dataset
-        self._as_list = return_list
         self._seed = check_seed(seed)
         self._prefetch = check_count("prefetch", prefetch) if use_buffer_reader else 0
         places = default_place() if places is None else places
@@ -192,8 +192,9 @@ class DataLoader:
         size = self._batching.size
         self._shards = check_split(split, remainder, size, len(self._devices), iterable=self._iterable)
         self._remainder = remainder
-        self._masks = Masks() if self._shards > 1 and remainder == "pad" else None
         size = None if size is None else -(-size // self._shards)
+        masks = Masks() if self._shards > 1 and remainder == "pad" else None
+        self._presenter = Presenter(self._devices, None if return_list else self._feeds, masks)
         self._outputs = [open_output(check_output(output), device, stream) for device in self._devices]
         self._fetching = Fetching(
             dataset,
@@ -207,9 +208,7 @@ class DataLoader:
         self._drop_last = drop_last or self._shards > 1
         self._meter = Meter()
         self._idle: deque[Road] = deque(maxlen=1)
-        self._progress: Progress | None = None
-        self._resume: Progress | None = None
-        self._next_epoch = 0
+        self._course = Course(self._fresh_progress)
 
     @property
     def batch_size(self) -> int | None:
@@ -240,11 +239,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch."""
-        resume, self._resume = self._resume, None
-        epoch = resume.epoch if resume is not None else self._next_epoch
-        progress = resume or Progress(self._draw_seed(), epoch)
-        progress.size, progress.crew = self._size, self._fetching.crew
-        self._next_epoch = epoch + 1
+        progress = self._course.begin()
         try:
             road = self._idle.pop()
         except IndexError:
@@ -257,21 +252,20 @@ class DataLoader:
             )
         sharded, one = self._plan(progress)
         fetch = self._fetching.open(one, road.ring, self._meter)
-        self._progress = progress
         return Epoch(
             road,
             fetch,
-            partial(self._present, progress, sharded),
+            partial(self._presenter.present, progress, sharded),
             self._idle.append,
             drop_last=self._drop_last,
             meter=self._meter,
             ended=progress.end,
         )
 
-    def _draw_seed(self) -> int:
+    def _fresh_progress(self, epoch: int) -> Progress:
         if self._seed is None:
             self._seed = int(np.random.randint(2**31))
-        return self._seed
+        return Progress(self._seed, epoch, crew=self._fetching.crew, size=self._size)
 
     def _plan(self, progress: Progress) -> tuple[ShardedPlan | None, Pass]:
         assert progress.seed is not None
@@ -288,22 +282,6 @@ class DataLoader:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
         return sharded, Pass(progress.seed, progress.epoch, numbered, {})
 
-    def _present(self, progress: Progress, sharded: ShardedPlan | None, step: DeliveredStep) -> Any:
-        batches: list[Any] = []
-        for place, (staged, arrays) in enumerate(step):
-            progress.received(staged)
-            assert staged.structure is not None
-            batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
-            batch = batch if self._as_list else self._name_fields(batch)
-            if self._masks is not None and sharded is not None:
-                own, size = sharded.take_own(staged.number)
-                batch = add_mask(batch, self._masks.get(self._devices[place], own, size))
-            batches.append(batch)
-        return batches[0] if self._as_list and len(self._devices) == 1 else batches
-
-    def _name_fields(self, batch: list[Any]) -> dict[str, Any]:
-        return {feed.name: field for feed, field in zip(self._feeds or (), batch, strict=True)}
-
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop epoch number `epoch`, from 0; the one after it follows on.
 
@@ -315,8 +293,7 @@ class DataLoader:
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
             raise ValueError(f"epoch must be an integer of 0 or more, got {epoch!r}")
-        self._next_epoch = int(epoch)
-        self._resume = None
+        self._course.set_epoch(int(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the user of the latest epoch has come, as plain JSON-able data under 1 kB.
@@ -337,11 +314,7 @@ class DataLoader:
         >>> [batch.tolist() for batch in again]
         [[2, 3], [4, 5]]
         """
-        progress = self._resume or self._progress
-        if progress is None or (progress.ended and self._resume is None):
-            progress = Progress(self._draw_seed(), self._next_epoch, size=self._size)
-            progress.crew = self._fetching.crew
-        return progress.to_json()
+        return self._course.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next loop go on where the user of another loader had come, also with other workers.
@@ -365,7 +338,8 @@ class DataLoader:
                 f"{self._size}"
             )
         self._fetching.check_crew(progress.crew)
-        self._seed, self._resume = progress.seed, progress
+        self._seed = progress.seed
+        self._course.resume(progress)
 
     def stats(self) -> LoaderStats:
         """Return where the time went since the loader was made.
@@ -378,76 +352,3 @@ class DataLoader:
     def close(self) -> None:
         """End worker processes that stay between epochs; the next loop starts new ones."""
         self._fetching.close()
-
-    @staticmethod
-    def from_generator(
-        feed_list: Sequence[FeedSpec | str] | None = None,
-        capacity: int | None = None,
-        use_double_buffer: bool = True,
-        iterable: bool = True,
-        return_list: bool = False,
-        use_multiprocess: bool = False,
-        drop_last: bool = True,
-        *,
-        output: str | None = None,
-        stream: object = None,
-    ) -> GeneratorLoader:
-        """Return a loader that gets its data from a generator function; behaves as Paddle's of this name.
-
-        Parameters
-        ----------
-        feed_list : list of FeedSpec or str, or None
-            The fields, from `gpuloader.data`. Each step is then a list with one entry a place, an entry
-            being a dict from field name to array. None: a step is the flat list of arrays (a list of
-            such lists with several places), with the shapes and dtypes of the first batch.
-        capacity : int
-            Batches the queue holds, 1 or more. The loader's host memory is that many batches and a few
-            more, reserved in full when the first batch is known.
-        use_double_buffer : bool
-            True: a thread reads ahead while the consumer computes, and on a GPU the next step is copied
-            while this one is computed on. False: everything happens in the consumer's thread, nothing is
-            read ahead, and no thread exists.
-        iterable : bool
-            True: loop over the loader. False: `start`, `next` until `EOFException`, `reset`.
-        return_list : bool
-            Entries are lists in feed_list order instead of dicts.
-        use_multiprocess : bool
-            Run the reader in a process of its own; its items travel through a pipe.
-        drop_last : bool
-            With several places: drop a last step that has no batch for each of them.
-        output, stream
-            Whose arrays a batch is made of, and what it is used on; as for `DataLoader`.
-
-        Returns
-        -------
-        GeneratorLoader
-            Set its source, then iterate.
-
-        Raises
-        ------
-        ValueError
-            The capacity is None, 0, negative or no integer, or the feed list is empty or ambiguous.
-        TypeError
-            The feed list holds something that is neither a feed spec nor a name.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> loader = DataLoader.from_generator(capacity=4, return_list=True)
-        >>> def batches():
-        ...     for start in range(0, 6, 2):
-        ...         yield [np.arange(start, start + 2)]
-        >>> [numbers.tolist() for numbers, in loader.set_batch_generator(batches, places="cpu")]
-        [[0, 1], [2, 3], [4, 5]]
-        """
-        return GeneratorLoader(
-            feed_list,
-            capacity,
-            use_double_buffer=use_double_buffer,
-            iterable=iterable,
-            return_list=return_list,
-            use_multiprocess=use_multiprocess,
-            drop_last=drop_last,
-            output=check_output(output),
-            stream=stream,
-        )

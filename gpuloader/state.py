@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,43 @@ class Progress:
         if self.own is not None:
             state["source"] = self.own
         return state
+
+
+class Course:
+    """Which epoch is next, and how far the user of the latest one has come.
+
+    Parameters
+    ----------
+    fresh : callable
+        Takes the number of an epoch; gives its progress before the first batch.
+    """
+
+    def __init__(self, fresh: Callable[[int], Progress]) -> None:
+        self._fresh = fresh
+        self._latest: Progress | None = None
+        self._resumed: Progress | None = None
+        self._next = 0
+
+    def begin(self) -> Progress:
+        """Return the progress of an epoch that begins now: the next one, or one that is resumed."""
+        progress = self._resumed or self._fresh(self._next)
+        self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
+        return progress
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make that epoch the next one."""
+        self._resumed, self._next = None, epoch
+
+    def resume(self, progress: Progress) -> None:
+        """Go on from there when an epoch next begins."""
+        self._resumed = progress
+
+    def state(self) -> dict[str, Any]:
+        """Return as plain data where a loader that goes on from here has to begin."""
+        progress = self._resumed or self._latest
+        if progress is None or progress.ended:
+            progress = self._fresh(self._next)
+        return progress.to_json()
 
 
 def read_state(state: object) -> Progress:

@@ -1,0 +1,48 @@
+"""What the user of a data set's loader sees of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloader.collate.form import build_batch
+from gpuloader.devices.base import Device
+from gpuloader.pipeline import DeliveredStep
+from gpuloader.spec import FeedSpec
+from gpuloader.split import Masks, ShardedPlan, add_mask
+from gpuloader.state import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Presenter:
+    """Turns a delivered step into what the user sees, and counts it as received.
+
+    Attributes
+    ----------
+    devices : sequence of Device
+        One a place.
+    feeds : sequence of FeedSpec or None
+        Name the fields of dicts; None: a batch has the form of a sample.
+    masks : Masks or None
+        For batches that are cut into padded shards.
+    """
+
+    devices: Sequence[Device]
+    feeds: Sequence[FeedSpec] | None
+    masks: Masks | None
+
+    def present(self, progress: Progress, sharded: ShardedPlan | None, step: DeliveredStep) -> Any:
+        """Return a step: the batch of the only place, or a list with one entry a place."""
+        batches: list[Any] = []
+        for place, (staged, arrays) in enumerate(step):
+            progress.received(staged)
+            assert staged.structure is not None
+            batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
+            if self.feeds is not None:
+                batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
+            if self.masks is not None and sharded is not None:
+                own, size = sharded.take_own(staged.number)
+                batch = add_mask(batch, self.masks.get(self.devices[place], own, size))
+            batches.append(batch)
+        return batches[0] if self.feeds is None and len(self.devices) == 1 else batches
