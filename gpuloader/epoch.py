@@ -15,6 +15,7 @@ from gpuloader.errors import QueueClosed
 from gpuloader.fetch import Fetch
 from gpuloader.interop import Output
 from gpuloader.pipeline import DeliveredStep, Pipeline
+from gpuloader.program import Programmer
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
 from gpuloader.transfer import Lane, count_slots
@@ -46,19 +47,22 @@ def build_road(
     prefetch: int,
     shared: bool = False,
     outputs: Sequence[Output] | None = None,
+    programmer: Programmer | None = None,
 ) -> Road:
     """Return slots and lanes for the given devices; memory is reserved when the first batch is known.
 
     `capacity` batches may wait for the consumer, and `prefetch` steps are copied ahead to devices that are
     copied to. `shared` slots lie in memory that worker processes can map. `outputs`, one a device, say whose
-    arrays the user gets.
+    arrays the user gets, and `programmer` what is done to batches on devices.
     """
     prefetch = 0 if all(device.direct for device in devices) else prefetch
     count, spare = count_slots(capacity, devices, prefetch)
     locker = next((device.locker for device in devices if device.locker is not None), None)
     ring = Ring(count, spare, locker, shared=shared)
     kinds: Sequence[Output | None] = outputs or [None] * len(devices)
-    lanes = [Lane(device, ring, prefetch, kind) for device, kind in zip(devices, kinds, strict=True)]
+    lanes = [
+        Lane(device, ring, prefetch, kind, programmer) for device, kind in zip(devices, kinds, strict=True)
+    ]
     return Road(ring, tuple(lanes), prefetch)
 
 

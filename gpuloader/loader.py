@@ -14,10 +14,11 @@ from gpuloader.epoch import Epoch, Road, build_road
 from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.from_generator import from_generator
 from gpuloader.interop import check_output, open_output
-from gpuloader.options import check_collation, check_dataset, check_seed, check_workers
+from gpuloader.options import all_on_host, check_collation, check_dataset, check_seed, check_workers
 from gpuloader.places import parse_places
 from gpuloader.plan import Batching, Plan
 from gpuloader.presenting import Presenter
+from gpuloader.program import Transform
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
 from gpuloader.split import Masks, ShardedPlan, check_split
 from gpuloader.state import Course, Progress, read_state
@@ -87,6 +88,9 @@ class DataLoader:
         Fields of varying length, delivered as `Ragged`; nested ones are named ``outer.inner``.
     pad : mapping or None
         Fields of varying length, each with the number that short rows are filled up with.
+    transforms : list of Transform
+        What is done to fields where the batch lands, from `gpuloader.transforms`: on a GPU behind the copy,
+        on the copy's stream, so that what crosses the bus is small; on a CPU place where it is fetched.
     split : str
         With several places: 'batches' gives each a batch of its own, consecutive ones; 'shards' cuts each
         batch into equal parts, consecutive ones, so that a step is one batch whatever the number of places.
@@ -148,6 +152,7 @@ class DataLoader:
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
+        transforms: Sequence[Transform] = (),
         split: str = "batches",
         remainder: str = "error",
         output: str | None = None,
@@ -166,12 +171,16 @@ class DataLoader:
             shuffle=shuffle,
             drop_last=drop_last,
         )
-        collation = check_collation(
+        places = default_place() if places is None else places
+        self._devices = devices = tuple(open_device(place) for place in parse_places(places))
+        self._collation = collation = check_collation(
             feeds=self._feeds,
             collate_fn=collate_fn,
             batched=batch_size is not None,
             ragged=ragged,
             pad=pad,
+            transforms=transforms,
+            on_host=all_on_host(devices, transforms),
         )
         workers = check_workers(
             num_workers=num_workers,
@@ -187,8 +196,6 @@ class DataLoader:
         self.dataset = dataset
         self._seed = check_seed(seed)
         self._prefetch = check_count("prefetch", prefetch) if use_buffer_reader else 0
-        places = default_place() if places is None else places
-        self._devices = tuple(open_device(place) for place in parse_places(places))
         size = self._batching.size
         self._shards = check_split(split, remainder, size, len(self._devices), iterable=self._iterable)
         self._remainder = remainder
@@ -249,6 +256,7 @@ class DataLoader:
                 prefetch=self._prefetch,
                 shared=self._fetching.in_processes,
                 outputs=self._outputs,
+                programmer=self._collation.programmer,
             )
         sharded, one = self._plan(progress)
         fetch = self._fetching.open(one, road.ring, self._meter)
@@ -334,8 +342,7 @@ class DataLoader:
             raise ValueError("this is the state of a loader made by DataLoader.from_generator")
         if progress.size != self._size:
             raise ValueError(
-                f"the state is that of a loader with batches of {progress.size} samples a place, this one has "
-                f"{self._size}"
+                f"the state is of batches of {progress.size} samples a place, this loader has {self._size}"
             )
         self._fetching.check_crew(progress.crew)
         self._seed = progress.seed

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuloader.collate.form import Collation
+from gpuloader.devices.base import Device
 from gpuloader.fetch.fetching import WorkerOptions
+from gpuloader.program import Programmer, Transform
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.spec import FeedSpec, check_count
 
@@ -76,6 +78,8 @@ def check_collation(
     batched: bool,
     ragged: Iterable[str],
     pad: Mapping[str, float] | None,
+    transforms: Sequence[Transform] = (),
+    on_host: bool = True,
 ) -> Collation:
     """Return what was asked of collation.
 
@@ -104,7 +108,27 @@ def check_collation(
         levels = {feed.name: feed.lod_level for feed in feeds}
         if wrong := sorted(name for name in pads if levels.get(name) != 1):
             raise ValueError(f"pad names {wrong}, which the feed_list does not declare with lod_level=1")
-    return Collation(feeds, collate_fn, batched, names, pads)
+    for transform in transforms:
+        if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
+            raise TypeError(f"expected a transform, got {type(transform).__name__}; see gpuloader.transforms")
+    if transforms and (collate_fn is not None or not batched):
+        raise ValueError("transforms are for batches that the loader puts together itself")
+    programmer = Programmer(transforms) if transforms else None
+    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host)
+
+
+def all_on_host(devices: Sequence[Device], transforms: Sequence[Transform]) -> bool:
+    """Return whether batches land on hosts alone.
+
+    Raises
+    ------
+    ValueError
+        With transforms: some do and some do not, so there would be two places to run them at.
+    """
+    direct = {device.direct for device in devices}
+    if transforms and len(direct) > 1:
+        raise ValueError("transforms run where batches land: give places that are all GPUs, or all hosts")
+    return direct == {True}
 
 
 def check_dataset(dataset: object) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
 from gpuloader.interop import NativeOutput, Output
+from gpuloader.program import Program, Programmer
 from gpuloader.spec import Array
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout
@@ -74,10 +75,20 @@ class Lane:
         Batches copied ahead of the consumer; 0 on a direct device.
     output : Output or None
         Whose arrays the user gets, and on which stream they are used; None: the device's own.
+    programmer : Programmer or None
+        Works out what is done to batches on the device, behind their copy.
     """
 
-    def __init__(self, device: Device, ring: Ring, prefetch: int, output: Output | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        ring: Ring,
+        prefetch: int,
+        output: Output | None = None,
+        programmer: Programmer | None = None,
+    ) -> None:
         self.device = device
+        self._programmer = None if device.direct else programmer
         self._output = output or NativeOutput(device)
         self._convert = None if output is None else output.convert
         self._ring = ring
@@ -92,7 +103,8 @@ class Lane:
         if self.device.direct:
             return Landing(staged, None)
         try:
-            slot = self._take(staged.layout.nbytes)
+            program = self._program(staged)
+            slot = self._take(staged.layout.nbytes if program is None else program.room.nbytes)
         except BaseException:
             self._ring.release(staged.slot)
             raise
@@ -100,10 +112,19 @@ class Lane:
             self.device.wait(self._copy_stream, slot.released)
             slot.used = False
         self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
-        self.device.record(slot.ready, self._copy_stream)
         landing = Landing(staged, slot)
+        if program is not None:
+            self.device.run(program, slot.memory, self._copy_stream)
+            staged.layout, staged.levels = program.delivered, program.levels
+        self.device.record(slot.ready, self._copy_stream)
         self._copying.append(landing)
         return landing
+
+    def _program(self, staged: StagedBatch) -> Program | None:
+        if self._programmer is None or staged.structure is None:
+            return None
+        names = staged.structure.array_names
+        return self._programmer.program(names, staged.levels, staged.layout, drawn=True)
 
     def _take(self, nbytes: int) -> DeviceSlot:
         if self._free:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.collate.columns import lay_out, split_columns
+from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form, declared_form, settle_form
 from gpuloader.collate.leaves import ObjectColumns, array_leaves, object_columns
 from gpuloader.collate.rows import SampleRows
@@ -224,7 +225,8 @@ class Assembly:
         """Return the views of the batch's slot, which is taken by whichever part comes first."""
         with self._placing:
             if self._slot is None:
-                self._slot = self._reserve(layout.nbytes)
+                collation = self._assembler.collation
+                self._slot = self._reserve(room_for(collation, form.structure, form.levels, layout))
                 self._layout = layout
                 self._objects = object_columns(form.structure, len(self._indices))
         return self._slot.views(layout)
@@ -237,11 +239,13 @@ class Assembly:
                 return stage_kept(assembler.collation, self._kept, self.number, self._reserve)
             form = assembler.wait_for_form()
             if form.varying:
-                return stage_varying(form, assembler.collation, self._kept, self.number, self._reserve)
-        assert self._slot is not None
-        assert self._layout is not None
-        objects = tuple(self._objects.values())
-        return StagedBatch(self._slot, self._layout, form.levels, self.number, form.structure, objects)
+                staged = stage_varying(form, assembler.collation, self._kept, self.number, self._reserve)
+                return complete(assembler.collation, staged, self._indices)
+            assert self._slot is not None
+            assert self._layout is not None
+            objects = tuple(self._objects.values())
+            staged = StagedBatch(self._slot, self._layout, form.levels, self.number, form.structure, objects)
+            return complete(assembler.collation, staged, self._indices)
 
 
 def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
@@ -264,7 +268,7 @@ def stage_varying(
     arrays = [[value for value, staged in zip(one, kinds, strict=True) if staged] for one in leaves]
     columns = split_columns(arrays, SampleRows(form.feeds, strict=not form.declared), collation.pads)
     layout = lay_out(columns)
-    slot = reserve(layout.nbytes)
+    slot = reserve(room_for(collation, form.structure, form.levels, layout))
     for view, column in zip(slot.views(layout), columns, strict=True):
         column.write(view)
     objects = tuple([one[field] for one in leaves] for field, staged in enumerate(kinds) if not staged)

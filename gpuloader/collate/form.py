@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuloader.collate.structure import Structure
 from gpuloader.errors import SampleError
+from gpuloader.program import Programmer
 from gpuloader.ragged import gather_fields
 from gpuloader.spec import FeedSpec, as_numbers
 
@@ -28,6 +29,10 @@ class Collation:
         Fields of varying length, delivered as `Ragged`.
     pads : mapping of str to float
         Fields of varying length, delivered dense with short rows filled up.
+    programmer : Programmer or None
+        Works out what transforms do to a batch.
+    on_host : bool
+        Whether they run where the batch is fetched, for a CPU place, or behind its copy to a device.
     """
 
     feeds: tuple[FeedSpec, ...] | None = None
@@ -35,6 +40,8 @@ class Collation:
     batched: bool = True
     ragged: frozenset[str] = frozenset()
     pads: Mapping[str, float] | None = None
+    programmer: Programmer | None = None
+    on_host: bool = True
 
     @property
     def whole(self) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.collate.assembly import Reserve
+from gpuloader.collate.finish import complete, room_for
+from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
 from gpuloader.errors import SampleError
@@ -27,9 +29,15 @@ class Gatherer:
         The fields, all samples each.
     rows : numpy.ndarray or None
         Where the samples lie in the arrays, int64; None: sample i is row i.
+    collation : Collation or None
+        What is done to batches; of its fields only the transforms count here.
     """
 
-    def __init__(self, arrays: Sequence[Array], rows: NDArray[np.int64] | None) -> None:
+    def __init__(
+        self, arrays: Sequence[Array], rows: NDArray[np.int64] | None, collation: Collation | None = None
+    ) -> None:
+        self._collation = collation or Collation()
+        self._has_transforms = self._collation.programmer is not None
         self._arrays = tuple(arrays)
         self._rows = rows
         self._count = len(arrays[0]) if rows is None else len(rows)
@@ -58,16 +66,25 @@ class Gatherer:
         """
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
-        return Gathering(self, number, rows, layout, reserve(layout.nbytes))
+        return Gathering(self, number, rows, layout, reserve(self._room(layout)), indices)
+
+    def _room(self, layout: Layout) -> int:
+        if not self._has_transforms:
+            return layout.nbytes
+        return room_for(self._collation, self._structure, self._levels, layout)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises as `begin`."""
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
-        slot = reserve(layout.nbytes)
+        slot = reserve(layout.nbytes if not self._has_transforms else self._room(layout))
         self.take(rows, slot.views(layout))
-        return StagedBatch(slot, layout, self._levels, number, self._structure)
+        staged = StagedBatch(slot, layout, self._levels, number, self._structure)
+        return staged if not self._has_transforms else self._complete(staged, indices)
+
+    def _complete(self, staged: StagedBatch, indices: Indices) -> StagedBatch:
+        return complete(self._collation, staged, indices)
 
     def _locate(self, number: int, indices: Indices) -> range | NDArray[Any]:
         """Return the rows of the samples, all of them known to be there."""
@@ -125,15 +142,25 @@ class Gatherer:
 
     def finish(self, gathering: Gathering) -> StagedBatch:
         """Return the batch, all of whose rows have been taken."""
-        return StagedBatch(gathering.slot, gathering.layout, self._levels, gathering.number, self._structure)
+        staged = StagedBatch(
+            gathering.slot, gathering.layout, self._levels, gathering.number, self._structure
+        )
+        return self._complete(staged, gathering.indices)
 
 
 class Gathering:
     """One batch of arrays on its way into a slot; has the methods of an `Assembly`."""
 
     def __init__(
-        self, gatherer: Gatherer, number: int, rows: range | NDArray[Any], layout: Layout, slot: Slot
+        self,
+        gatherer: Gatherer,
+        number: int,
+        rows: range | NDArray[Any],
+        layout: Layout,
+        slot: Slot,
+        indices: Indices,
     ) -> None:
+        self.indices = indices
         self._gatherer = gatherer
         self._rows = rows
         self.number = number

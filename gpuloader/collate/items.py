@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.collate.assembly import Assembler, Reserve, describe_error, stage_kept, stage_varying
+from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Form
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
@@ -50,7 +51,8 @@ class ItemAssembler(Assembler):
                     return None
                 if form is None:
                     return stage_kept(self.collation, samples, number, reserve)
-                return stage_varying(form, self.collation, samples, number, reserve)
+                staged = stage_varying(form, self.collation, samples, number, reserve)
+                return complete(self.collation, staged, self._keys(number, len(samples)))
             rest = itertools.islice(read, size - 1)
             return self._stage_rows(form, itertools.chain(first, rest), number, size, reserve, drop_last)
 
@@ -64,7 +66,7 @@ class ItemAssembler(Assembler):
     ) -> StagedBatch | None:
         table = self.rows(form, size)
         layout = table.layout
-        slot = reserve(layout.nbytes)
+        slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
         objects = object_columns(form.structure, size)
         count = table.write(slot.views(layout), array_leaves(form.structure, samples, 0, objects))
         if count < size:
@@ -72,7 +74,12 @@ class ItemAssembler(Assembler):
                 return None
             layout = shorten(layout, count)
         kept = tuple(column[:count] for column in objects.values())
-        return StagedBatch(slot, layout, form.levels, number, form.structure, kept)
+        staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
+        return complete(self.collation, staged, self._keys(number, count))
+
+    def _keys(self, number: int, count: int) -> list[tuple[int | None, int, int]]:
+        """Return what stands for the indices of items, which have none."""
+        return [(self.worker, number, position) for position in range(count)]
 
     def _read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
         for position in itertools.count():

@@ -131,6 +131,11 @@ class Structure:
         """Return the structure of a tuple of array fields."""
         return cls(Branch(tuple, None, tuple(Leaf(name, True) for name in names), ""))
 
+    @property
+    def array_names(self) -> list[str]:
+        """Names of the leaves that are arrays."""
+        return [leaf.name for leaf in self.leaves if leaf.is_array]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and self.root == other.root
 

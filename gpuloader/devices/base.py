@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -72,6 +73,9 @@ class Device(Protocol):
 
     def synchronize(self, event: Event) -> None:
         """Hold the calling thread until the mark is reached."""
+
+    def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
+        """Put what a program computes within `memory` on `stream`."""
 
     def consumer_stream(self) -> Stream:
         """Return the stream the calling thread computes on now."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuloader.devices.base import HostMemory
 from gpuloader.errors import LoaderError, PlaceError, StagingMemoryError
+from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -229,6 +230,15 @@ class CudaDevice:
         unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, lease, self._index)
         start = cupy.cuda.MemoryPointer(unowned, 0)
         return [cupy.ndarray(field.shape, field.dtype, start + field.offset) for field in layout.fields]
+
+    def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
+        """Launch a program's kernels on `stream`, over arrays within `memory`."""
+        with _Current(self._index):
+            unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._index)
+            start = cupy.cuda.MemoryPointer(unowned, 0)
+            fields = program.room.fields
+            arrays = [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in fields]
+            program.run_on_device(arrays, stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for every device; raise `OSError` where the driver refuses."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.devices.base import HostMemory
+from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -84,6 +85,11 @@ class HostDevice:
 
     def synchronize(self, event: str) -> None:
         """Nothing is ever pending."""
+
+    def run(self, program: Program, memory: HostBuffer, stream: str) -> None:
+        """Compute, now."""
+        fields = program.room.fields
+        program.run_on_host([np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in fields])
 
     def consumer_stream(self) -> str:
         """Return the host's one order of work."""

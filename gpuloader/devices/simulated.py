@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from gpuloader.devices.base import HostMemory
 from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -218,6 +219,17 @@ class SimulatedDevice:
                 memory.check(clock, writes=False)
                 memory.readers[stream.number] = clock[stream.number]
             self._put(stream, kernel, duration)
+
+    def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
+        """Put a program on a stream, as a kernel that reads and writes `memory`."""
+        with self._lock:
+            clock = self._begin(stream)
+            memory.check(clock, writes=True)
+            memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
+            arrays = [
+                np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in program.room.fields
+            ]
+            self._put(stream, lambda: program.run_on_host(arrays), 0.0)
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the present end of `stream`."""

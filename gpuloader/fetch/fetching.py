@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,9 +131,8 @@ class Fetching:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._gatherer = self._make_gatherer()
-        kind = Assembler if items_a_batch is None else ItemAssembler
-        self._assembler = kind(dataset, collation)
-        self._pool: Pool | None = None
+        self._renew_assembler()
+        self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
         self._count = self._useful_count()
         self.in_processes = self._count > 0 and workers.kind == "process" and self._gatherer is None
@@ -143,7 +143,12 @@ class Fetching:
             not collation.whole and collation.feeds is None and not collation.ragged and not collation.pads
         )
         source = array_source(self._dataset) if plain else None
-        return None if source is None else Gatherer(*source)
+        return None if source is None else Gatherer(*source, collation)
+
+    def _renew_assembler(self) -> None:
+        kind = Assembler if self._items_a_batch is None else ItemAssembler
+        self._assembler = kind(self._dataset, self._collation)
+        self._process = os.getpid()
 
     def _useful_count(self) -> int:
         """Return how many workers of those asked for make sense."""
@@ -169,6 +174,12 @@ class Fetching:
 
     def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
         """Begin an epoch: return who fills the ring's slots."""
+        form = self._assembler.form
+        if form is None or self._process != os.getpid():
+            # An earlier epoch may have given up on the first sample, and a lock of another process may be held.
+            self._renew_assembler()
+            if form is not None:
+                self._assembler.adopt(form)
         if not self._count:
             return self._open_inline(one, ring, meter)
         numbered = one.numbered if one.numbered is not None else zip(itertools.count(one.start), _NO_INDICES)
@@ -221,14 +232,14 @@ class Fetching:
 
     def _open_processes(self, one: Pass, window: Window, meter: Meter) -> Fetch:
         # Only now: what is about processes takes as long to import as the rest of the package.
-        from gpuloader.fetch.pool import Pool
-        from gpuloader.fetch.process_workers import ProcessWorkers, Terms
+        from gpuloader.fetch.pool import Pool, Terms
+        from gpuloader.fetch.process_workers import ProcessWorkers
         from gpuloader.fetch.processes import choose_start
         from gpuloader.fetch.worker import Setup
 
         workers = self._workers
-        pool, self._pool = self._pool, None
-        if pool is None or not pool.workers or pool.process != os.getpid():
+        pool = self._take_pool()
+        if pool is None:
             setup = Setup(
                 self._dataset,
                 self._collation,
@@ -255,14 +266,21 @@ class Fetching:
             self._assembler.adopt(pool.form)
         if not pool.workers or not self._workers.persistent:
             return
-        if self._pool is None:
-            self._pool = pool
-        else:
-            pool.close()
+        self._pools.append(pool)
+        while len(self._pools) > 1:
+            self._pools.popleft().close()
+
+    def _take_pool(self) -> Pool | None:
+        """Return the workers that stayed, if they are this process's; epochs of several threads may ask."""
+        try:
+            pool = self._pools.pop()
+        except IndexError:
+            return None
+        return pool if pool.workers and pool.process == os.getpid() else None
 
     def close(self) -> None:
         """End the workers that stay between epochs."""
-        pool, self._pool = self._pool, None
+        pool = self._take_pool()
         if pool is not None:
             pool.close()
 

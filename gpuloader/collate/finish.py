@@ -1,0 +1,51 @@
+"""The last act of collation: room for what transforms compute, their draws, and on a CPU place their work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuloader.collate.form import Collation
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.structure import Structure
+from gpuloader.program import Program
+from gpuloader.spec import Indices
+from gpuloader.staging.layout import Layout
+
+
+def room_for(collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout) -> int:
+    """Return the bytes a slot needs for a batch of this layout, transforms included."""
+    program = _program(collation, structure, levels, layout)
+    if program is None:
+        return layout.nbytes
+    return (program.room if collation.on_host else program.copied).nbytes
+
+
+def complete(collation: Collation, staged: StagedBatch, keys: Indices) -> StagedBatch:
+    """Write what transforms draw for the samples with these keys; on a CPU place compute what they compute.
+
+    Raises
+    ------
+    SampleError
+        A field is not what its transform takes.
+    """
+    assert staged.structure is not None
+    program = _program(collation, staged.structure, staged.levels, staged.layout)
+    if program is None or collation.programmer is None:
+        return staged
+    arrays = staged.slot.views(program.room if collation.on_host else program.copied)
+    program.check(arrays)
+    collation.programmer.fill_draws(program, arrays, keys)
+    if collation.on_host:
+        program.run_on_host(arrays)
+        staged.layout, staged.levels = program.delivered, program.levels
+    else:
+        staged.layout = program.copied
+    return staged
+
+
+def _program(
+    collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout
+) -> Program | None:
+    if collation.programmer is None:
+        return None
+    return collation.programmer.program(structure.array_names, levels, layout, drawn=False)

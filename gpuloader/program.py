@@ -1,0 +1,273 @@
+"""Programs: what is done to the fields of a batch where it lands, after its bytes are there.
+
+A program is worked out once for a layout. What it computes gets room behind the fields it computes from, in
+the same slot, so nothing is allocated when it runs. On a device it runs on the copy stream, right behind the
+copy; on a CPU place its twins run where the batch is fetched, over the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuloader.errors import SampleError
+from gpuloader.sources.permutation import derive_key, hash_positions
+from gpuloader.sources.randomness import as_number, current_draw
+from gpuloader.spec import Array, Indices
+from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+
+_DRAWS = 16  # hashed along, so that draws have nothing to do with orders
+
+Spec = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and dtype of an array."""
+
+
+class Operation(Protocol):
+    """One computation, bound to the shapes it is for.
+
+    Attributes
+    ----------
+    outputs : tuple of Spec
+        What it computes.
+    """
+
+    outputs: tuple[Spec, ...]
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Compute NumPy arrays from NumPy arrays."""
+
+    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Put the same computation of CuPy arrays on a stream."""
+
+
+class Transform(Protocol):
+    """What the user asks to be done to a field.
+
+    Attributes
+    ----------
+    field : str or None
+        Name of the field; None: the first that is an array.
+    draws : int
+        Numbers it draws for each sample, 0 for none.
+    """
+
+    field: str | None
+    draws: int
+
+    def bind(self, inputs: Sequence[Spec]) -> Operation:
+        """Return the computation for a batch; `inputs` are a field's arrays, and the draws behind them.
+
+        Raises
+        ------
+        SampleError
+            The field is not what the transform takes.
+        """
+
+    def draw(self, words: Array) -> Array:
+        """Return the draws of each sample, int32 (samples, draws), from uint64 (samples, draws) at random."""
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Look at a field's staged arrays; raise `SampleError` where nothing can be computed from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation and the arrays it works on, by their numbers."""
+
+    operation: Operation
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is done to batches of one layout.
+
+    Attributes
+    ----------
+    copied : Layout
+        What lies in the slot before: the staged fields, and what was drawn for them.
+    room : Layout
+        The same, and what is computed.
+    drawn : tuple of (int, Transform)
+        Arrays to be filled with draws, and by whom.
+    checked : tuple of (Transform, tuple of int)
+        Who wants to look at which staged arrays, before anything is computed.
+    steps : tuple of Step
+        In their order.
+    delivered : Layout
+        What the user gets.
+    levels : tuple of int
+        Of the delivered fields; see `StagedBatch`.
+    """
+
+    copied: Layout
+    room: Layout
+    drawn: tuple[tuple[int, Transform], ...]
+    checked: tuple[tuple[Transform, tuple[int, ...]], ...]
+    steps: tuple[Step, ...]
+    delivered: Layout
+    levels: tuple[int, ...]
+
+    def check(self, arrays: list[Array]) -> None:
+        """Have the transforms look at the staged arrays; raise `SampleError` naming the field."""
+        for transform, numbers in self.checked:
+            try:
+                transform.check([arrays[one] for one in numbers])
+            except SampleError as error:
+                error.field = error.field or transform.field
+                raise
+
+    def run_on_host(self, arrays: list[Array]) -> None:
+        """Compute over NumPy arrays, one for each field of `room`."""
+        for step in self.steps:
+            inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
+            step.operation.on_host(inputs, outputs)
+
+    def run_on_device(self, arrays: list[Any], stream: Any) -> None:
+        """Put the computation over device arrays on a stream."""
+        for step in self.steps:
+            inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
+            step.operation.on_device(inputs, outputs, stream)
+
+
+class Programmer:
+    """Works out programs; one a process, for one loader.
+
+    Parameters
+    ----------
+    transforms : sequence of Transform
+        In their order.
+    """
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        self.transforms = tuple(transforms)
+        self._made: dict[Any, Program] = {}
+        self._last: tuple[Layout | None, Program | None] = None, None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Programmer, (self.transforms,)
+
+    def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
+        """Return the program for a staged layout.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of the array fields.
+        levels : sequence of int
+            One an array field.
+        staged : Layout
+            Where their arrays lie.
+        drawn : bool
+            Whether `staged` already ends with the draws.
+
+        Raises
+        ------
+        SampleError
+            A transform names a field that is not there, or one it cannot take.
+        """
+        last, program = self._last
+        if last is staged and program is not None:  # to compare layouts takes longer than all else here
+            return program
+        key = staged, drawn
+        program = self._made.get(key)
+        if program is None:
+            if len(self._made) > 32:  # batches of ever new sizes
+                self._made.clear()
+            program = self._made[key] = _Writer(self.transforms, names, levels, staged, drawn).write()
+        self._last = staged, program
+        return program
+
+    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices) -> None:
+        """Write what the transforms draw for the samples with the given keys, their data set indices.
+
+        A function of the loader's seed, the epoch and the key alone.
+        """
+        if not program.drawn:
+            return
+        now = current_draw()
+        if isinstance(keys, np.ndarray):
+            samples = keys.astype(np.uint64)
+        else:
+            samples = np.array([as_number(key) for key in keys], np.uint64)
+        for number, (position, transform) in enumerate(program.drawn):
+            words = np.empty((len(keys), transform.draws), np.uint64)
+            for column in range(transform.draws):
+                key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
+                words[:, column] = hash_positions(samples, key)
+            arrays[position][...] = transform.draw(words)
+
+
+class _Writer:
+    """Writes one program."""
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        names: Sequence[str],
+        levels: Sequence[int],
+        staged: Layout,
+        drawn: bool,
+    ) -> None:
+        self._transforms = transforms
+        self._names = list(names)
+        self._fields: list[FieldLayout] = list(staged.fields)
+        self._end = staged.nbytes
+        self._drawing = [one for one in transforms if one.draws]
+        if drawn:
+            self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
+        else:
+            samples = staged.fields[0].shape[0]
+            self._draws = [self._add(((samples, one.draws), np.dtype(np.int32))) for one in self._drawing]
+        first = 0
+        self._present: dict[str, tuple[int, ...]] = {}
+        for name, level in zip(names, levels, strict=True):
+            self._present[name] = tuple(range(first, first + 1 + level))
+            first += 1 + level
+        self._copied = Layout(tuple(self._fields), self._end)
+
+    def _add(self, spec: Spec) -> int:
+        shape, dtype = spec
+        start = align(self._end)
+        self._fields.append(FieldLayout(start, shape, dtype))
+        self._end = start + arrange((spec,)).nbytes
+        return len(self._fields) - 1
+
+    def write(self) -> Program:
+        steps: list[Step] = []
+        checked: list[tuple[Transform, tuple[int, ...]]] = []
+        staged = len(self._copied.fields)
+        draws = iter(self._draws)
+        for transform in self._transforms:
+            name = self._names[0] if transform.field is None else transform.field
+            if name not in self._present:
+                raise SampleError(f"no field {name!r} to transform; the sample has {self._names}")
+            inputs = self._present[name]
+            if all(one < staged for one in inputs):
+                checked.append((transform, inputs))
+            if transform.draws:
+                inputs = (*inputs, next(draws))
+            try:
+                operation = transform.bind(
+                    [(self._fields[one].shape, self._fields[one].dtype) for one in inputs]
+                )
+            except SampleError as error:
+                error.field = name
+                raise
+            outputs = tuple(self._add(spec) for spec in operation.outputs)
+            steps.append(Step(operation, inputs, outputs))
+            self._present[name] = outputs
+        delivered = [one for name in self._names for one in self._present[name]]
+        return Program(
+            self._copied,
+            Layout(tuple(self._fields), self._end),
+            tuple(zip(self._draws, self._drawing, strict=True)),
+            tuple(checked),
+            tuple(steps),
+            Layout(tuple(self._fields[one] for one in delivered), self._end),
+            tuple(len(self._present[name]) - 1 for name in self._names),
+        )
