@@ -47,21 +47,23 @@ def build_road(
     prefetch: int,
     shared: bool = False,
     outputs: Sequence[Output] | None = None,
-    programmer: Programmer | None = None,
+    programmers: Sequence[Programmer | None] | None = None,
 ) -> Road:
     """Return slots and lanes for the given devices; memory is reserved when the first batch is known.
 
     `capacity` batches may wait for the consumer, and `prefetch` steps are copied ahead to devices that are
     copied to. `shared` slots lie in memory that worker processes can map. `outputs`, one a device, say whose
-    arrays the user gets, and `programmer` what is done to batches on devices.
+    arrays the user gets, and `programmers` what is done to batches on devices.
     """
     prefetch = 0 if all(device.direct for device in devices) else prefetch
     count, spare = count_slots(capacity, devices, prefetch)
     locker = next((device.locker for device in devices if device.locker is not None), None)
     ring = Ring(count, spare, locker, shared=shared)
     kinds: Sequence[Output | None] = outputs or [None] * len(devices)
+    writers: Sequence[Programmer | None] = programmers or [None] * len(devices)
     lanes = [
-        Lane(device, ring, prefetch, kind, programmer) for device, kind in zip(devices, kinds, strict=True)
+        Lane(device, ring, prefetch, kind, writer)
+        for device, kind, writer in zip(devices, kinds, writers, strict=True)
     ]
     return Road(ring, tuple(lanes), prefetch)
 

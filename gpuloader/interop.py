@@ -4,8 +4,8 @@ On a CPU place the framework's tensors lie in the slot itself; their memory is t
 them lives. On a GPU they lie in the device slot, and what is waited for, before and after, is the stream on
 which that framework computes: it waits for the copy, and the next copy waits for what it has been given.
 
-JAX frees an array on a GPU while kernels that read it may still be queued, on streams it does not tell. There,
-and only there, a batch is copied once more, on the device, and its slot is kept until that copy has run.
+JAX frees an array on a GPU while kernels that read it may still be queued, on streams it does not tell. There
+alone a batch is copied once more, on the device, and its slot is kept until that copy has run.
 """
 
 from __future__ import annotations

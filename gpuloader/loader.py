@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from gpuloader.cache import ArraySource, check_cache, materialise, resident_programmers
+from gpuloader.collate.form import Collation
+from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.devices import default_place, open_device
 from gpuloader.epoch import Epoch, Road, build_road
 from gpuloader.fetch.fetching import Fetching, Pass
@@ -18,11 +22,14 @@ from gpuloader.options import all_on_host, check_collation, check_dataset, check
 from gpuloader.places import parse_places
 from gpuloader.plan import Batching, Plan
 from gpuloader.presenting import Presenter
-from gpuloader.program import Transform
+from gpuloader.program import Programmer, Transform
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
 from gpuloader.split import Masks, ShardedPlan, check_split
 from gpuloader.state import Course, Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
+
+CACHE_BATCH = 64
+"""Samples read at a time while a cache is filled."""
 
 
 class DataLoader:
@@ -91,6 +98,10 @@ class DataLoader:
     transforms : list of Transform
         What is done to fields where the batch lands, from `gpuloader.transforms`: on a GPU behind the copy,
         on the copy's stream, so that what crosses the bus is small; on a CPU place where it is fetched.
+    cache : str or None
+        Read the data set once, then gather batches from arrays: 'host', or 'device': from arrays that are
+        brought to each GPU once, so that only the numbers of rows cross the bus. Same batches, same order;
+        what ``__getitem__`` draws at random stays as first drawn, transforms draw anew.
     split : str
         With several places: 'batches' gives each a batch of its own, consecutive ones; 'shards' cuts each
         batch into equal parts, consecutive ones, so that a step is one batch whatever the number of places.
@@ -153,6 +164,7 @@ class DataLoader:
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
         transforms: Sequence[Transform] = (),
+        cache: str | None = None,
         split: str = "batches",
         remainder: str = "error",
         output: str | None = None,
@@ -173,7 +185,7 @@ class DataLoader:
         )
         places = default_place() if places is None else places
         self._devices = devices = tuple(open_device(place) for place in parse_places(places))
-        self._collation = collation = check_collation(
+        collation = check_collation(
             feeds=self._feeds,
             collate_fn=collate_fn,
             batched=batch_size is not None,
@@ -203,19 +215,67 @@ class DataLoader:
         masks = Masks() if self._shards > 1 and remainder == "pad" else None
         self._presenter = Presenter(self._devices, None if return_list else self._feeds, masks)
         self._outputs = [open_output(check_output(output), device, stream) for device in self._devices]
-        self._fetching = Fetching(
-            dataset,
-            collation,
-            workers,
-            items_a_batch=size if self._iterable else None,
-            batch_size=size,
-            drop_last=drop_last or (self._iterable and self._shards > 1),
+        self._workers = workers
+        self._transforms = tuple(transforms)
+        plain = not self._iterable and not collation.whole and not collation.ragged and not collation.pads
+        self._cache = check_cache(
+            cache, cacheable=plain and not any(feed.lod_level for feed in self._feeds or ())
         )
+        self._programmers = [collation.programmer] * len(devices)
+        self._fetching = self._make_fetching(dataset, collation, size, drop_last)
+        self._collation = collation
         self._size = size
         self._drop_last = drop_last or self._shards > 1
         self._meter = Meter()
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._fresh_progress)
+
+    def _make_fetching(
+        self,
+        dataset: Any,
+        collation: Collation,
+        size: int | None,
+        drop_last: bool,
+        gatherer: Gatherer | None = None,
+    ) -> Fetching:
+        return Fetching(
+            dataset,
+            collation,
+            self._workers,
+            items_a_batch=size if self._iterable else None,
+            batch_size=size,
+            drop_last=drop_last or (self._iterable and self._shards > 1),
+            gatherer=gatherer,
+        )
+
+    def _fill_cache(self, kind: str) -> None:
+        """Read the data set into arrays, and bring those to the devices; once."""
+        self._cache = None
+        collation = self._collation
+        source = ArraySource.of(self.dataset) if collation.feeds is None else None
+        if source is None:
+            workers = self._workers
+            reading = DataLoader(
+                self.dataset,
+                self._feeds,
+                "cpu",
+                batch_size=CACHE_BATCH,
+                num_workers=workers.count,
+                timeout=workers.timeout,
+                worker_init_fn=workers.init,
+                seed=self._fresh_progress(0).seed,
+                worker_type=workers.kind,
+                start_method=workers.start_method,
+                on_worker_death="respawn" if workers.respawn else "raise",
+            )
+            source = materialise(reading, len(self.dataset))
+        resident = kind == "device" and not any(device.direct for device in self._devices)
+        if resident:
+            self._programmers = list(resident_programmers(source, self._devices, self._transforms))
+            collation = replace(collation, programmer=Programmer(self._transforms, source.gathers()))
+        stager = RowStager if resident else Gatherer
+        gatherer = stager(source.arrays, source.rows, collation, source.structure)
+        self._fetching = self._make_fetching(self.dataset, collation, self._size, False, gatherer)
 
     @property
     def batch_size(self) -> int | None:
@@ -246,6 +306,8 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch."""
+        if self._cache is not None:
+            self._fill_cache(self._cache)
         progress = self._course.begin()
         try:
             road = self._idle.pop()
@@ -256,7 +318,7 @@ class DataLoader:
                 prefetch=self._prefetch,
                 shared=self._fetching.in_processes,
                 outputs=self._outputs,
-                programmer=self._collation.programmer,
+                programmers=self._programmers,
             )
         sharded, one = self._plan(progress)
         fetch = self._fetching.open(one, road.ring, self._meter)

@@ -25,8 +25,18 @@ Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
 
 
-class Operation(Protocol):
-    """One computation, bound to the shapes it is for.
+class Computation(Protocol):
+    """What a step does; the arrays are there, computing allocates nothing."""
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Compute NumPy arrays from NumPy arrays."""
+
+    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Put the same computation of CuPy arrays on a stream."""
+
+
+class Operation(Computation, Protocol):
+    """One computation of a transform, bound to the shapes it is for.
 
     Attributes
     ----------
@@ -36,11 +46,34 @@ class Operation(Protocol):
 
     outputs: tuple[Spec, ...]
 
+
+@dataclass(frozen=True, slots=True)
+class GatherRows:
+    """Takes rows, by their numbers, of an array that lies where batches land.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of a row.
+    dtype : numpy.dtype
+        Of its elements.
+    source : array or None
+        All rows; None where the program is only asked for its layout.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    source: Any = None
+
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Compute NumPy arrays from NumPy arrays."""
+        """Take the rows with NumPy."""
+        self.source.take(inputs[0], 0, outputs[0], "clip")
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Put the same computation of CuPy arrays on a stream."""
+        """Take the rows with a kernel."""
+        from gpuloader.kernels.gather import gather
+
+        gather(self.source, inputs[0], out=outputs[0], stream=stream)
 
 
 class Transform(Protocol):
@@ -77,7 +110,7 @@ class Transform(Protocol):
 class Step:
     """One operation and the arrays it works on, by their numbers."""
 
-    operation: Operation
+    operation: Computation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -141,15 +174,19 @@ class Programmer:
     ----------
     transforms : sequence of Transform
         In their order.
+    sources : sequence of GatherRows or None
+        Where the fields come from if only the numbers of their rows are staged: from arrays that already lie
+        where batches land.
     """
 
-    def __init__(self, transforms: Sequence[Transform]) -> None:
+    def __init__(self, transforms: Sequence[Transform], sources: Sequence[GatherRows] | None = None) -> None:
         self.transforms = tuple(transforms)
+        self.sources = None if sources is None else tuple(sources)
         self._made: dict[Any, Program] = {}
         self._last: tuple[Layout | None, Program | None] = None, None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Programmer, (self.transforms,)
+        return Programmer, (self.transforms, self.sources)
 
     def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
         """Return the program for a staged layout.
@@ -178,7 +215,7 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # batches of ever new sizes
                 self._made.clear()
-            program = self._made[key] = _Writer(self.transforms, names, levels, staged, drawn).write()
+            program = self._made[key] = _Writer(self, names, levels, staged, drawn).write()
         self._last = staged, program
         return program
 
@@ -207,13 +244,14 @@ class _Writer:
 
     def __init__(
         self,
-        transforms: Sequence[Transform],
+        programmer: Programmer,
         names: Sequence[str],
         levels: Sequence[int],
         staged: Layout,
         drawn: bool,
     ) -> None:
-        self._transforms = transforms
+        self._transforms = transforms = programmer.transforms
+        self._sources = programmer.sources
         self._names = list(names)
         self._fields: list[FieldLayout] = list(staged.fields)
         self._end = staged.nbytes
@@ -223,12 +261,23 @@ class _Writer:
         else:
             samples = staged.fields[0].shape[0]
             self._draws = [self._add(((samples, one.draws), np.dtype(np.int32))) for one in self._drawing]
+        self._copied = Layout(tuple(self._fields), self._end)
         first = 0
         self._present: dict[str, tuple[int, ...]] = {}
+        self._steps: list[Step] = []
+        if self._sources is not None:
+            self._gather(self._sources)
+            return
         for name, level in zip(names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
-        self._copied = Layout(tuple(self._fields), self._end)
+
+    def _gather(self, sources: Sequence[GatherRows]) -> None:
+        count = self._fields[0].shape[0]
+        for name, source in zip(self._names, sources, strict=True):
+            output = self._add(((count, *source.shape), source.dtype))
+            self._present[name] = (output,)
+            self._steps.append(Step(source, (0,), (output,)))
 
     def _add(self, spec: Spec) -> int:
         shape, dtype = spec
@@ -238,7 +287,7 @@ class _Writer:
         return len(self._fields) - 1
 
     def write(self) -> Program:
-        steps: list[Step] = []
+        steps = self._steps
         checked: list[tuple[Transform, tuple[int, ...]]] = []
         staged = len(self._copied.fields)
         draws = iter(self._draws)

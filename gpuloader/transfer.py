@@ -15,7 +15,7 @@ from gpuloader.interop import NativeOutput, Output
 from gpuloader.program import Program, Programmer
 from gpuloader.spec import Array
 from gpuloader.staging.arena import Arena
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.lease import Lease, lease_views
 from gpuloader.staging.ring import Ring, Slot
 
@@ -227,3 +227,36 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
     device.record(done, stream)
     device.synchronize(done)
     return device.views(memory, layout, Lease(memory, deque()))
+
+
+UPLOAD_NBYTES = 8 << 20
+"""Bytes of each of the two staging slots through which whole arrays go to a device."""
+
+
+def upload(arrays: Sequence[Array], device: Device) -> list[Any]:
+    """Bring whole arrays to a device, in chunks, and return them there for programs to compute with.
+
+    Raises
+    ------
+    StagingMemoryError
+        The device has too little memory.
+    """
+    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+    memory, stream = device.alloc(layout.nbytes), device.stream()
+    staging = Arena(2 * UPLOAD_NBYTES, device.locker)
+    slots = [Slot(staging.bytes[start : start + UPLOAD_NBYTES], staging) for start in (0, UPLOAD_NBYTES)]
+    done = [device.event(), device.event()]
+    turn = 0
+    for field, array in zip(layout.fields, arrays, strict=True):
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for start in range(0, data.size, UPLOAD_NBYTES):
+            chunk = data[start : start + UPLOAD_NBYTES]
+            slot, event = slots[turn], done[turn]
+            device.synchronize(event)  # the copy out of this slot, two chunks ago
+            slot.bytes[: chunk.size] = chunk
+            device.copy_async(memory, slot, chunk.size, stream, field.offset + start)
+            device.record(event, stream)
+            turn = 1 - turn
+    for event in done:
+        device.synchronize(event)
+    return device.arrays(memory, layout)

@@ -31,17 +31,23 @@ class Gatherer:
         Where the samples lie in the arrays, int64; None: sample i is row i.
     collation : Collation or None
         What is done to batches; of its fields only the transforms count here.
+    structure : Structure or None
+        How the arrays make up a sample; None: a tuple of them.
     """
 
     def __init__(
-        self, arrays: Sequence[Array], rows: NDArray[np.int64] | None, collation: Collation | None = None
+        self,
+        arrays: Sequence[Array],
+        rows: NDArray[np.int64] | None,
+        collation: Collation | None = None,
+        structure: Structure | None = None,
     ) -> None:
         self._collation = collation or Collation()
         self._has_transforms = self._collation.programmer is not None
         self._arrays = tuple(arrays)
         self._rows = rows
         self._count = len(arrays[0]) if rows is None else len(rows)
-        self._structure = Structure.flat([str(field) for field in range(len(arrays))])
+        self._structure = structure or Structure.flat([str(field) for field in range(len(arrays))])
         self._levels = (0,) * len(arrays)
         self._layouts: dict[int, Layout] = {}
         self._trusted: NDArray[Any] | None = None
@@ -146,6 +152,23 @@ class Gatherer:
             gathering.slot, gathering.layout, self._levels, gathering.number, self._structure
         )
         return self._complete(staged, gathering.indices)
+
+
+class RowStager(Gatherer):
+    """Stages only which rows a batch has, for arrays that already lie where batches land."""
+
+    def layout(self, count: int) -> Layout:
+        """Return the layout of the row numbers of `count` samples."""
+        layout = self._layouts.get(count)
+        if layout is None:
+            layout = self._layouts[count] = arrange((((count,), np.dtype(np.int64)),))
+        return layout
+
+    def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
+        """Write the row numbers."""
+        if type(rows) is range:
+            rows = np.arange(rows.start, rows.stop, rows.step)
+        targets[0][...] = rows
 
 
 class Gathering:

@@ -59,8 +59,13 @@ class Device(Protocol):
     def event(self) -> Event:
         """Return a new event; never recorded, it counts as complete."""
 
-    def copy_async(self, target: DeviceMemory, source: HostMemory, nbytes: int, stream: Stream) -> None:
-        """Put a copy of the first `nbytes` on `stream`; `source` stays untouched until it has run."""
+    def copy_async(
+        self, target: DeviceMemory, source: HostMemory, nbytes: int, stream: Stream, offset: int = 0
+    ) -> None:
+        """Put a copy of the first `nbytes` on `stream`, to `offset` bytes behind the start of `target`.
+
+        `source` stays untouched until it has run.
+        """
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the present end of `stream`; an earlier mark of this event is forgotten."""
@@ -73,6 +78,9 @@ class Device(Protocol):
 
     def synchronize(self, event: Event) -> None:
         """Hold the calling thread until the mark is reached."""
+
+    def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
+        """Return what programs compute with: one array a field, which keeps the memory alive."""
 
     def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
         """Put what a program computes within `memory` on `stream`."""

@@ -179,11 +179,14 @@ class CudaDevice:
         with _Current(self._index):
             return cupy.cuda.Event(block=True, disable_timing=True)
 
-    def copy_async(self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any) -> None:
+    def copy_async(
+        self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any, offset: int = 0
+    ) -> None:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
         if nbytes:
             with _Current(self._index):  # as for `record`: the stream may be the default one
-                self._runtime.memcpyAsync(target.address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+                address = target.address + offset
+                self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
 
     def record(self, event: Any, stream: Any) -> None:
         """Record `event` on `stream`; does nothing in a forked child, which gives back what it inherited."""
@@ -231,14 +234,17 @@ class CudaDevice:
         start = cupy.cuda.MemoryPointer(unowned, 0)
         return [cupy.ndarray(field.shape, field.dtype, start + field.offset) for field in layout.fields]
 
-    def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
-        """Launch a program's kernels on `stream`, over arrays within `memory`."""
+    def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
+        """Return one CuPy array a field; they keep the memory."""
         with _Current(self._index):
             unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._index)
             start = cupy.cuda.MemoryPointer(unowned, 0)
-            fields = program.room.fields
-            arrays = [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in fields]
-            program.run_on_device(arrays, stream)
+            return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+
+    def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
+        """Launch a program's kernels on `stream`, over arrays within `memory`."""
+        with _Current(self._index):
+            program.run_on_device(self.arrays(memory, program.room), stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for every device; raise `OSError` where the driver refuses."""

@@ -69,9 +69,11 @@ class HostDevice:
         """Return the mark that is always reached."""
         return _ONLY_EVENT
 
-    def copy_async(self, target: HostBuffer, source: HostMemory, nbytes: int, stream: str) -> None:
+    def copy_async(
+        self, target: HostBuffer, source: HostMemory, nbytes: int, stream: str, offset: int = 0
+    ) -> None:
         """Copy, now."""
-        target.bytes[:nbytes] = source.bytes[:nbytes]
+        target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
 
     def record(self, event: str, stream: str) -> None:
         """Nothing is ever pending."""
@@ -88,8 +90,11 @@ class HostDevice:
 
     def run(self, program: Program, memory: HostBuffer, stream: str) -> None:
         """Compute, now."""
-        fields = program.room.fields
-        program.run_on_host([np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in fields])
+        program.run_on_host(self.arrays(memory, program.room))
+
+    def arrays(self, memory: HostBuffer, layout: Layout) -> list[NDArray[Any]]:
+        """Return one NumPy array a field."""
+        return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def consumer_stream(self) -> str:
         """Return the host's one order of work."""

@@ -187,7 +187,12 @@ class SimulatedDevice:
         return SimulatedEvent()
 
     def copy_async(
-        self, target: SimulatedMemory, source: HostMemory, nbytes: int, stream: SimulatedStream
+        self,
+        target: SimulatedMemory,
+        source: HostMemory,
+        nbytes: int,
+        stream: SimulatedStream,
+        offset: int = 0,
     ) -> None:
         """Put a copy on `stream`; it reads `source` when it runs and notices if that was rewritten."""
         with self._lock:
@@ -200,7 +205,7 @@ class SimulatedDevice:
             def copy() -> None:
                 if zlib.crc32(region.data) != promised:
                     raise RaceError("a host slot was rewritten before the copy out of it had run")
-                target.bytes[:nbytes] = region
+                target.bytes[offset : offset + nbytes] = region
 
             self._put(stream, copy, self._copy_time(nbytes))
 
@@ -220,15 +225,17 @@ class SimulatedDevice:
                 memory.readers[stream.number] = clock[stream.number]
             self._put(stream, kernel, duration)
 
+    def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
+        """Return one NumPy array a field over the memory's bytes."""
+        return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
+
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Put a program on a stream, as a kernel that reads and writes `memory`."""
         with self._lock:
             clock = self._begin(stream)
             memory.check(clock, writes=True)
             memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
-            arrays = [
-                np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in program.room.fields
-            ]
+            arrays = self.arrays(memory, program.room)
             self._put(stream, lambda: program.run_on_host(arrays), 0.0)
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:

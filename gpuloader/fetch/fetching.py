@@ -14,9 +14,10 @@ from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.fetch import Fetch
+from gpuloader.fetch.crew import Crew
 from gpuloader.fetch.inline import InlineFetch, stage_batches, stage_items
 from gpuloader.fetch.jobs import Window
-from gpuloader.fetch.thread_workers import PART_NBYTES, Crew, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.thread_workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.sources.dataset import array_source
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring
@@ -112,6 +113,8 @@ class Fetching:
         Samples a batch, where that is known.
     drop_last : bool
         For an iterable data set: whether a last shorter batch is left out.
+    gatherer : Gatherer or None
+        Takes batches from arrays, for a data set that was cached.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Fetching:
         items_a_batch: int | None,
         batch_size: int | None,
         drop_last: bool,
+        gatherer: Gatherer | None = None,
     ) -> None:
         self._dataset = dataset
         self._collation = collation
@@ -130,7 +134,7 @@ class Fetching:
         self._items_a_batch = items_a_batch
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._gatherer = self._make_gatherer()
+        self._gatherer = gatherer or self._make_gatherer()
         self._renew_assembler()
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
@@ -176,7 +180,7 @@ class Fetching:
         """Begin an epoch: return who fills the ring's slots."""
         form = self._assembler.form
         if form is None or self._process != os.getpid():
-            # An earlier epoch may have given up on the first sample, and a lock of another process may be held.
+            # An earlier epoch may have given up on the first sample; in another process locks may be held.
             self._renew_assembler()
             if form is not None:
                 self._assembler.adopt(form)
@@ -228,7 +232,7 @@ class Fetching:
         # A state that all threads share says nothing of any one of them.
         alone = workers.count == 1
         streams = [self._stream(number, one, keep_state=alone) for number in range(workers.count)]
-        return ThreadStreams(streams, window, crew, meter, one.turn)
+        return ThreadStreams(self._assembler, streams, window, crew, meter, one.turn)
 
     def _open_processes(self, one: Pass, window: Window, meter: Meter) -> Fetch:
         # Only now: what is about processes takes as long to import as the rest of the package.
