@@ -216,7 +216,7 @@ class DataLoader:
         self._presenter = Presenter(self._devices, None if return_list else self._feeds, masks)
         self._outputs = [open_output(check_output(output), device, stream) for device in self._devices]
         self._workers = workers
-        self._transforms = tuple(transforms)
+        self._transforms = () if collation.programmer is None else collation.programmer.transforms
         plain = not self._iterable and not collation.whole and not collation.ragged and not collation.pads
         self._cache = check_cache(
             cache, cacheable=plain and not any(feed.lod_level for feed in self._feeds or ())

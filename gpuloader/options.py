@@ -113,7 +113,11 @@ def check_collation(
             raise TypeError(f"expected a transform, got {type(transform).__name__}; see gpuloader.transforms")
     if transforms and (collate_fn is not None or not batched):
         raise ValueError("transforms are for batches that the loader puts together itself")
-    programmer = Programmer(transforms) if transforms else None
+    programmer = None
+    if transforms:
+        from gpuloader.transforms import fuse  # whose kernels take their time to import
+
+        programmer = Programmer(fuse(transforms))
     return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuloader.errors import SampleError
-from gpuloader.sources.permutation import derive_key, hash_positions
+from gpuloader.permutation import derive_key, hash_positions
 from gpuloader.sources.randomness import as_number, current_draw
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
@@ -36,15 +36,11 @@ class Computation(Protocol):
 
 
 class Operation(Computation, Protocol):
-    """One computation of a transform, bound to the shapes it is for.
+    """One computation of a transform, bound to the shapes it is for."""
 
-    Attributes
-    ----------
-    outputs : tuple of Spec
-        What it computes.
-    """
-
-    outputs: tuple[Spec, ...]
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        """What it computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +73,18 @@ class GatherRows:
 
 
 class Transform(Protocol):
-    """What the user asks to be done to a field.
+    """What the user asks to be done to a field."""
 
-    Attributes
-    ----------
-    field : str or None
-        Name of the field; None: the first that is an array.
-    draws : int
-        Numbers it draws for each sample, 0 for none.
-    """
+    @property
+    def field(self) -> str | None:
+        """Name of the field; None: the first that is an array."""
 
-    field: str | None
-    draws: int
+    @property
+    def draws(self) -> int:
+        """Numbers it draws for each sample, 0 for none."""
 
     def bind(self, inputs: Sequence[Spec]) -> Operation:
-        """Return the computation for a batch; `inputs` are a field's arrays, and the draws behind them.
+        """Return the computation for a batch; it is given a field's arrays, and the draws behind them.
 
         Raises
         ------
@@ -99,7 +92,7 @@ class Transform(Protocol):
             The field is not what the transform takes.
         """
 
-    def draw(self, words: Array) -> Array:
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return the draws of each sample, int32 (samples, draws), from uint64 (samples, draws) at random."""
 
     def check(self, inputs: Sequence[Array]) -> None:
@@ -125,8 +118,8 @@ class Program:
         What lies in the slot before: the staged fields, and what was drawn for them.
     room : Layout
         The same, and what is computed.
-    drawn : tuple of (int, Transform)
-        Arrays to be filled with draws, and by whom.
+    drawn : tuple of (int, Transform, tuple of Spec)
+        Arrays to be filled with draws, by whom, and for which arrays.
     checked : tuple of (Transform, tuple of int)
         Who wants to look at which staged arrays, before anything is computed.
     steps : tuple of Step
@@ -139,7 +132,7 @@ class Program:
 
     copied: Layout
     room: Layout
-    drawn: tuple[tuple[int, Transform], ...]
+    drawn: tuple[tuple[int, Transform, tuple[Spec, ...]], ...]
     checked: tuple[tuple[Transform, tuple[int, ...]], ...]
     steps: tuple[Step, ...]
     delivered: Layout
@@ -231,12 +224,12 @@ class Programmer:
             samples = keys.astype(np.uint64)
         else:
             samples = np.array([as_number(key) for key in keys], np.uint64)
-        for number, (position, transform) in enumerate(program.drawn):
+        for number, (position, transform, specs) in enumerate(program.drawn):
             words = np.empty((len(keys), transform.draws), np.uint64)
             for column in range(transform.draws):
                 key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
                 words[:, column] = hash_positions(samples, key)
-            arrays[position][...] = transform.draw(words)
+            arrays[position][...] = transform.draw(words, specs)
 
 
 class _Writer:
@@ -289,6 +282,7 @@ class _Writer:
     def write(self) -> Program:
         steps = self._steps
         checked: list[tuple[Transform, tuple[int, ...]]] = []
+        drawn: list[tuple[int, Transform, tuple[Spec, ...]]] = []
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
@@ -298,12 +292,13 @@ class _Writer:
             inputs = self._present[name]
             if all(one < staged for one in inputs):
                 checked.append((transform, inputs))
+            specs = [(self._fields[one].shape, self._fields[one].dtype) for one in inputs]
             if transform.draws:
-                inputs = (*inputs, next(draws))
+                position = next(draws)
+                inputs = (*inputs, position)
+                drawn.append((position, transform, tuple(specs)))
             try:
-                operation = transform.bind(
-                    [(self._fields[one].shape, self._fields[one].dtype) for one in inputs]
-                )
+                operation = transform.bind(specs)
             except SampleError as error:
                 error.field = name
                 raise
@@ -314,7 +309,7 @@ class _Writer:
         return Program(
             self._copied,
             Layout(tuple(self._fields), self._end),
-            tuple(zip(self._draws, self._drawing, strict=True)),
+            tuple(drawn),
             tuple(checked),
             tuple(steps),
             Layout(tuple(self._fields[one] for one in delivered), self._end),

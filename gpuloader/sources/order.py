@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.permutation import derive_key, hash_positions, permute, sort_hashes
 from gpuloader.sources.computed import Computed, Indices, as_indices, check_fields, check_slice
-from gpuloader.sources.permutation import derive_key, hash_positions, permute, sort_hashes
 from gpuloader.spec import check_count
 
 _SORTED_AT_MOST = 2**18
