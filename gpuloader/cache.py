@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from gpuloader.collate.structure import Structure
 from gpuloader.devices.base import Device
 from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.program import GatherRows, Programmer, Transform
+from gpuloader.operations import GatherRows
+from gpuloader.program import Programmer, Transform
 from gpuloader.sources.dataset import array_source
 from gpuloader.spec import Array
 from gpuloader.staging.arena import available_memory
@@ -130,4 +131,14 @@ def resident_programmers(
     StagingMemoryError
         A device has too little memory; gives the numbers.
     """
-    return [Programmer(transforms, source.gathers(upload(source.arrays, device))) for device in devices]
+    programmers: list[Programmer] = []
+    for device in devices:
+        try:
+            resident = upload(source.arrays, device)
+        except StagingMemoryError as error:
+            nbytes = sum(array.nbytes for array in source.arrays)
+            raise StagingMemoryError(
+                f"a cache of {nbytes:,} bytes does not fit on {device.name}, use cache='host': {error}"
+            ) from error
+        programmers.append(Programmer(transforms, source.gathers(resident)))
+    return programmers

@@ -274,21 +274,6 @@ class GeneratorLoader:
         """Return how far the user of the latest epoch has come, as plain JSON-able data.
 
         Batches read ahead do not count. A reader that is an object with ``state_dict`` adds its own state.
-
-        Examples
-        --------
-        >>> from gpuloader import DataLoader
-        >>> def loader():
-        ...     made = DataLoader.from_generator(capacity=4, return_list=True)
-        ...     return made.set_batch_generator(lambda: ([[number]] for number in range(5)), places="cpu")
-        >>> first = loader()
-        >>> epoch = iter(first)
-        >>> [next(epoch)[0].tolist() for _ in range(3)]
-        [[0], [1], [2]]
-        >>> second = loader()
-        >>> second.load_state_dict(first.state_dict())
-        >>> [numbers.tolist() for numbers, in second]
-        [[3], [4]]
         """
         return self._course.state()
 

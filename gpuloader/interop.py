@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuloader.devices.base import Device, Event, Stream
-from gpuloader.errors import PlaceError
+from gpuloader.errors import LoaderError, PlaceError
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
+_PACKAGES = {"paddle": "paddlepaddle"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,12 @@ class ForeignStream:
     ----------
     ptr : int
         Its CUDA handle.
+    owner : object
+        Whose stream it is: the handle is good as long as that lives.
     """
 
     ptr: int
+    owner: object = None
 
 
 class Output(Protocol):
@@ -80,8 +84,8 @@ class ForeignOutput:
         return self._stream()
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return one tensor an array."""
-        return [self._wrap(array) for array in arrays]
+        """Return one tensor an array; raise `LoaderError` where the framework does not take it."""
+        return [_wrapped(self._wrap, array) for array in arrays]
 
 
 class CopiedOutput:
@@ -104,7 +108,7 @@ class CopiedOutput:
         self._device = device
         self._wrap = wrap
         self._copy = copy
-        self._under_way: deque[tuple[Any, Any]] = deque()
+        self._under_way: deque[tuple[Any, Any, Any]] = deque()
 
     def stream(self) -> Stream:
         """Return the device's own consumer stream; nothing of the framework runs there."""
@@ -112,15 +116,15 @@ class CopiedOutput:
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
         """Return copies; what they are made from stays until they are made."""
-        while self._under_way and self._under_way[0][1].is_ready():
+        while self._under_way and self._under_way[0][-1].is_ready():
             self._under_way.popleft()
         if ready is not None:
             self._device.synchronize(ready)
         copies = []
         for array in arrays:
-            source = self._wrap(array)
+            source = _wrapped(self._wrap, array)
             copies.append(self._copy(source))
-            self._under_way.append((source, copies[-1]))
+            self._under_way.append((array, source, copies[-1]))  # wrapping may convert, and let go of `array`
         return copies
 
 
@@ -166,20 +170,45 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
     if name in ("numpy", "cupy"):
         wanted = "a CPU place" if name == "numpy" else "a GPU"
         raise PlaceError(f"output={name!r} is for batches on {wanted}; these land on {device.name}")
-    module: Any = importlib.import_module(name)
-    index: int = getattr(device, "index", 0)
+    index: int | None = getattr(device, "index", None)
+    if index is None and not device.direct:
+        raise PlaceError(
+            f"output={name!r} is for batches on a CPU place or a GPU; these land on {device.name}"
+        )
+    module = _import(name)
     wrap = _wrapper(name, module, device)
     if device.direct:
         return ForeignOutput(wrap, device.consumer_stream)
     if name == "jax":
         return CopiedOutput(device, wrap, lambda array: module.numpy.array(array, copy=True))
-    if name == "torch":
-        return ForeignOutput(
-            wrap, own or (lambda: ForeignStream(module.cuda.current_stream(index).cuda_stream))
-        )
-    return ForeignOutput(
-        wrap, own or (lambda: ForeignStream(module.device.cuda.current_stream(index).cuda_stream))
-    )
+    streams = module.cuda if name == "torch" else module.device.cuda
+
+    def current() -> Stream:
+        stream = streams.current_stream(index)
+        return ForeignStream(stream.cuda_stream, stream)
+
+    return ForeignOutput(wrap, own or current)
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"output={name!r} needs {name}, which is not importable ({error}); install it, as a rule with "
+            f"pip install {_PACKAGES.get(name, name)}, or leave output out",
+            name=name,
+        ) from error
+
+
+def _wrapped(wrap: Callable[[Any], Any], array: Any) -> Any:
+    try:
+        return wrap(array)
+    except Exception as error:
+        raise LoaderError(
+            f"an array of {array.dtype} and shape {array.shape} cannot be handed over: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _wrapper(name: str, module: Any, device: Device) -> Callable[[Any], Any]:
@@ -197,22 +226,27 @@ def _wrapper(name: str, module: Any, device: Device) -> Callable[[Any], Any]:
 
 def _own_stream(stream: object) -> Callable[[], Stream]:
     if hasattr(stream, "__cuda_stream__"):
-        handle = ForeignStream(_handle(stream))
-        return lambda: handle
+        foreign = _foreign(stream)
+        return lambda: foreign
     if callable(stream):
-        return lambda: ForeignStream(_handle(stream()))
+        return lambda: _foreign(stream())
     raise TypeError(
         f"stream must have __cuda_stream__, or be a function that gives such a stream, got "
         f"{type(stream).__name__}"
     )
 
 
+def _foreign(stream: object) -> ForeignStream:
+    return ForeignStream(_handle(stream), stream)
+
+
 def _handle(stream: Any) -> int:
     """Return the CUDA handle of a stream; the protocol is ``(version, handle)``, version 0."""
     try:
         version, handle = stream.__cuda_stream__()
+        ptr = int(handle)
     except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(f"{type(stream).__name__} gives no CUDA stream: {error}") from error
     if version != 0:
         raise TypeError(f"{type(stream).__name__} speaks version {version} of __cuda_stream__, expected 0")
-    return int(handle)
+    return ptr

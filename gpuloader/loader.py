@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gpuloader.cache import ArraySource, check_cache, materialise, resident_programmers
-from gpuloader.collate.form import Collation
-from gpuloader.collate.gather import Gatherer, RowStager
+from gpuloader.cache import ArraySource, check_cache, materialise
 from gpuloader.devices import default_place, open_device
-from gpuloader.epoch import Epoch, Road, build_road
-from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.from_generator import from_generator
 from gpuloader.interop import check_output, open_output
-from gpuloader.options import all_on_host, check_collation, check_dataset, check_seed, check_workers
+from gpuloader.loading import Loading
+from gpuloader.options import (
+    all_on_host,
+    check_collation,
+    check_dataset,
+    check_flags,
+    check_seed,
+    check_workers,
+)
 from gpuloader.places import parse_places
-from gpuloader.plan import Batching, Plan
+from gpuloader.plan import Batching
 from gpuloader.presenting import Presenter
-from gpuloader.program import Programmer, Transform
+from gpuloader.program import Transform
+from gpuloader.sources.computed import check_whole
 from gpuloader.spec import FeedSpec, check_count, resolve_feeds
-from gpuloader.split import Masks, ShardedPlan, check_split
+from gpuloader.split import Masks, check_split
 from gpuloader.state import Course, Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
 
@@ -171,6 +173,14 @@ class DataLoader:
         stream: object = None,
     ) -> None:
         self._iterable = check_dataset(dataset)
+        check_flags(
+            return_list=return_list,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            use_buffer_reader=use_buffer_reader,
+            persistent_workers=persistent_workers,
+            in_order=in_order,
+        )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         if not return_list and self._feeds is None:
             raise ValueError("return_list=False gives dicts by field name, which need a feed_list")
@@ -184,7 +194,7 @@ class DataLoader:
             drop_last=drop_last,
         )
         places = default_place() if places is None else places
-        self._devices = devices = tuple(open_device(place) for place in parse_places(places))
+        devices = tuple(open_device(place) for place in parse_places(places))
         collation = check_collation(
             feeds=self._feeds,
             collate_fn=collate_fn,
@@ -205,77 +215,32 @@ class DataLoader:
             start_method=start_method,
             on_worker_death=on_worker_death,
         )
-        self.dataset = dataset
-        self._seed = check_seed(seed)
-        self._prefetch = check_count("prefetch", prefetch) if use_buffer_reader else 0
         size = self._batching.size
-        self._shards = check_split(split, remainder, size, len(self._devices), iterable=self._iterable)
-        self._remainder = remainder
-        size = None if size is None else -(-size // self._shards)
-        masks = Masks() if self._shards > 1 and remainder == "pad" else None
-        self._presenter = Presenter(self._devices, None if return_list else self._feeds, masks)
-        self._outputs = [open_output(check_output(output), device, stream) for device in self._devices]
-        self._workers = workers
-        self._transforms = () if collation.programmer is None else collation.programmer.transforms
+        shards = check_split(split, remainder, size, len(devices), iterable=self._iterable)
+        masks = Masks() if shards > 1 and remainder == "pad" else None
         plain = not self._iterable and not collation.whole and not collation.ragged and not collation.pads
         self._cache = check_cache(
             cache, cacheable=plain and not any(feed.lod_level for feed in self._feeds or ())
         )
-        self._programmers = [collation.programmer] * len(devices)
-        self._fetching = self._make_fetching(dataset, collation, size, drop_last)
-        self._collation = collation
-        self._size = size
-        self._drop_last = drop_last or self._shards > 1
+        self.dataset = dataset
+        self._seed = check_seed(seed)
         self._meter = Meter()
-        self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._fresh_progress)
-
-    def _make_fetching(
-        self,
-        dataset: Any,
-        collation: Collation,
-        size: int | None,
-        drop_last: bool,
-        gatherer: Gatherer | None = None,
-    ) -> Fetching:
-        return Fetching(
+        self._loading = Loading(
             dataset,
+            self._batching,
             collation,
-            self._workers,
-            items_a_batch=size if self._iterable else None,
-            batch_size=size,
-            drop_last=drop_last or (self._iterable and self._shards > 1),
-            gatherer=gatherer,
+            workers,
+            devices,
+            outputs=[open_output(check_output(output), device, stream) for device in devices],
+            presenter=Presenter(devices, None if return_list else self._feeds, masks),
+            prefetch=check_count("prefetch", prefetch) * bool(use_buffer_reader),
+            iterable=self._iterable,
+            shards=shards,
+            remainder=remainder,
+            drop_last=drop_last,
+            meter=self._meter,
         )
-
-    def _fill_cache(self, kind: str) -> None:
-        """Read the data set into arrays, and bring those to the devices; once."""
-        self._cache = None
-        collation = self._collation
-        source = ArraySource.of(self.dataset) if collation.feeds is None else None
-        if source is None:
-            workers = self._workers
-            reading = DataLoader(
-                self.dataset,
-                self._feeds,
-                "cpu",
-                batch_size=CACHE_BATCH,
-                num_workers=workers.count,
-                timeout=workers.timeout,
-                worker_init_fn=workers.init,
-                seed=self._fresh_progress(0).seed,
-                worker_type=workers.kind,
-                start_method=workers.start_method,
-                on_worker_death="respawn" if workers.respawn else "raise",
-            )
-            source = materialise(reading, len(self.dataset))
-        resident = kind == "device" and not any(device.direct for device in self._devices)
-        if resident:
-            self._programmers = list(resident_programmers(source, self._devices, self._transforms))
-            collation = replace(collation, programmer=Programmer(self._transforms, source.gathers()))
-        stager = RowStager if resident else Gatherer
-        gatherer = stager(source.arrays, source.rows, collation, source.structure)
-        self._fetching = self._make_fetching(self.dataset, collation, self._size, False, gatherer)
 
     @property
     def batch_size(self) -> int | None:
@@ -299,61 +264,45 @@ class DataLoader:
         TypeError
             The data set or the sampler has no length.
         """
-        batches, places = self._batching.count(), len(self._devices)
-        if self._shards > 1:
-            return batches
-        return batches // places if self._drop_last else -(-batches // places)
+        return self._loading.count_steps()
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch."""
         if self._cache is not None:
-            self._fill_cache(self._cache)
-        progress = self._course.begin()
-        try:
-            road = self._idle.pop()
-        except IndexError:
-            road = build_road(
-                self._devices,
-                self._fetching.ahead,
-                prefetch=self._prefetch,
-                shared=self._fetching.in_processes,
-                outputs=self._outputs,
-                programmers=self._programmers,
-            )
-        sharded, one = self._plan(progress)
-        fetch = self._fetching.open(one, road.ring, self._meter)
-        return Epoch(
-            road,
-            fetch,
-            partial(self._presenter.present, progress, sharded),
-            self._idle.append,
-            drop_last=self._drop_last,
-            meter=self._meter,
-            ended=progress.end,
+            self._loading.cache_as(self._read_all(), resident=self._cache == "device")
+            self._cache = None
+        return self._loading.begin(self._course.begin())
+
+    def _read_all(self) -> ArraySource:
+        """Return all samples as arrays, read by the loader's own workers where they are no arrays yet."""
+        source = ArraySource.of(self.dataset) if self._feeds is None else None
+        if source is not None:
+            return source
+        workers = self._loading.workers
+        reading = DataLoader(
+            self.dataset,
+            self._feeds,
+            "cpu",
+            batch_size=CACHE_BATCH,
+            num_workers=workers.count,
+            timeout=workers.timeout,
+            worker_init_fn=workers.init,
+            seed=self._fresh_progress(0).seed,
+            worker_type=workers.kind,
+            start_method=workers.start_method,
+            on_worker_death="respawn" if workers.respawn else "raise",
         )
+        return materialise(reading, len(self.dataset))
 
     def _fresh_progress(self, epoch: int) -> Progress:
         if self._seed is None:
             self._seed = int(np.random.randint(2**31))
-        return Progress(self._seed, epoch, crew=self._fetching.crew, size=self._size)
-
-    def _plan(self, progress: Progress) -> tuple[ShardedPlan | None, Pass]:
-        assert progress.seed is not None
-        start, beyond = progress.batches, set(progress.beyond)
-        if self._iterable:
-            return None, Pass(
-                progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn
-            )
-        plan: Plan = self._batching.plan(progress.seed, progress.epoch)
-        sharded = ShardedPlan(plan, self._shards, self._remainder) if self._shards > 1 else None
-        plan = sharded or plan
-        numbered: Iterator[tuple[int, Any]] = enumerate(plan.batches(start), start)
-        if beyond:
-            numbered = (entry for entry in numbered if entry[0] not in beyond)
-        return sharded, Pass(progress.seed, progress.epoch, numbered, {})
+        return Progress(self._seed, epoch, crew=self._loading.crew, size=self._loading.size)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop epoch number `epoch`, from 0; the one after it follows on.
+
+        An epoch that `load_state_dict` set to go on goes on if it is this one.
 
         >>> loader = DataLoader(range(100), places="cpu", shuffle=True, seed=1, batch_size=3)
         >>> first = next(iter(loader))
@@ -361,9 +310,7 @@ class DataLoader:
         >>> bool((next(iter(loader)) == first).all())
         True
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of 0 or more, got {epoch!r}")
-        self._course.set_epoch(int(epoch))
+        self._course.set_epoch(check_whole("epoch", epoch, 2**64))
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the user of the latest epoch has come, as plain JSON-able data under 1 kB.
@@ -402,11 +349,10 @@ class DataLoader:
         progress = read_state(state)
         if progress.seed is None:
             raise ValueError("this is the state of a loader made by DataLoader.from_generator")
-        if progress.size != self._size:
-            raise ValueError(
-                f"the state is of batches of {progress.size} samples a place, this loader has {self._size}"
-            )
-        self._fetching.check_crew(progress.crew)
+        if progress.size != self._loading.size:
+            here = self._loading.size
+            raise ValueError(f"the state is of batches of {progress.size} samples a place, not of {here}")
+        self._loading.check_crew(progress.crew)
         self._seed = progress.seed
         self._course.resume(progress)
 
@@ -420,4 +366,4 @@ class DataLoader:
 
     def close(self) -> None:
         """End worker processes that stay between epochs; the next loop starts new ones."""
-        self._fetching.close()
+        self._loading.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.collate.form import Collation
+from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.base import Device
 from gpuloader.fetch.fetching import WorkerOptions
 from gpuloader.program import Programmer, Transform
@@ -93,11 +93,11 @@ def check_collation(
     """
     if collate_fn is not None and not callable(collate_fn):
         raise TypeError(f"collate_fn must be callable, got {type(collate_fn).__name__}")
-    if isinstance(ragged, str) or not all(isinstance(name, str) for name in ragged):
+    if isinstance(ragged, str) or not isinstance(ragged, Iterable):
         raise TypeError(f"ragged must be a list of field names, got {ragged!r}")
-    if pad is not None and not isinstance(pad, Mapping):
-        raise TypeError(f"pad must map field names to what to fill up with, got {pad!r}")
-    names, pads = frozenset(ragged), dict(pad or {})
+    names, pads = frozenset(ragged), _check_pads(pad)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"ragged must be a list of field names, got {ragged!r}")
     if (names or pads) and (collate_fn is not None or not batched):
         raise ValueError("ragged and pad are for batches that the loader puts together itself")
     if both := sorted(names & pads.keys()):
@@ -108,6 +108,9 @@ def check_collation(
         levels = {feed.name: feed.lod_level for feed in feeds}
         if wrong := sorted(name for name in pads if levels.get(name) != 1):
             raise ValueError(f"pad names {wrong}, which the feed_list does not declare with lod_level=1")
+        for feed in feeds:
+            if feed.name in pads:
+                check_fill(pads[feed.name], feed.dtype)
     for transform in transforms:
         if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
             raise TypeError(f"expected a transform, got {type(transform).__name__}; see gpuloader.transforms")
@@ -165,6 +168,27 @@ def check_seed(seed: object) -> int | None:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MOST_SEED:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
     return int(seed)
+
+
+def check_flags(**flags: object) -> None:
+    """Raise `TypeError` for a flag that is neither True nor False.
+
+    >>> check_flags(shuffle=True)
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _check_pads(pad: object) -> dict[str, float]:
+    if pad is None:
+        return {}
+    if not isinstance(pad, Mapping) or not all(isinstance(name, str) for name in pad):
+        raise TypeError(f"pad must map field names to what to fill up with, got {pad!r}")
+    for name, fill in pad.items():
+        if not isinstance(fill, int | float | np.number):
+            raise TypeError(f"pad must fill up field {name!r} with a number, got {fill!r}")
+    return dict(pad)
 
 
 def _check_word(name: str, value: object, known: tuple[str, ...]) -> None:

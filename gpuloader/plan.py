@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from gpuloader.errors import LoaderError
 from gpuloader.sources.batch_sampler import BatchSampler
 from gpuloader.sources.order import Order
-from gpuloader.sources.sampler import RandomSampler, Sampler, SequenceSampler
+from gpuloader.sources.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
 from gpuloader.spec import Indices, check_count
 
 _AHEAD = 1 << 14  # samples whose order is looked up at once: some 128 KB of indices
@@ -153,7 +155,7 @@ class Batching:
         """
         if iterable:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
-            if asked := [name for name, value in given.items() if value not in (None, False)]:
+            if asked := [name for name, value in given.items() if value is not None and value is not False]:
                 raise ValueError(f"an iterable data set has an order of its own: {asked[0]} cannot be given")
         for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
             if value is not None and not isinstance(value, Iterable):
@@ -164,13 +166,17 @@ class Batching:
                     "batch_sampler says all about batches: batch_size, shuffle, sampler and drop_last "
                     "cannot be given beside it"
                 )
-            return cls(None, batch_sampler, getattr(batch_sampler, "batch_size", None), None, False)
+            size = getattr(batch_sampler, "batch_size", None)
+            if not isinstance(size, int | np.integer) or size < 1:
+                size = None  # one of another's making may mean anything by it
+            return cls(None, batch_sampler, None if size is None else int(size), None, False)
         if sampler is not None and shuffle:
             raise ValueError("sampler says the order: shuffle cannot be given beside it")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None gives single samples: there is no last batch to drop")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
+            check_sized("a data set without a sampler", dataset)
             sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         return cls(sampler, None, size, batch_size, drop_last)
 
@@ -206,12 +212,16 @@ def _sized(sampler: Iterable[Any]) -> Sized:
 
 
 def _as_sequence(indices: Any) -> Indices:
-    if isinstance(indices, Sequence) and not isinstance(indices, str | bytes):
-        return indices
-    try:
-        return list(indices)
-    except TypeError:
+    if not isinstance(indices, Iterable) or isinstance(indices, str | bytes):
         raise LoaderError(
-            f"a batch sampler must yield sequences of indices, got {type(indices).__name__}; for single "
-            "indices pass it as sampler, with a batch_size"
-        ) from None
+            f"a batch sampler must yield sequences of indices, got {indices!r}; for single indices pass it "
+            "as sampler, with a batch_size"
+        )
+    if isinstance(indices, range | tuple):
+        listed: Sequence[Any] = indices
+    else:
+        # A copy: the sampler may go on with the very object before this batch is fetched.
+        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+    if not listed:
+        raise LoaderError("a batch sampler must yield one index or more a batch, got none")
+    return listed

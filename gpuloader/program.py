@@ -7,69 +7,21 @@ copy; on a CPU place its twins run where the batch is fetched, over the same byt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import LoaderError, SampleError
+from gpuloader.operations import Computation, GatherRows, Operation, Spec
 from gpuloader.permutation import derive_key, hash_positions
 from gpuloader.sources.randomness import as_number, current_draw
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 
 _DRAWS = 16  # hashed along, so that draws have nothing to do with orders
-
-Spec = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and dtype of an array."""
-
-
-class Computation(Protocol):
-    """What a step does; the arrays are there, computing allocates nothing."""
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Compute NumPy arrays from NumPy arrays."""
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Put the same computation of CuPy arrays on a stream."""
-
-
-class Operation(Computation, Protocol):
-    """One computation of a transform, bound to the shapes it is for."""
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        """What it computes."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatherRows:
-    """Takes rows, by their numbers, of an array that lies where batches land.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Of a row.
-    dtype : numpy.dtype
-        Of its elements.
-    source : array or None
-        All rows; None where the program is only asked for its layout.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    source: Any = None
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Take the rows with NumPy."""
-        self.source.take(inputs[0], 0, outputs[0], "clip")
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Take the rows with a kernel."""
-        from gpuloader.kernels.gather import gather
-
-        gather(self.source, inputs[0], out=outputs[0], stream=stream)
 
 
 class Transform(Protocol):
@@ -101,11 +53,27 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation and the arrays it works on, by their numbers."""
+    """One operation, the arrays it works on, by their numbers, and the field and transform it is for."""
 
     operation: Computation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    field: str
+    title: str
+
+
+@contextmanager
+def _told(title: str, field: str) -> Iterator[None]:
+    """Give what a transform raises the package's type, and the name of the field."""
+    try:
+        yield
+    except SampleError as error:
+        error.field = error.field or field
+        raise
+    except LoaderError:
+        raise
+    except Exception as error:
+        raise SampleError(f"{title} raised {type(error).__name__}: {error}", field=field) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +86,10 @@ class Program:
         What lies in the slot before: the staged fields, and what was drawn for them.
     room : Layout
         The same, and what is computed.
-    drawn : tuple of (int, Transform, tuple of Spec)
-        Arrays to be filled with draws, by whom, and for which arrays.
-    checked : tuple of (Transform, tuple of int)
-        Who wants to look at which staged arrays, before anything is computed.
+    drawn : tuple of (int, Transform, str, tuple of Spec)
+        Arrays to be filled with draws, by whom, for which field, and for which arrays.
+    checked : tuple of (Transform, str, tuple of int)
+        Who wants to look at which field's staged arrays, before anything is computed.
     steps : tuple of Step
         In their order.
     delivered : Layout
@@ -132,30 +100,32 @@ class Program:
 
     copied: Layout
     room: Layout
-    drawn: tuple[tuple[int, Transform, tuple[Spec, ...]], ...]
-    checked: tuple[tuple[Transform, tuple[int, ...]], ...]
+    drawn: tuple[tuple[int, Transform, str, tuple[Spec, ...]], ...]
+    checked: tuple[tuple[Transform, str, tuple[int, ...]], ...]
     steps: tuple[Step, ...]
     delivered: Layout
     levels: tuple[int, ...]
 
     def check(self, arrays: list[Array]) -> None:
         """Have the transforms look at the staged arrays; raise `SampleError` naming the field."""
-        for transform, numbers in self.checked:
-            try:
+        for transform, field, numbers in self.checked:
+            with _told(type(transform).__name__, field):
                 transform.check([arrays[one] for one in numbers])
-            except SampleError as error:
-                error.field = error.field or transform.field
-                raise
 
     def run_on_host(self, arrays: list[Array]) -> None:
-        """Compute over NumPy arrays, one for each field of `room`."""
+        """Compute over NumPy arrays, one for each field of `room`; raise `SampleError` where that fails."""
         for step in self.steps:
             inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
-            step.operation.on_host(inputs, outputs)
+            with _told(step.title, step.field):
+                step.operation.on_host(inputs, outputs)
 
     def run_on_device(self, arrays: list[Any], stream: Any) -> None:
-        """Put the computation over device arrays on a stream."""
+        """Put the computation over device arrays on a stream; raise `LoaderError` if it is for hosts only."""
         for step in self.steps:
+            if not hasattr(step.operation, "on_device"):
+                raise LoaderError(
+                    f"{step.title} of field {step.field!r} has no on_device: it can only run on a CPU place"
+                )
             inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
             step.operation.on_device(inputs, outputs, stream)
 
@@ -224,12 +194,13 @@ class Programmer:
             samples = keys.astype(np.uint64)
         else:
             samples = np.array([as_number(key) for key in keys], np.uint64)
-        for number, (position, transform, specs) in enumerate(program.drawn):
+        for number, (position, transform, field, specs) in enumerate(program.drawn):
             words = np.empty((len(keys), transform.draws), np.uint64)
             for column in range(transform.draws):
                 key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
                 words[:, column] = hash_positions(samples, key)
-            arrays[position][...] = transform.draw(words, specs)
+            with _told(type(transform).__name__, field):
+                arrays[position][...] = transform.draw(words, specs)
 
 
 class _Writer:
@@ -252,15 +223,15 @@ class _Writer:
         if drawn:
             self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
         else:
-            samples = staged.fields[0].shape[0]
+            samples = _count_samples(staged, levels)
             self._draws = [self._add(((samples, one.draws), np.dtype(np.int32))) for one in self._drawing]
         self._copied = Layout(tuple(self._fields), self._end)
-        first = 0
         self._present: dict[str, tuple[int, ...]] = {}
         self._steps: list[Step] = []
         if self._sources is not None:
             self._gather(self._sources)
             return
+        first = 0
         for name, level in zip(names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
@@ -270,7 +241,7 @@ class _Writer:
         for name, source in zip(self._names, sources, strict=True):
             output = self._add(((count, *source.shape), source.dtype))
             self._present[name] = (output,)
-            self._steps.append(Step(source, (0,), (output,)))
+            self._steps.append(Step(source, (0,), (output,), name, "gather"))
 
     def _add(self, spec: Spec) -> int:
         shape, dtype = spec
@@ -280,30 +251,24 @@ class _Writer:
         return len(self._fields) - 1
 
     def write(self) -> Program:
-        steps = self._steps
-        checked: list[tuple[Transform, tuple[int, ...]]] = []
-        drawn: list[tuple[int, Transform, tuple[Spec, ...]]] = []
+        checked: list[tuple[Transform, str, tuple[int, ...]]] = []
+        drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
-            name = self._names[0] if transform.field is None else transform.field
-            if name not in self._present:
-                raise SampleError(f"no field {name!r} to transform; the sample has {self._names}")
+            name, title = self._find(transform), type(transform).__name__
             inputs = self._present[name]
             if all(one < staged for one in inputs):
-                checked.append((transform, inputs))
-            specs = [(self._fields[one].shape, self._fields[one].dtype) for one in inputs]
+                checked.append((transform, name, inputs))
+            specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
             if transform.draws:
                 position = next(draws)
                 inputs = (*inputs, position)
-                drawn.append((position, transform, tuple(specs)))
-            try:
+                drawn.append((position, transform, name, specs))
+            with _told(title, name):
                 operation = transform.bind(specs)
-            except SampleError as error:
-                error.field = name
-                raise
-            outputs = tuple(self._add(spec) for spec in operation.outputs)
-            steps.append(Step(operation, inputs, outputs))
+                outputs = tuple(self._add(spec) for spec in operation.outputs)
+            self._steps.append(Step(operation, inputs, outputs, name, title))
             self._present[name] = outputs
         delivered = [one for name in self._names for one in self._present[name]]
         return Program(
@@ -311,7 +276,22 @@ class _Writer:
             Layout(tuple(self._fields), self._end),
             tuple(drawn),
             tuple(checked),
-            tuple(steps),
+            tuple(self._steps),
             Layout(tuple(self._fields[one] for one in delivered), self._end),
             tuple(len(self._present[name]) - 1 for name in self._names),
         )
+
+    def _find(self, transform: Transform) -> str:
+        """Return the name of a transform's field."""
+        name = self._names[0] if transform.field is None and self._names else transform.field
+        if name is None or name not in self._present:
+            problem = f"there is no such array to transform; the sample has {self._names}"
+            raise SampleError(problem, field=name)
+        return name
+
+
+def _count_samples(staged: Layout, levels: Sequence[int]) -> int:
+    """Return the samples of a staged batch: a ragged field's first array has a row for every step."""
+    if not staged.fields:
+        return 0
+    return staged.fields[1].shape[0] - 1 if levels and levels[0] else staged.fields[0].shape[0]

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from gpuloader.arrays import array_module
 from gpuloader.errors import SampleError
-from gpuloader.spec import Array, Dims, convert
+from gpuloader.spec import Array, Conversion, Dims, convert
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,11 @@ def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
 
 
 def split_rows(
-    samples: Sequence[Any], dtype: np.dtype[Any], step_shape: Dims, lod_level: int
+    samples: Sequence[Any],
+    dtype: np.dtype[Any],
+    step_shape: Dims,
+    lod_level: int,
+    conversion: Conversion = convert,
 ) -> tuple[list[Array], tuple[Array, ...]]:
     """Return the converted innermost sequences of `samples`, not yet joined, and the row splits."""
     levels: list[Array] = []
@@ -127,7 +131,7 @@ def split_rows(
     parts = []
     for owner, row in zip(owners, rows, strict=True):
         try:
-            parts.append(convert(row, dtype, (None, *step_shape)))
+            parts.append(conversion(row, dtype, (None, *step_shape)))
         except SampleError as error:
             error.index = owner
             raise

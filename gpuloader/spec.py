@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from gpuloader.errors import SampleError
 
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
+Conversion = Callable[[object, np.dtype[Any], Dims], Array]
+"""Returns a value as an array of a dtype and shape, or raises `SampleError`: `convert` or `convert_alike`."""
 Indices = Sequence[Any] | NDArray[np.int64]
 """Which samples make up a batch: a range, an int64 array, or a list of whatever a sampler yields."""
 
@@ -246,6 +248,8 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     """
     if isinstance(value, str | bytes):
         raise SampleError(f"expected numbers as in the first sample, got text: {_shorten(value)}")
+    if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
+        return np.empty([size or 0 for size in shape], dtype)  # an empty sequence, of steps of any kind
     array = as_numbers(value)
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (
         array.dtype.kind in "iu" and dtype.kind in "iu"
@@ -306,7 +310,13 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
             )
     if array.dtype.kind == "c" and dtype.kind != "c":
         raise SampleError(f"expected real numbers of dtype {dtype}, got dtype {array.dtype}")
-    return array.astype(dtype)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        raise SampleError(
+            f"expected numbers of dtype {dtype} (at most {np.finfo(dtype).max}), got larger ones"
+        ) from None
 
 
 def fit(array: Array, shape: Dims) -> Array:

@@ -10,13 +10,14 @@ import numpy as np
 
 from gpuloader.devices.base import Device
 from gpuloader.errors import LoaderError
-from gpuloader.plan import Plan
+from gpuloader.plan import Plan, SampledPlan
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import arrange
 from gpuloader.transfer import send
 
 SPLITS = ("batches", "shards")
 REMAINDERS = ("error", "drop", "pad")
+_MOST_MASKS = 64
 
 
 def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
@@ -55,7 +56,7 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
         )
     if rest and remainder == "pad":
         padding = shards - rest
-        listed = list(indices)
+        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
         size = (count + padding) // shards
         padded = listed + listed[-1:] * padding
         parts: list[Indices] = [padded[part * size : (part + 1) * size] for part in range(shards)]
@@ -86,12 +87,19 @@ class ShardedPlan:
     own: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of part `start` and of every later one."""
-        number = start - start % self.shards
-        for indices in self.plan.batches(start // self.shards):
+        """Yield the indices of part `start` and of every later one.
+
+        A batch of fewer samples than there are parts, of which nothing is left, does not count.
+        """
+        # Of a batch sampler any batch may be one of those; of what the loader cuts itself, only the last.
+        entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
+        number = entered * self.shards
+        for indices in self.plan.batches(entered):
             parts, own = cut(indices, self.shards, self.remainder)
+            if not len(parts[0]):
+                continue
             for part, count in zip(parts, own, strict=True):
-                if number >= start and len(parts[0]):
+                if number >= start:
                     if self.remainder == "pad":
                         self.own[number] = count, len(part)
                     yield part
@@ -113,12 +121,14 @@ class Masks:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int, int], Any] = {}
+        self._made: dict[tuple[Device, int, int], Any] = {}
 
     def get(self, device: Device, own: int, size: int) -> Any:
         """Return the mask of a part of `size` samples, the first `own` of which are its own."""
-        key = device.name, own, size
+        key = device, own, size
         if key not in self._made:
+            if len(self._made) > _MOST_MASKS:  # batches of ever new sizes
+                self._made.clear()
 
             def write(target: Array) -> None:
                 target[:own], target[own:] = True, False
@@ -153,6 +163,8 @@ def check_split(split: object, remainder: object, size: int | None, places: int,
             f"a batch of {size} samples cannot be cut into {places} equal parts; choose another batch_size, "
             "or remainder='drop' or 'pad'"
         )
+    if size is not None and size < places and remainder == "drop":
+        raise ValueError(f"of a batch of {size} samples cut into {places} equal parts nothing would be left")
     if iterable and remainder != "drop":
         raise ValueError(
             "how an iterable data set ends is not known before: cut its batches with remainder='drop', "
@@ -164,9 +176,18 @@ def check_split(split: object, remainder: object, size: int | None, places: int,
 def add_mask(batch: Any, mask: Any) -> Any:
     """Return a batch with its mask: the last of a list, or under ``mask`` in a dict.
 
+    Raises
+    ------
+    LoaderError
+        The dict has an entry of that name.
+
+    Examples
+    --------
     >>> add_mask(["images", "labels"], "mask"), add_mask({"image": "images"}, "mask")
     (['images', 'labels', 'mask'], {'image': 'images', 'mask': 'mask'})
     """
     if isinstance(batch, dict):
+        if "mask" in batch:
+            raise LoaderError("the samples have a field 'mask', where the mask of a padded shard would go")
         return {**batch, "mask": mask}
     return [*batch, mask] if type(batch) is list else [batch, mask]

@@ -57,7 +57,9 @@ class Progress:
 
     def received(self, staged: StagedBatch) -> None:
         """Count a batch."""
-        if staged.number == self.batches:
+        if self.crew is not None:
+            self.batches += 1  # whose numbers have gaps, where a worker's items came to their end
+        elif staged.number == self.batches:
             self.batches += 1
             while self.beyond and self.batches in self.beyond:
                 self.beyond.remove(self.batches)
@@ -113,8 +115,10 @@ class Course:
         return progress
 
     def set_epoch(self, epoch: int) -> None:
-        """Make that epoch the next one."""
-        self._resumed, self._next = None, epoch
+        """Make that epoch the next one: from its start, unless it is the one to be resumed."""
+        if self._resumed is None or self._resumed.epoch != epoch:
+            self._resumed = None
+        self._latest, self._next = None, epoch
 
     def resume(self, progress: Progress) -> None:
         """Go on from there when an epoch next begins."""
@@ -153,8 +157,8 @@ def read_state(state: object) -> Progress:
     try:
         workers = state.get("workers")
         return Progress(
-            None if state.get("seed") is None else _count(state["seed"]),
-            _count(state["epoch"]),
+            None if state.get("seed") is None else _count(state["seed"], 2**64),
+            _count(state["epoch"], 2**64),
             _count(state["batches"]),
             {_count(number) for number in state.get("beyond", ())},
             {
@@ -162,7 +166,7 @@ def read_state(state: object) -> Progress:
                 for worker, (batches, own) in enumerate(workers or ())
             },
             None if workers is None else len(workers),
-            _count(state.get("turn", 0)),
+            _count(state.get("turn", 0), len(workers or ()) or 1),
             state.get("source"),
             None if state.get("batch_size") is None else _count(state["batch_size"]),
         )
@@ -170,7 +174,9 @@ def read_state(state: object) -> Progress:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}): {dict(state)}") from error
 
 
-def _count(value: Any) -> int:
+def _count(value: Any, limit: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"expected a whole number of 0 or more, got {value!r}")
+    if limit is not None and value >= limit:
+        raise ValueError(f"expected a whole number below {limit}, got {value}")
     return value

@@ -113,11 +113,13 @@ class Lane:
             slot.used = False
         self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         landing = Landing(staged, slot)
-        if program is not None:
-            self.device.run(program, slot.memory, self._copy_stream)
-            staged.layout, staged.levels = program.delivered, program.levels
-        self.device.record(slot.ready, self._copy_stream)
-        self._copying.append(landing)
+        try:
+            if program is not None:
+                self.device.run(program, slot.memory, self._copy_stream)
+                staged.layout, staged.levels = program.delivered, program.levels
+        finally:  # the copy is under way, whatever became of the program
+            self.device.record(slot.ready, self._copy_stream)
+            self._copying.append(landing)
         return landing
 
     def _program(self, staged: StagedBatch) -> Program | None:

@@ -17,7 +17,7 @@ loader's seed, the epoch and the sample's index, so both give the same pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,52 +28,20 @@ from numpy.typing import DTypeLike
 from gpuloader.errors import SampleError
 from gpuloader.kernels.cast import cast, cast_on_host
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS, resolve_target
-from gpuloader.kernels.normalize import normalize, normalize_on_host
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
-from gpuloader.program import Spec, Transform
+from gpuloader.operations import KernelCall, Plain, Spec, no_rows
+from gpuloader.pictures import Normalize, RandomCropFlip
+from gpuloader.program import Transform
 from gpuloader.spec import Array, check_count
 
 __all__ = ["Cast", "Normalize", "OneHot", "Pad", "RandomCropFlip"]
 
-_LAYOUTS = ("HWC", "CHW")
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A kernel and its twin, with everything but the arrays settled."""
-
-    outputs: tuple[Spec, ...]
-    kernel: Callable[..., Any]
-    twin: Callable[..., Any]
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the twin."""
-        self.twin(*inputs, out=outputs[0])
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Launch the kernel on a stream."""
-        self.kernel(*inputs, out=outputs[0], stream=stream)
-
-
-class _Plain:
-    """What a transform does that draws nothing and takes any content."""
-
-    @property
-    def draws(self) -> int:
-        """Numbers drawn for each sample: none."""
-        return 0
-
-    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
-        """Return no draws."""
-        return np.empty((len(words), 0), np.int32)
-
-    def check(self, inputs: Sequence[Array]) -> None:
-        """Accept any content."""
+_NUMBERS = (*INTEGERS, *FLOATS)
 
 
 @dataclass(frozen=True)
-class Cast(_Plain):
+class Cast(Plain):
     """Another dtype, and a factor on the way.
 
     Attributes
@@ -90,16 +58,21 @@ class Cast(_Plain):
     dtype: DTypeLike
     scale: float = 1.0
 
-    def bind(self, inputs: Sequence[Spec]) -> _Call:
+    def __post_init__(self) -> None:
+        resolve_target(self.dtype, _NUMBERS)
+
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         shape, _ = _dense(inputs)
-        _, held = resolve_target(self.dtype, ("bool", *INTEGERS, *FLOATS))
-        options: dict[str, Any] = {"dtype": self.dtype, "scale": self.scale}
-        return _Call(((shape, held),), partial(cast, **options), partial(cast_on_host, **options))
+        _, held = resolve_target(self.dtype, _NUMBERS)
+        # A factor has the numbers go through floats, which do not hold every integer.
+        options: dict[str, Any] = {"dtype": self.dtype, "scale": None if self.scale == 1 else self.scale}
+        call, twin = partial(cast, **options), partial(cast_on_host, **options)
+        return KernelCall.settle([no_rows(inputs[0])], (shape, held), call, twin)
 
 
 @dataclass(frozen=True)
-class OneHot(_Plain):
+class OneHot(Plain):
     """Rows of zeros with a one in the label's column.
 
     Attributes
@@ -118,20 +91,21 @@ class OneHot(_Plain):
 
     def __post_init__(self) -> None:
         check_count("classes", self.classes)
+        resolve_target(self.dtype, ("bool", *_NUMBERS))
 
-    def bind(self, inputs: Sequence[Spec]) -> _Call:
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         shape, dtype = _dense(inputs)
         if dtype.kind not in "iu":
             raise SampleError(f"expected integers as labels, got {dtype}")
-        _, held = resolve_target(self.dtype, ("bool", *INTEGERS, *FLOATS))
+        _, held = resolve_target(self.dtype, ("bool", *_NUMBERS))
         options: dict[str, Any] = {"classes": self.classes, "dtype": self.dtype}
-        outputs = (((*shape, self.classes), held),)
-        return _Call(outputs, partial(one_hot, **options), partial(one_hot_on_host, **options))
+        call, twin = partial(one_hot, **options), partial(one_hot_on_host, **options)
+        return KernelCall.settle([no_rows(inputs[0])], ((*shape, self.classes), held), call, twin)
 
 
 @dataclass(frozen=True)
-class Pad(_Plain):
+class Pad(Plain):
     """Rows of varying length to a dense array of fixed width; the field must be among the loader's `ragged`.
 
     Attributes
@@ -151,14 +125,15 @@ class Pad(_Plain):
     def __post_init__(self) -> None:
         check_count("length", self.length)
 
-    def bind(self, inputs: Sequence[Spec]) -> _Call:
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         if len(inputs) != 2:
             raise SampleError("expected a ragged field of level 1 to pad; name it in the loader's ragged")
         (values, dtype), (splits, _) = inputs
-        outputs = (((splits[0] - 1, self.length, *values[1:]), dtype),)
+        output = (splits[0] - 1, self.length, *values[1:]), dtype
         options: dict[str, Any] = {"longest": self.length, "fill": self.fill}
-        return _Call(outputs, partial(pad, **options), partial(pad_on_host, **options))
+        call, twin = partial(pad, **options), partial(pad_on_host, **options)
+        return KernelCall.settle([no_rows(inputs[0]), no_rows(inputs[1], 1)], output, call, twin)
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Refuse rows that are too long: the kernel would cut them."""
@@ -166,137 +141,6 @@ class Pad(_Plain):
         if lengths.size and lengths.max() > self.length:
             row = int(lengths.argmax())
             raise SampleError(f"expected {self.length} steps at most, got {int(lengths[row])}", index=row)
-
-
-@dataclass(frozen=True)
-class RandomCropFlip(_Plain):
-    """A random window of each picture, mirrored by lot; runs in one pass with the `Normalize` behind it.
-
-    Attributes
-    ----------
-    field : str or None
-        Which field; None: the first that is an array.
-    size : tuple of int
-        Height and width of the window.
-    flip : bool
-        Whether half of the pictures, by lot, are mirrored left to right.
-    """
-
-    field: str | None
-    size: tuple[int, int]
-    flip: bool = True
-
-    def __post_init__(self) -> None:
-        if len(self.size) != 2:
-            raise ValueError(f"size must be height and width, got {self.size!r}")
-        for name, value in zip(("height", "width"), self.size, strict=True):
-            check_count(name, value)
-
-    def bind(self, inputs: Sequence[Spec]) -> _Call:  # noqa: ARG002
-        """Refuse: `fuse` has not found a `Normalize`."""
-        raise SampleError("RandomCropFlip must come right before the Normalize of its field")
-
-
-@dataclass(frozen=True)
-class Normalize:
-    """Pictures to floats: ``(x * scale - mean) / std`` in every channel, and from one layout to another.
-
-    Attributes
-    ----------
-    field : str or None
-        Which field, uint8 or float32, (height, width, channels) or (channels, height, width); None: the
-        first that is an array.
-    mean, std : float or sequence of float
-        One for all channels, or one each.
-    scale : float
-        What values are multiplied by before; ``1 / 255`` makes bytes 0 to 1.
-    layout, to : str
-        'HWC' or 'CHW': of the samples, and of the result.
-    dtype : dtype-like
-        float32, float16, or "bfloat16" as bits in uint16.
-    crop : tuple of int or None
-        Height and width of a random window.
-    flip : bool
-        Whether half of the pictures, by lot, are mirrored left to right.
-    """
-
-    field: str | None
-    mean: float | Sequence[float] = 0.0
-    std: float | Sequence[float] = 1.0
-    scale: float = 1.0
-    layout: str = "HWC"
-    to: str = "CHW"
-    dtype: DTypeLike = "float32"
-    crop: tuple[int, int] | None = None
-    flip: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value in (("layout", self.layout), ("to", self.to)):
-            if value not in _LAYOUTS:
-                raise ValueError(f"{name} must be 'HWC' or 'CHW', got {value!r}")
-
-    @property
-    def draws(self) -> int:
-        """Numbers drawn for each sample: where its window begins, and whether it is mirrored."""
-        return 3 if self.crop is not None or self.flip else 0
-
-    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
-        """Return top, left and flip of each sample."""
-        _, height, width = self._sizes(inputs)
-        tall, wide = self.crop or (height, width)
-        drawn = np.empty((len(words), 3), np.int32)
-        drawn[:, 0] = words[:, 0] % np.uint64(height - tall + 1)
-        drawn[:, 1] = words[:, 1] % np.uint64(width - wide + 1)
-        drawn[:, 2] = words[:, 2] >> np.uint64(63) if self.flip else 0
-        return drawn
-
-    def check(self, inputs: Sequence[Array]) -> None:
-        """Accept any content."""
-
-    def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
-        """Return channels, height and width."""
-        shape, dtype = inputs[0]
-        if len(inputs) != 1 or len(shape) != 4 or dtype not in (np.uint8, np.float32):
-            raise SampleError(
-                f"expected pictures, uint8 or float32, in the layout {self.layout}, got {dtype} {shape[1:]}"
-            )
-        height, width, channels = shape[1:] if self.layout == "HWC" else (*shape[2:], shape[1])
-        return channels, height, width
-
-    def bind(self, inputs: Sequence[Spec]) -> _Call:
-        """Return the computation for a batch."""
-        channels, height, width = self._sizes(inputs)
-        tall, wide = self.crop or (height, width)
-        if tall > height or wide > width:
-            raise SampleError(f"expected pictures of {tall} x {wide} at least, got {height} x {width}")
-        size = (tall, wide, channels) if self.to == "HWC" else (channels, tall, wide)
-        _, held = resolve_target(self.dtype, ("float16", "bfloat16", "float32"))
-        return _Call(
-            (((inputs[0][0][0], *size), held),),
-            partial(self._run, normalize, (tall, wide)),
-            partial(self._run, normalize_on_host, (tall, wide)),
-        )
-
-    def _run(
-        self,
-        function: Callable[..., Any],
-        size: tuple[int, int],
-        images: Any,
-        windows: Any = None,
-        **where: Any,
-    ) -> None:
-        function(
-            images,
-            self.mean,
-            self.std,
-            scale=self.scale,
-            layout=self.layout,
-            out_layout=self.to,
-            dtype=self.dtype,
-            size=size,
-            windows=windows,
-            **where,
-        )
 
 
 def fuse(transforms: Sequence[Transform]) -> list[Transform]:

@@ -2,16 +2,20 @@
 
 ``python -m gpuloader.kernels.compiling`` compiles every kernel for every architecture, warnings as errors.
 It needs the compiler alone, nvcc or NVRTC, and no GPU.
+
+A file may hold one kernel of its own name, or several entries, which its module lists in ``ENTRIES``: other
+names, or a template's, one for each set of types that a launcher may ask for.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +36,62 @@ def kernel_names() -> list[str]:
     """Return the names of all kernels, one a .cu file.
 
     >>> kernel_names()
-    ['checksum', 'spin']
+    ['cast', 'checksum', 'gather', 'normalize', 'one_hot', 'pad', 'shuffle', 'spin']
     """
     files = resources.files("gpuloader.kernels").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
 
 
+def kernel_entries(name: str) -> tuple[str, ...]:
+    """Return what can be launched of a kernel's file: C++ names, of templates with their types.
+
+    >>> kernel_entries("spin"), "gather<unsigned int>" in kernel_entries("gather")
+    (('spin',), True)
+    """
+    entries: tuple[str, ...] = getattr(import_module(f"gpuloader.kernels.{name}"), "ENTRIES", (name,))
+    return entries
+
+
+@cache
 def read_source(name: str) -> str:
-    """Return the CUDA source of a kernel.
+    """Return the CUDA source of a kernel, with what it includes of ours written out.
+
+    CuPy keeps compiled kernels under a key made of their source; what is included has to be part of it.
 
     >>> "__global__" in read_source("spin")
     True
     """
-    return resources.files("gpuloader.kernels").joinpath(f"{name}.cu").read_text()
+    folder = resources.files("gpuloader.kernels")
+    source = folder.joinpath(f"{name}.cu").read_text()
+    return re.sub(
+        r'^#include "(\w+\.cuh)"$', lambda line: folder.joinpath(line[1]).read_text(), source, flags=re.M
+    )
 
 
 @cache
-def load_kernel(name: str) -> Any:
-    """Return a kernel ready to launch on the current device; compiled when first launched there."""
+def load_kernel(name: str, entry: str | None = None) -> Any:
+    """Return a kernel ready to launch on the current device; compiled when first launched there.
+
+    Parameters
+    ----------
+    name : str
+        Of its file.
+    entry : str or None
+        One of ``kernel_entries(name)``; None is the kernel of the file's name.
+    """
     import cupy
 
-    return cupy.RawKernel(read_source(name), name, options=OPTIONS)
+    entry = name if entry is None else entry
+    if "<" not in entry:
+        return cupy.RawKernel(read_source(name), entry, options=OPTIONS)
+    module = cupy.RawModule(code=read_source(name), options=OPTIONS, name_expressions=(entry,))
+    return module.get_function(entry)
 
 
 def compile_kernel(name: str, architecture: int) -> bytes:
-    """Return the machine code of a kernel for one architecture, through NVRTC if it is there, else nvcc.
+    """Return the machine code of all entries of a kernel for one architecture.
+
+    Through NVRTC if it is there, else nvcc.
 
     Raises
     ------
@@ -87,7 +122,10 @@ def find_nvrtc() -> Any:
 
 def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
     program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
+    entries = kernel_entries(name)
     try:
+        for entry in entries:
+            nvrtc.addNameExpression(program, entry)
         try:
             nvrtc.compileProgram(program, (*OPTIONS, "-ftz=true", f"-arch=sm_{architecture}"))
         except nvrtc.NVRTCError as error:
@@ -96,6 +134,10 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
         if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
             raise CompileError(f"{name}.cu for sm_{architecture} gives warnings:\n{warnings}")
         code: bytes = nvrtc.getCUBIN(program)
+        if missing := [
+            entry for entry in entries if nvrtc.getLoweredName(program, entry).encode() not in code
+        ]:
+            raise CompileError(f"{name}.cu for sm_{architecture} lacks {', '.join(missing)}")
         return code
     finally:
         nvrtc.destroyProgram(program)
@@ -104,7 +146,9 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
 def _compile_by_nvcc(name: str, architecture: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
-        source.write_text(read_source(name))
+        # A template is compiled where it is used: here, where its address is taken.
+        used = ", ".join(f"(void*)({entry})" for entry in kernel_entries(name))
+        source.write_text(f"{read_source(name)}\nvoid* entries_of_{name}[] = {{{used}}};\n")
         command = ["nvcc", "-cubin", "-ftz=true", "-Werror", "all-warnings", f"-arch=sm_{architecture}"]
         done = subprocess.run(
             [*command, *OPTIONS, "-o", target, source], capture_output=True, text=True, check=False
@@ -115,7 +159,10 @@ def _compile_by_nvcc(name: str, architecture: int) -> bytes:
 
 
 def main() -> int:
-    """Compile every kernel for every architecture and print a line each; return 0 if all did."""
+    """Compile every kernel for every architecture and print a line each; return 0 if all did.
+
+    A line counts the entries that were compiled; one that does not compile is named below it.
+    """
     failed = 0
     for name in kernel_names():
         for architecture in ARCHITECTURES:
@@ -125,7 +172,8 @@ def main() -> int:
                 failed += 1
                 print(f"{name:12} sm_{architecture:<4} FAILED\n{error}")  # noqa: T201
             else:
-                print(f"{name:12} sm_{architecture:<4} {size:7,} bytes")  # noqa: T201
+                entries = len(kernel_entries(name))
+                print(f"{name:12} sm_{architecture:<4} {entries:4} entries {size:11,} bytes")  # noqa: T201
     return 1 if failed else 0
 
 

@@ -16,6 +16,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from gpuloader import operations
+from gpuloader.kernels import gather as kernels
+
 INVALID_HANDLE = 400
 NOT_READY = 600
 NOT_INITIALIZED = 3
@@ -165,6 +168,10 @@ class FakeRuntime:
             pass
         assert not any(self.work.values())
 
+    def launch(self, kernel, stream=0):
+        """Put a kernel on a stream: a function without arguments."""
+        self.queue(stream).append((None, kernel))
+
     def launch_read(self, array, stream=0):
         """Put a kernel on a stream that reads an array; return a list that it puts the values into."""
         assert array.flags.c_contiguous
@@ -255,3 +262,25 @@ def read(array):
     assert array.flags.c_contiguous
     data = ctypes.string_at(array.data.ptr, array.nbytes)
     return np.frombuffer(data, array.dtype).reshape(array.shape)
+
+
+def as_host(array):
+    """Return a device array as the NumPy array it is here, to compute with once a kernel's turn has come."""
+    assert array.flags.c_contiguous
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.data.ptr)
+    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+def run_twins(monkeypatch, runtime):
+    """Put twins in the place of kernels: on the same streams, over the same memory."""
+
+    def call(operation, inputs, outputs, stream):
+        runtime.check("launch")
+        runtime.launch(lambda: operation.twin(*map(as_host, inputs), out=as_host(outputs[0])), stream.ptr)
+
+    def gather(source, indices, *, out, stream):
+        runtime.check("launch")
+        runtime.launch(lambda: as_host(source).take(as_host(indices), 0, as_host(out)), stream.ptr)
+
+    monkeypatch.setattr(operations.KernelCall, "on_device", call)
+    monkeypatch.setattr(kernels, "gather", gather)

@@ -14,7 +14,7 @@ import numpy as np
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form, declared_form, settle_form
-from gpuloader.collate.leaves import ObjectColumns, array_leaves, object_columns
+from gpuloader.collate.leaves import ObjectColumns, all_leaves, array_leaves, object_columns
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.whole import stage_whole
@@ -142,7 +142,7 @@ class Assembler:
                 raise self.failure(error, number, position, index) from error
             yield sample
 
-    def failure(self, error: Exception, number: int, position: int, index: object) -> SampleError:
+    def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return what to raise for an exception of the data set."""
         return SampleError(
             f"the data set raised {describe_error(error)}",
@@ -252,6 +252,8 @@ def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: R
     """Stage what the user's ``collate_fn`` makes of the samples, or the one sample of an unbatched loader."""
     value: Any = samples if collation.batched else samples[0]
     if collation.function is not None:
+        draw = current_draw()
+        draw.index = draw.generator = None
         try:
             value = collation.function(value)
         except Exception as error:
@@ -263,7 +265,7 @@ def stage_varying(
     form: Form, collation: Collation, samples: list[Any], number: int, reserve: Reserve
 ) -> StagedBatch:
     """Stage samples of which some field varies in length."""
-    leaves = [form.structure.flatten(sample) for sample in samples]
+    leaves = list(all_leaves(form.structure, samples))
     kinds = [leaf.is_array for leaf in form.structure.leaves]
     arrays = [[value for value, staged in zip(one, kinds, strict=True) if staged] for one in leaves]
     columns = split_columns(arrays, SampleRows(form.feeds, strict=not form.declared), collation.pads)

@@ -105,11 +105,11 @@ def split_columns(
             columns.append(_stacked(dense, feed))
             continue
         try:
-            parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level)
+            parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
         except SampleError as error:
             error.field = feed.name
             raise
-        _check_steps(parts, feed)
+        _check_steps(parts, splits, feed)
         if pads is not None and feed.name in pads:
             columns.append(_padded(parts, feed, pads[feed.name]))
         else:
@@ -130,12 +130,14 @@ def _stacked(samples: list[Array], feed: FeedSpec) -> Column:
     return Column((len(samples), *shape), feed.dtype, samples)
 
 
-def _check_steps(parts: list[Array], feed: FeedSpec) -> None:
-    for part in parts:
+def _check_steps(parts: list[Array], splits: tuple[Array, ...], feed: FeedSpec) -> None:
+    for position, part in enumerate(parts):
         if part.shape[1:] != parts[0].shape[1:]:
+            sample = position if len(splits) == 1 else np.searchsorted(splits[0], position, "right") - 1
             raise SampleError(
                 f"expected steps of shape {parts[0].shape[1:]} as in the batch's first sequence, "
                 f"got {part.shape[1:]}",
+                index=int(sample),
                 field=feed.name,
             )
 

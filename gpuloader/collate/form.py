@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gpuloader.collate.structure import Structure
 from gpuloader.errors import SampleError
 from gpuloader.program import Programmer
 from gpuloader.ragged import gather_fields
-from gpuloader.spec import FeedSpec, as_numbers
+from gpuloader.spec import Array, FeedSpec, as_numbers, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ class Form:
 
     @property
     def varying(self) -> bool:
-        """Whether some field varies in length."""
-        return any(feed.lod_level for feed in self.feeds)
+        """Whether some field varies in length, or was declared with a free dimension."""
+        return any(feed.lod_level or None in feed.sample_shape for feed in self.feeds)
 
 
 def declared_form(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Form:
@@ -91,9 +93,9 @@ def settle_form(sample: Any, collation: Collation) -> Form:
     SampleError
         A field declared to vary in length is not there, or has no length.
     """
-    structure = Structure.of(sample)
     pads = collation.pads or {}
     varying = collation.ragged | pads.keys()
+    structure = Structure.of(sample, varying)
     names = {leaf.name for leaf in structure.leaves if leaf.is_array}
     if missing := sorted(varying - names):
         raise SampleError(f"no field {missing} to be of varying length; the sample has {sorted(names)}")
@@ -101,15 +103,46 @@ def settle_form(sample: Any, collation: Collation) -> Form:
     for leaf, value in zip(structure.leaves, structure.flatten(sample), strict=True):
         if not leaf.is_array:
             continue
-        array = as_numbers(value)
+        try:
+            array = as_numbers(value)
+            if leaf.name in varying:
+                _check_varying(value, array)
+                if leaf.name in pads:
+                    check_fill(pads[leaf.name], array.dtype)
+        except SampleError as error:
+            error.field = leaf.name
+            raise
         if leaf.name not in varying:
             feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))
-        elif array.ndim:
-            feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
         else:
-            raise SampleError("expected an array of varying length, got a number", field=leaf.name)
+            feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
     levels = tuple(0 if feed.name in pads else feed.lod_level for feed in feeds)
     return Form(structure, tuple(feeds), levels, declared=False)
+
+
+def _check_varying(value: Any, array: Array) -> None:
+    if not array.ndim:
+        raise SampleError("expected an array of varying length, got a number")
+    if not array.size and isinstance(value, list | tuple):
+        raise SampleError(
+            "the first sample's list is empty, so nothing says of which dtype the field is; give arrays, or "
+            "declare it in a feed_list with lod_level=1"
+        )
+
+
+def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
+    """Raise `SampleError` if an array of `dtype` cannot hold what short rows are to be filled up with.
+
+    >>> check_fill(0.5, np.dtype("int64"))
+    Traceback (most recent call last):
+    gpuloader.errors.SampleError: rows of int64 cannot be filled up with 0.5
+    """
+    try:
+        held = cast(np.asarray(fill), dtype).item()
+    except SampleError as error:
+        raise SampleError(f"rows of {dtype} cannot be filled up with {fill!r}: {error.problem}") from None
+    if dtype.kind in "iub" and held != fill:
+        raise SampleError(f"rows of {dtype} cannot be filled up with {fill!r}")
 
 
 def build_batch(

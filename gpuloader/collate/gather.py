@@ -30,7 +30,7 @@ class Gatherer:
     rows : numpy.ndarray or None
         Where the samples lie in the arrays, int64; None: sample i is row i.
     collation : Collation or None
-        What is done to batches; of its fields only the transforms count here.
+        What is done to batches; of its fields only the transforms and the feeds' names count here.
     structure : Structure or None
         How the arrays make up a sample; None: a tuple of them.
     """
@@ -47,10 +47,15 @@ class Gatherer:
         self._arrays = tuple(arrays)
         self._rows = rows
         self._count = len(arrays[0]) if rows is None else len(rows)
+        feeds = self._collation.feeds
+        if feeds is not None:  # whose names transforms go by
+            structure = Structure.flat([feed.name for feed in feeds])
         self._structure = structure or Structure.flat([str(field) for field in range(len(arrays))])
         self._levels = (0,) * len(arrays)
         self._layouts: dict[int, Layout] = {}
         self._trusted: NDArray[Any] | None = None
+        # NumPy's take would copy all of an array that does not lie as it should, for each batch.
+        self._takes = tuple(array.flags.c_contiguous and array.flags.aligned for array in self._arrays)
 
     def layout(self, count: int) -> Layout:
         """Return the layout of a batch of `count` samples."""
@@ -72,35 +77,45 @@ class Gatherer:
         """
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
-        return Gathering(self, number, rows, layout, reserve(self._room(layout)), indices)
+        return Gathering(self, number, rows, layout, reserve(self._room(number, layout)), indices)
 
-    def _room(self, layout: Layout) -> int:
+    def _room(self, number: int, layout: Layout) -> int:
         if not self._has_transforms:
             return layout.nbytes
-        return room_for(self._collation, self._structure, self._levels, layout)
+        try:
+            return room_for(self._collation, self._structure, self._levels, layout)
+        except SampleError as error:
+            error.batch = number
+            raise
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises as `begin`."""
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
-        slot = reserve(layout.nbytes if not self._has_transforms else self._room(layout))
+        slot = reserve(layout.nbytes if not self._has_transforms else self._room(number, layout))
         self.take(rows, slot.views(layout))
         staged = StagedBatch(slot, layout, self._levels, number, self._structure)
         return staged if not self._has_transforms else self._complete(staged, indices)
 
     def _complete(self, staged: StagedBatch, indices: Indices) -> StagedBatch:
-        return complete(self._collation, staged, indices)
+        try:
+            return complete(self._collation, staged, indices)
+        except SampleError as error:
+            error.batch = staged.number
+            if error.index is not None:
+                error.dataset_index = int(indices[error.index])
+            raise
 
     def _locate(self, number: int, indices: Indices) -> range | NDArray[Any]:
         """Return the rows of the samples, all of them known to be there."""
         count = self._count
         if self._trusted is not None and getattr(indices, "base", None) is self._trusted:
             return cast("NDArray[Any]", indices)  # a part of what was looked at
-        if type(indices) is range and indices and indices[0] >= 0 and indices[-1] < count:
+        if type(indices) is range and indices.step > 0 and indices.start >= 0 and indices.stop <= count:
             rows: range | NDArray[Any] = indices
         else:
-            found = indices if isinstance(indices, np.ndarray) else np.asarray(indices)
+            found = indices if isinstance(indices, np.ndarray) else _as_array(number, indices)
             if found.dtype != np.int64 or found.ndim != 1:
                 found = _as_integers(number, found, indices)
             # As unsigned numbers the negative ones are the greatest: one look finds both kinds.
@@ -142,9 +157,13 @@ class Gatherer:
             return
         if type(rows) is range:
             rows = np.arange(rows.start, rows.stop, rows.step)
-        for array, target in zip(self._arrays, targets):  # noqa: B905 - dearer than the rest of the line
-            # The rows are known to be there; the mode that says so to NumPy spares it a buffer.
-            array.take(rows, 0, target, "clip")
+        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - dear, here
+            if takes:
+                # The rows are known to be there; the mode that says so to NumPy spares it a buffer.
+                array.take(rows, 0, target, "clip")
+            else:
+                for position, row in enumerate(rows.tolist()):
+                    target[position] = array[row]
 
     def finish(self, gathering: Gathering) -> StagedBatch:
         """Return the batch, all of whose rows have been taken."""
@@ -161,6 +180,8 @@ class RowStager(Gatherer):
         """Return the layout of the row numbers of `count` samples."""
         layout = self._layouts.get(count)
         if layout is None:
+            if len(self._layouts) > 8:
+                self._layouts.clear()
             layout = self._layouts[count] = arrange((((count,), np.dtype(np.int64)),))
         return layout
 
@@ -201,7 +222,20 @@ class Gathering:
         return self._gatherer.finish(self)
 
 
+def _as_array(number: int, indices: Any) -> Array:
+    try:
+        return np.asarray(indices)
+    except ValueError:
+        raise _no_indices(number, indices) from None
+
+
 def _as_integers(number: int, found: Array, indices: Indices) -> NDArray[np.int64]:
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise SampleError(f"expected whole numbers as indices, got {list(indices)[:4]}", batch=number)
+        raise _no_indices(number, indices)
+    if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
+        raise SampleError(f"the data set has no sample {found.max()}", batch=number)
     return found.astype(np.int64)
+
+
+def _no_indices(number: int, indices: Indices) -> SampleError:
+    return SampleError(f"expected whole numbers as indices, got {list(indices)[:4]}", batch=number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError, SampleError
+from gpuloader.sources.randomness import current_draw
 
 
 class ItemAssembler(Assembler):
@@ -59,7 +61,13 @@ class ItemAssembler(Assembler):
     def _form(self, first: Any, settles: bool) -> Form:
         if self.form is not None:
             return self.form
-        return self.settle(first) if settles else self.wait_for_form()
+        if not settles:
+            return self.wait_for_form()
+        try:
+            return self.settle(first)
+        except SampleError as error:
+            error.index = 0
+            raise
 
     def _stage_rows(
         self, form: Form, samples: Iterator[Any], number: int, size: int, reserve: Reserve, drop_last: bool
@@ -145,7 +153,12 @@ class ItemStream:
         self._size = size
         self._drop_last = drop_last
         self._reached = reached
-        self._keep_state = keep_state and hasattr(assembler.dataset, "state_dict")
+        dataset = assembler.dataset
+        self._keep_state = keep_state and all(
+            callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
+        )
+        if not self._keep_state:
+            self._reached = replace(reached, state=None)
         self._items: Iterator[Any] | None = None
 
     def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
@@ -158,12 +171,21 @@ class ItemStream:
         )
         if staged is None:
             return None
-        state = assembler.dataset.state_dict() if self._keep_state else None
+        state = self._read_state(number) if self._keep_state else None
         self._reached = ItemState(self._reached.worker, self._reached.batches + 1, state)
         return replace(staged, state=self._reached)
 
+    def _read_state(self, number: int) -> Any:
+        try:
+            # A copy: the data set may go on with the very object, and it reads ahead of the user.
+            return copy.deepcopy(self._assembler.dataset.state_dict())
+        except Exception as error:
+            raise self._assembler.failure(error, number, None, None) from error
+
     def _open(self, number: int) -> Iterator[Any]:
         dataset, reached = self._assembler.dataset, self._reached
+        draw = current_draw()
+        draw.index, draw.generator = reached.worker, None
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
@@ -172,7 +194,7 @@ class ItemStream:
                 skipped = reached.batches * self._size
                 next(itertools.islice(items, skipped, skipped), None)
         except Exception as error:
-            raise self._assembler.failure(error, number, 0, None) from error
+            raise self._assembler.failure(error, number, None, None) from error
         return items
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpuloader.collate.structure import Structure
@@ -36,17 +36,23 @@ def array_leaves(
     return _array_leaves(structure, samples, start, objects)
 
 
-def _array_leaves(
-    structure: Structure, samples: Iterator[Any], start: int, objects: ObjectColumns
-) -> Iterator[Any]:
+def all_leaves(structure: Structure, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:
+    """Yield the fields of each sample; raises as `array_leaves`."""
     for index, sample in enumerate(samples, start):
         try:
-            leaves = structure.flatten(sample)
+            yield structure.flatten(sample)
         except SampleError as error:
             error.index = index
             raise
+
+
+def _array_leaves(
+    structure: Structure, samples: Iterator[Any], start: int, objects: ObjectColumns
+) -> Iterator[Any]:
+    for index, leaves in enumerate(all_leaves(structure, samples, start), start):
         if objects:
             for field, column in objects.items():
                 column[index] = leaves[field]
-            leaves = [value for field, value in enumerate(leaves) if field not in objects]
-        yield leaves
+            yield [value for field, value in enumerate(leaves) if field not in objects]
+        else:
+            yield leaves

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.errors import SampleError
-from gpuloader.spec import Array, FeedSpec, as_numbers, convert, convert_alike
+from gpuloader.spec import Array, Conversion, FeedSpec, as_numbers, convert, convert_alike
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
 _PACKABLE = "bBhHiIqQefd"
@@ -28,15 +28,15 @@ sample i or raises; where a sample is one number, ``numbers[i] = number`` does; 
 class CheckedRows:
     """The rows of a field whose samples have more than one dimension.
 
-    NumPy would broadcast a smaller value into the row; an array of the same dtype and size cannot be.
+    NumPy would broadcast another value into the row, or convert it; these are for `convert` to judge.
     """
 
     def __init__(self, rows: Array) -> None:
         self._rows = rows
-        self._nbytes = rows.itemsize * int(np.prod(rows.shape[1:]))
+        self._shape = rows.shape[1:]
 
     def __setitem__(self, index: int, value: Any) -> None:
-        if type(value) is np.ndarray and value.dtype == self._rows.dtype and value.nbytes == self._nbytes:
+        if type(value) is np.ndarray and value.dtype == self._rows.dtype and value.shape == self._shape:
             self._rows[index] = value
         else:
             raise TypeError
@@ -56,7 +56,8 @@ class SampleRows:
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
         self._feeds = feeds
-        self._convert = convert_alike if strict else convert
+        self.conversion: Conversion = convert_alike if strict else convert
+        self._strict = strict
         self._open = feeds is None or any(None in feed.sample_shape for feed in feeds)
         self._shapes: list[tuple[int, ...]] = []
         self.layout = arrange(())
@@ -92,7 +93,7 @@ class SampleRows:
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` as its field wants it, or say in which field it does not fit."""
         feed = self.feeds[field]
-        return _locate(self._convert, index, feed.name, value, feed.dtype, feed.sample_shape)
+        return _locate(self.conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
 
     def arrange(self, count: int) -> Layout:
         """Return the layout of a batch of `count` dense samples."""
@@ -102,7 +103,7 @@ class SampleRows:
                 tuple(((count, *shape), dtype) for shape, dtype in zip(self._shapes, dtypes, strict=True))
             )
             self.count = count
-            self._places = [_row_places(field) for field in self.layout.fields]
+            self._places = [_row_places(field, self._strict) for field in self.layout.fields]
         return self.layout
 
     def targets(self, views: list[Array]) -> list[Target]:
@@ -165,6 +166,8 @@ class RowPlaces:
         Writes a sample from a list of Python numbers.
     nbytes : int
         Of one sample.
+    numbers_only : bool
+        Whether arrays and lists of one number are for `convert_alike` to refuse.
     """
 
     flat: bool
@@ -172,19 +175,22 @@ class RowPlaces:
     is_number: bool
     packer: struct.Struct | None
     nbytes: int
+    numbers_only: bool = False
 
 
-def _row_places(field: FieldLayout) -> RowPlaces:
+def _row_places(field: FieldLayout, strict: bool) -> RowPlaces:
     count, elements = field.shape[0], math.prod(field.shape[1:])
     nbytes = elements * field.dtype.itemsize
     if len(field.shape) > 2 or not count or not elements:
         return RowPlaces(False, range(count), False, None, nbytes)
     places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
+    single = len(field.shape) == 1
     # A memoryview takes anything for a boolean, so those go the slower way.
-    is_number = elements == 1 and field.dtype.kind in "iuf"
+    is_number = elements == 1 and field.dtype.kind in "iuf" and (single or not strict)
     code = "q" if field.dtype == np.int64 else "Q" if field.dtype == np.uint64 else field.dtype.char
-    packer = struct.Struct(f"{elements}{code}") if code in _PACKABLE else None
-    return RowPlaces(True, places, is_number, packer, nbytes)
+    numbers_only = single and strict
+    packer = struct.Struct(f"{elements}{code}") if code in _PACKABLE and not numbers_only else None
+    return RowPlaces(True, places, is_number, packer, nbytes, numbers_only)
 
 
 def _target(rows: Array, row: RowPlaces) -> Target:
@@ -192,7 +198,8 @@ def _target(rows: Array, row: RowPlaces) -> Target:
         return CheckedRows(rows), row.places, None, None, row.nbytes
     flat = rows.reshape(-1)
     pack = functools.partial(row.packer.pack_into, flat.view(np.uint8).data) if row.packer else None
-    return flat.data, row.places, flat.data if row.is_number else None, pack, row.nbytes
+    region = flat.data.toreadonly() if row.numbers_only else flat.data
+    return region, row.places, flat.data if row.is_number else None, pack, row.nbytes
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:

@@ -136,5 +136,7 @@ def shorten(layout: Layout, count: int) -> Layout:
     fields = tuple(
         FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
     )
+    if not fields:
+        return layout
     last = fields[-1]
     return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)

@@ -6,7 +6,7 @@ the same form. Fields are named by their way from the top: ``image``, ``boxes.0`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,6 @@ import numpy as np
 from gpuloader.errors import SampleError
 from gpuloader.ragged import Ragged
 from gpuloader.spec import is_stageable
-
-_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +111,34 @@ class Structure:
         )
 
     @classmethod
-    def of(cls, sample: Any) -> Structure:
+    def of(
+        cls,
+        sample: Any,
+        whole: Collection[str] = (),
+        *,
+        staged: Callable[[Any], bool] | None = None,
+        may_be_empty: bool = False,
+    ) -> Structure:
         """Return the structure of a sample.
+
+        Parameters
+        ----------
+        sample : object
+            The sample.
+        whole : collection of str
+            Fields that are lists of numbers: not taken apart.
+        staged : callable or None
+            Tells whether a value is staged; None: `is_array`.
+        may_be_empty : bool
+            Whether there may be no field at all.
 
         Raises
         ------
         SampleError
-            It has no field at all.
+            It has no field.
         """
-        structure = cls(_node(sample, ""))
-        if not structure.leaves:
+        structure = cls(_node(sample, "", whole, staged or is_array))
+        if not structure.leaves and not may_be_empty:
             raise SampleError(f"expected one value or more in a sample, got {_describe_value(sample)}")
         return structure
 
@@ -165,14 +181,25 @@ class Structure:
         return list(built) if type(built) is tuple else built
 
 
-def _node(value: Any, name: str) -> Node:
+def _node(value: Any, name: str, whole: Collection[str], staged: Callable[[Any], bool]) -> Node:
     if isinstance(value, Mapping):
-        children = tuple(_node(entry, _join(name, key)) for key, entry in value.items())
+        children = tuple(_node(entry, _join(name, key), whole, staged) for key, entry in value.items())
         return Branch(type(value), tuple(value), children, name)
     if isinstance(value, list | tuple):
-        children = tuple(_node(entry, _join(name, index)) for index, entry in enumerate(value))
+        if name in whole:
+            return Leaf(name, True)
+        children = tuple(_node(entry, _join(name, at), whole, staged) for at, entry in enumerate(value))
         return Branch(type(value), None, children, name)
-    return Leaf(name or "0", is_array(value))
+    return Leaf(name or "0", staged(value))
+
+
+def is_proper_array(value: Any) -> bool:
+    """Return whether a value is an array of numbers, not a number by itself.
+
+    >>> is_proper_array(np.zeros(())), is_proper_array(3), is_proper_array(np.float32(3))
+    (True, False, False)
+    """
+    return is_array(value) and not isinstance(value, int | float | complex | np.generic)
 
 
 def is_array(value: Any) -> bool:
@@ -181,14 +208,13 @@ def is_array(value: Any) -> bool:
     >>> is_array(3), is_array(np.zeros(2)), is_array("cat"), is_array(None), is_array(np.array(["a"]))
     (True, True, False, False, False)
     """
-    if isinstance(value, _NUMBERS):
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype):  # other libraries' arrays of text or objects, too
+        return is_stageable(dtype)
+    if isinstance(value, bool | int | float | complex | Ragged):
         return True
-    if isinstance(value, np.ndarray):
-        return is_stageable(value.dtype)
     if isinstance(value, str | bytes | bytearray):
         return False
-    if isinstance(value, Ragged):
-        return True
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
@@ -218,16 +244,16 @@ def _build(node: Node, fields: Iterator[Any]) -> Any:
     values = [_build(child, fields) for child in node.children]
     if node.keys is not None:
         return _make(node.kind, dict(zip(node.keys, values, strict=True)), dict)
-    if hasattr(node.kind, "_fields"):  # a named tuple takes one argument a field
-        return node.kind(*values)
+    if hasattr(node.kind, "_make"):  # a named tuple, whatever its own `__new__` takes
+        return _make(node.kind._make, values, tuple)
     return _make(node.kind, values, list if issubclass(node.kind, list) else tuple)
 
 
-def _make(kind: type, entries: Any, plain: Callable[[Any], Any]) -> Any:
+def _make(kind: Callable[[Any], Any], entries: Any, plain: Callable[[Any], Any]) -> Any:
     """Return entries as the sample's own class, or as the plain one where that cannot be made from them."""
     try:
         return kind(entries)
-    except TypeError:
+    except Exception:  # whatever the user's class raises
         return plain(entries)
 
 

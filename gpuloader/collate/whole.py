@@ -9,10 +9,10 @@ import numpy as np
 
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.collate.structure import Structure
+from gpuloader.collate.structure import Structure, is_array, is_proper_array
 from gpuloader.errors import SampleError
 from gpuloader.ragged import Ragged
-from gpuloader.spec import Array, as_numbers, convert
+from gpuloader.spec import Array, FeedSpec, as_numbers, convert
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 
@@ -21,14 +21,17 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     """Stage the arrays of a value; what is no array stays a Python object beside them.
 
     With feeds the value is a tuple or list with one entry a feed; an unbatched sample is converted to
-    them, the batch of a ``collate_fn`` keeps its dtypes.
+    them, the batch of a ``collate_fn`` keeps its dtypes. A number that a ``collate_fn`` returned beside
+    its arrays, a count for one, stays a number, as in Paddle.
 
     Raises
     ------
     SampleError
         The value has no field, or not those declared.
     """
-    structure = Structure.of(value)
+    structure = Structure.of(
+        value, staged=is_array if collation.function is None else is_proper_array, may_be_empty=True
+    )
     if collation.feeds is not None:
         structure = Structure.flat([feed.name for feed in collation.feeds])
     arrays: list[Array] = []
@@ -38,15 +41,14 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
         if not leaf.is_array:
             objects.append(entry)
             continue
-        levels.append(len(entry.row_splits) if isinstance(entry, Ragged) else 0)
         try:
+            if collation.feeds is not None and not collation.batched and collation.function is None:
+                entry = _convert_sample(entry, collation.feeds[field])
             if isinstance(entry, Ragged):
                 arrays += [as_numbers(entry.values), *(as_numbers(splits) for splits in entry.row_splits)]
-            elif collation.feeds is not None and not collation.batched and collation.function is None:
-                feed = collation.feeds[field]
-                arrays.append(convert(entry, feed.dtype, feed.sample_shape))
             else:
                 arrays.append(as_numbers(entry))
+            levels.append(len(entry.row_splits) if isinstance(entry, Ragged) else 0)
         except SampleError as error:
             error.field = leaf.name
             raise
@@ -55,3 +57,12 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     for view, array in zip(slot.views(layout), arrays, strict=True):
         np.copyto(view, array)
     return StagedBatch(slot, layout, tuple(levels), number, structure, tuple(objects))
+
+
+def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
+    """Return one sample's value as its feed wants it: a sequence is an array, one of sequences is ragged."""
+    if isinstance(value, Ragged):
+        return value
+    if feed.lod_level == 2:
+        return Ragged.from_samples(value, feed.dtype, feed.sample_shape)
+    return convert(value, feed.dtype, (None, *feed.sample_shape) if feed.lod_level else feed.sample_shape)

@@ -238,7 +238,7 @@ class Fetching:
         # Only now: what is about processes takes as long to import as the rest of the package.
         from gpuloader.fetch.pool import Pool, Terms
         from gpuloader.fetch.process_workers import ProcessWorkers
-        from gpuloader.fetch.processes import choose_start
+        from gpuloader.fetch.starting import choose_start
         from gpuloader.fetch.worker import Setup
 
         workers = self._workers

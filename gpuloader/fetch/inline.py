@@ -11,7 +11,7 @@ from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemStream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import QueueClosed
-from gpuloader.sources.randomness import begin_draws
+from gpuloader.sources.randomness import Draw, exchange_draw
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.stats import Meter
@@ -81,13 +81,17 @@ def stage_batches(
     SampleError
         The data set raised, or a sample does not fit.
     """
-    begin_draws(seed, epoch)
+    draw = Draw(seed, epoch)
     spot = _Spot(ring)
     assemble, reserve = assembler.assemble, spot.reserve
     try:
         for number, indices in numbered:
             begun = perf_counter_ns()
-            staged = assemble(number, indices, reserve)
+            outer = exchange_draw(draw)  # for this batch alone: other loaders are looped over in between
+            try:
+                staged = assemble(number, indices, reserve)
+            finally:
+                exchange_draw(outer)
             spot.hand_on()
             meter.fetched(begun, perf_counter_ns(), staged.layout.nbytes)
             yield staged
@@ -99,12 +103,16 @@ def stage_items(
     stream: ItemStream, start: int, ring: Ring, meter: Meter, *, seed: int, epoch: int
 ) -> Iterator[StagedBatch]:
     """Yield every batch of an iterable data set, the first of them as number `start`."""
-    begin_draws(seed, epoch)
+    draw = Draw(seed, epoch)
     spot = _Spot(ring)
     try:
         for number in itertools.count(start):
             begun = perf_counter_ns()
-            staged = stream.stage(number, spot.reserve)
+            outer = exchange_draw(draw)
+            try:
+                staged = stream.stage(number, spot.reserve)
+            finally:
+                exchange_draw(outer)
             if staged is None:
                 return
             spot.hand_on()

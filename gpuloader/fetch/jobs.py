@@ -157,6 +157,11 @@ class Window:
                 self.free(job)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no job is under way or to be delivered; those that ended without a batch do not count."""
+        return all(job.done and job.staged is None and job.error is None for job in self.jobs)
+
+    @property
     def is_empty(self) -> bool:
         """Whether no job is under way and none will be."""
         return self._exhausted and not self.jobs

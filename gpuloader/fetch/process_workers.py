@@ -8,53 +8,18 @@ import pickle
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from time import monotonic
-
-import numpy as np
 
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import LoaderError, WorkerError, WorkerTimeout
+from gpuloader.errors import LoaderError
+from gpuloader.fetch.failures import died, set_up_failed, timed_out, unpack_failure
 from gpuloader.fetch.jobs import Job, Window, deliver
-from gpuloader.fetch.pool import Pool
+from gpuloader.fetch.pool import MOST_DEATHS, Pool, Terms
 from gpuloader.fetch.processes import GRACE, WorkerProcess
-from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Kind, Message, dumps, receive
-from gpuloader.sources.processes import describe_death
+from gpuloader.fetch.wire import NO_BATCH, Kind, Message, receive
 from gpuloader.stats import Meter
-
-MOST_DEATHS = 3
-"""How many workers may die of the same batch, with ``on_worker_death='respawn'``, before that is an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What holds for the workers of one epoch.
-
-    Attributes
-    ----------
-    seed, epoch : int
-        Of the loader.
-    timeout : float
-        Seconds a batch may be waited for, 0 for any time.
-    respawn : bool
-        Replace a worker that died and give its batches to the new one; otherwise its death is an error.
-    keep : bool
-        Whether the pool serves further epochs.
-    reached : mapping or None
-        Of an iterable data set: where each worker goes on. None for one with indices.
-    turn : int
-        Of an iterable data set: which worker begins.
-    """
-
-    seed: int
-    epoch: int
-    timeout: float
-    respawn: bool
-    keep: bool
-    reached: Mapping[int, ItemState] | None
-    turn: int = 0
 
 
 class ProcessWorkers:
@@ -90,7 +55,7 @@ class ProcessWorkers:
         self._terms = terms
         self._meter = meter
         self._give_back = give_back
-        self._broken = False
+        self._has_looked = self._broken = self._closing = False
         self._reached: dict[int, ItemState] = dict(terms.reached or {})
         self._turns = deque(range(len(pool.workers)))
         self._turns.rotate(-terms.turn)
@@ -109,24 +74,20 @@ class ProcessWorkers:
 
     def _begin(self, worker: WorkerProcess) -> None:
         terms, pool = self._terms, self._pool
-        payload = dumps((pool.form, self._reached.get(worker.number)))
+        payload = pool.dumps((pool.form, self._reached.get(worker.number)))
         worker.send(Message(Kind.EPOCH, b=terms.seed, c=terms.epoch, d=pool.serial, payload=payload))
 
     def get(self) -> StagedBatch:
         """Return the next batch, waiting for it.
 
-        Raises
-        ------
-        QueueClosed
-            The epoch is over.
-        WorkerError
-            A worker died and is not to be replaced, or did not answer in time.
-        SampleError
-            The data set raised, or a sample does not fit.
+        Raises `QueueClosed` at the end of the epoch, else what is wrong: `SampleError`, `WorkerError` or
+        another `LoaderError`.
         """
         deadline = monotonic() + self._terms.timeout if self._terms.timeout else None
         while (staged := self._take()) is None:
-            self._listen(deadline)
+            left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
+            if not self._hear(left) and deadline is not None and monotonic() >= deadline:
+                raise self._time_out()
         return staged
 
     def get_nowait(self) -> StagedBatch | None:
@@ -138,102 +99,93 @@ class ProcessWorkers:
         return staged
 
     def _take(self) -> StagedBatch | None:
-        self._hand_out()
-        return deliver(self._window, self._meter, "gpuloader-worker")
+        if os.getpid() != self._pool.process:
+            raise LoaderError(
+                "the loader's worker processes belong to the process that forked this one; begin a new "
+                "epoch here"
+            )
+        if self._broken:
+            raise LoaderError("the epoch was interrupted while it spoke to its workers; begin a new one")
+        if not self._has_looked:
+            self._has_looked = True
+            self._hear(0)  # of workers that died since the last epoch
+        try:
+            self._hand_out()
+            return deliver(self._window, self._meter, "gpuloader-worker")
+        except KeyboardInterrupt:  # half-way
+            self._broken = True
+            raise
 
     def _hand_out(self) -> None:
         pool, window = self._pool, self._window
-        while (pool.is_settled or not window.jobs) and (worker := self._next_worker()) is not None:
+        while (pool.is_settled or window.is_idle) and (worker := self._next_worker()) is not None:
             job = window.next_job()
             if job is None:
                 return
             job.worker = worker.number
             worker.jobs.append(job)
+            if self._terms.reached is not None:
+                self._turns.rotate(-1)
             self._send_task(worker, job)
 
     def _next_worker(self) -> WorkerProcess | None:
         workers = self._pool.workers
         if self._terms.reached is None:
-            return min(workers, key=_count_jobs)
+            return min(workers, key=lambda worker: len(worker.jobs))
         if not self._turns:
             self._window.end()
             return None
         return workers[self._turns[0]]
 
     def _send_task(self, worker: WorkerProcess, job: Job) -> None:
-        if self._terms.reached is not None and self._turns[0] == worker.number:
-            self._turns.rotate(-1)
         arena, offset, size = (0, 0, 0) if job.slot is None else worker.show(job.slot)
-        row, payload = self._write_indices(job)
+        row, payload = self._pool.write_indices(job)
         worker.send(
             Message(Kind.TASK, row, arena, job.number, len(job.indices), offset, size, payload=payload)
         )
 
-    def _write_indices(self, job: Job) -> tuple[int, bytes]:
-        """Put a job's indices on the board and return their row; or return them pickled."""
-        indices = job.indices
-        if type(indices) is range:
-            indices = np.arange(indices.start, indices.stop, indices.step)
-        elif not isinstance(indices, np.ndarray):
-            listed = np.asarray(indices) if all(type(one) is int for one in indices) else None
-            if listed is None or listed.dtype != np.int64:
-                return NO_ROW, dumps(list(indices))
-            indices = listed
-        if len(indices) > self._pool.board.rows.shape[1]:
-            return NO_ROW, dumps(list(indices))
-        if job.row < 0:
-            job.row = self._pool.free_rows.pop()
-        self._pool.board.rows[job.row, : len(indices)] = indices
-        return job.row, b""
-
-    def _listen(self, deadline: float | None) -> None:
-        """Wait for an answer or a death, and deal with it."""
-        if os.getpid() != self._pool.process:
-            raise LoaderError(
-                "the loader's worker processes belong to the process that forked this one; begin a new "
-                "epoch here"
-            )
-        left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
-        if not self._hear(left) and deadline is not None and monotonic() >= deadline:
-            raise self._timed_out()
-
     def _hear(self, milliseconds: float | None) -> bool:
         """Deal with every answer and death that comes within the time; return whether there was one."""
         ready = self._poll.poll(milliseconds)
-        for descriptor, _ in ready:
-            worker = self._by_descriptor[descriptor]
-            if descriptor == worker.sentinel:
-                self._bury(worker)
-                return True  # what else was ready may have other descriptors by now
-            if not self._receive(worker):
-                self._poll.unregister(descriptor)  # its sentinel tells the rest
+        try:
+            for descriptor, _ in ready:
+                worker = self._by_descriptor[descriptor]
+                if descriptor == worker.sentinel or not self._receive(worker):
+                    self._bury(worker)
+                    break  # what else was ready may have other descriptors by now
+        except KeyboardInterrupt:  # half-way
+            self._broken = True
+            raise
         return bool(ready)
 
     def _receive(self, worker: WorkerProcess) -> bool:
-        """Deal with one message of a worker; return False where there is none and its link is closed."""
+        """Deal with one message of a worker; return False where its link is closed, and so its time over."""
         message = receive(worker.link, socket.MSG_DONTWAIT)
         if message is None:
             return False
+        if worker.unsent:
+            worker.flush()
         if message.b == NO_BATCH:
             self._broken = True
-            _, cause = _unpack_error(message)
-            problem = f"worker {worker.number} could not begin: {type(cause).__name__}: {cause}"
-            raise LoaderError(problem) from cause
+            raise set_up_failed(worker.number, unpack_failure(message.payload))
+        worker.deaths = 0
         job = worker.jobs[0]
         if message.kind == Kind.NEED:
             self._grant(worker, job, message)
             return True
         worker.jobs.popleft()
-        if job.row >= 0:
-            self._pool.free_rows.append(job.row)
-            job.row = -1
+        self._pool.free_row(job)
         if not job.done:
-            self._finish(worker, job, message)
+            try:
+                self._finish(worker, job, message)
+            except Exception as error:
+                problem = f"what is no array in batch {job.number} cannot be unpickled: {error!r}"
+                job.finish(None, LoaderError(problem).with_traceback(error.__traceback__))
         return True
 
     def _finish(self, worker: WorkerProcess, job: Job, message: Message) -> None:
         if message.kind == Kind.ERROR:
-            job.finish(None, _unpack_error(message)[0])
+            job.finish(None, unpack_failure(message.payload))
         elif message.kind == Kind.END:
             job.finish(None)
             if worker.number in self._turns:
@@ -252,12 +204,12 @@ class ProcessWorkers:
 
     def _grant(self, worker: WorkerProcess, job: Job, message: Message) -> None:
         """Give a job the room it asks for."""
-        if not self._pool.is_settled:
-            self._pool.form, self._pool.is_settled = pickle.loads(message.payload), True
-            for other in self._pool.workers:
-                if other is not worker:
-                    other.send(Message(Kind.FORM, payload=message.payload))
+        pool = self._pool
         try:
+            if not pool.is_settled:
+                pool.settle(pickle.loads(message.payload), worker)
+            if self._closing:
+                raise LoaderError("the epoch is over")
             slot = self._window.reserve(job, message.c)
         except Exception as error:
             job.finish(None, error)
@@ -280,83 +232,64 @@ class ProcessWorkers:
         held = list(worker.jobs)
         if held:
             held[0].deaths += 1
-        if not self._terms.respawn or (held and held[0].deaths > MOST_DEATHS):
+        worker.deaths += 1
+        deaths = max(worker.deaths, held[0].deaths if held else 0)
+        if not self._terms.respawn or self._closing or deaths > MOST_DEATHS:
             self._broken = True
-            raise died(worker, held)
+            raise died(worker, worker.exit_code(GRACE), held)
         for descriptor in (worker.link.fileno(), worker.sentinel):
-            self._by_descriptor.pop(descriptor, None)
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+            self._poll.unregister(descriptor)
         worker.close(monotonic())
         fresh = self._pool.workers[worker.number] = self._pool.spawn(worker.number)
+        fresh.deaths = worker.deaths
         self._listen_to(fresh)
         self._begin(fresh)
         fresh.jobs = worker.jobs
         for job in held:
             self._send_task(fresh, job)
 
-    def _timed_out(self) -> WorkerTimeout:
+    def _time_out(self) -> LoaderError:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
         self._broken = True
-        return WorkerTimeout(
-            f"worker {worker.number} (process {worker.pid}) did not bring its batch within the timeout of "
-            f"{self._terms.timeout} s",
-            pid=worker.pid,
-            indices=[] if job is None else list(job.indices),
-        )
+        worker.kill()  # it would not end by itself
+        who = f"worker {worker.number} (process {worker.pid})"
+        number, indices = (None, ()) if job is None else (job.number, job.indices)
+        return timed_out(who, worker.pid, self._terms.timeout, number, indices)
 
     def close(self) -> bool:
-        """End or call off what the workers do, and take all slots back; return True."""
-        if os.getpid() == self._pool.process:
-            if not (self._terms.keep and not self._broken and self._call_off()):
-                self._pool.close()
+        """End or call off what the workers do, and take all slots back; return whether they may serve again.
+
+        They may not where they are another process's, which forked this one, or are being collected together
+        with the workers, in whatever order.
+        """
+        pool = self._pool
+        if os.getpid() != pool.process:
+            return False
+        self._closing = True
+        deadline = monotonic() + GRACE
+        intact = bool(pool.workers) and not any(worker.is_closed for worker in pool.workers)
+        stays = False
+        try:
+            stays = intact and self._terms.keep and not self._broken and self._call_off(deadline)
+        finally:
+            if not stays:
+                pool.close(max(deadline - monotonic(), 0))
             for job in self._window.jobs:
                 job.done = True
-            self._give_back(self._pool)
-        self._window.drop_done()
-        return True
+            self._window.drop_done()
+            self._give_back(pool)
+        return intact
 
-    def _call_off(self) -> bool:
+    def _call_off(self, deadline: float) -> bool:
         """Have every task under way ended or skipped; return False where that takes too long."""
         self._pool.board.serial[0] = -1
-        deadline = monotonic() + GRACE
         try:
             while any(worker.jobs for worker in self._pool.workers):
                 if monotonic() > deadline:
                     return False
                 self._hear(max(deadline - monotonic(), 0) * 1000)
-        except LoaderError:
+        except (LoaderError, OSError):
             return False
         return True
-
-
-def _count_jobs(worker: WorkerProcess) -> int:
-    return len(worker.jobs)
-
-
-def _unpack_error(message: Message) -> tuple[BaseException, BaseException]:
-    """Return the exception a worker sent, and the one at its root, with the worker's traceback in a note."""
-    error, cause, trace = pickle.loads(message.payload)
-    root = cause or error
-    root.add_note(f"gpuloader: raised in a worker process\n{trace}")
-    if cause is not None:
-        error.__cause__ = cause
-    return error, root
-
-
-def died(worker: WorkerProcess, held: list[Job]) -> WorkerError:
-    """Return the error for a dead worker and the jobs it held."""
-    cause, signal = describe_death(worker.exit_code(GRACE))
-    doing = "was idle"
-    if held:
-        doing = "fetched batch " + ", ".join(str(job.number) for job in held)
-    if held and held[0].deaths > 1:
-        doing += f", the {held[0].deaths}th worker to die of batch {held[0].number}"
-    hint = "; the system may have run out of memory" if signal == 9 else ""
-    return WorkerError(
-        f"worker {worker.number} (process {worker.pid}) {cause} while it {doing}{hint}",
-        pid=worker.pid,
-        signal=signal,
-        indices=[index for job in held for index in job.indices],
-    )

@@ -8,6 +8,8 @@ a memory file whose descriptor the message carries.
 from __future__ import annotations
 
 import contextlib
+import errno
+import importlib
 import mmap
 import os
 import pickle
@@ -19,6 +21,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gpuloader.fetch.pickling import has_cloudpickle
 
 _HEADER = struct.Struct("<BB2xIIQQQQ")
 _LONGEST = 32 << 10  # bytes of a message; the kernel's default for a socket's buffer is 208 KiB
@@ -81,13 +85,19 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(link: socket.socket, message: Message) -> None:
+def send(link: socket.socket, message: Message, flags: int = 0) -> None:
     """Send a message; its descriptor stays open here.
+
+    `flags` are the system's: with ``socket.MSG_DONTWAIT`` it does not wait.
 
     Raises
     ------
-    OSError
+    BlockingIOError
+        It was not to wait, and the link is full.
+    ConnectionError
         The other side is gone.
+    OSError
+        There are no descriptors or memory left to send it with.
     """
     spilled = len(message.payload) > _LONGEST
     header = _HEADER.pack(
@@ -96,13 +106,13 @@ def send(link: socket.socket, message: Message) -> None:
     if spilled:
         descriptor = _spill(message.payload)
         try:
-            socket.send_fds(link, [header], [descriptor])
+            socket.send_fds(link, [header], [descriptor], flags)
         finally:
             os.close(descriptor)
     elif message.descriptor is not None:
-        socket.send_fds(link, [header + message.payload], [message.descriptor])
+        socket.send_fds(link, [header + message.payload], [message.descriptor], flags)
     else:
-        link.send(header + message.payload)
+        link.send(header + message.payload, flags)
 
 
 def receive(link: socket.socket, flags: int = 0) -> Message | None:
@@ -114,13 +124,19 @@ def receive(link: socket.socket, flags: int = 0) -> Message | None:
     ------
     BlockingIOError
         It was not to wait, and no message is there.
+    OSError
+        What came with the message did not fit among this process's open files.
     """
     try:
-        data, ancillary, _, _ = link.recvmsg(_LONGEST + _HEADER.size, socket.CMSG_SPACE(_INT_NBYTES), flags)
+        data, ancillary, arrived, _ = link.recvmsg(
+            _LONGEST + _HEADER.size, socket.CMSG_SPACE(_INT_NBYTES), flags
+        )
     except ConnectionError:
         return None
     if not data:
         return None
+    if arrived & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, "a message was lost: too many open files")
     kind, spilled, a, arena, b, c, d, e = _HEADER.unpack_from(data)
     message = Message(kind, a, arena, b, c, d, e, data[_HEADER.size :])
     for _, _, packed in ancillary:
@@ -149,8 +165,27 @@ def _unspill(descriptor: int) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value pickled for a payload."""
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    """Return a value pickled for a payload: by name what has one, by value where that is all there is.
+
+    A class that came here by value is known again where it came from, so objects of it may go back.
+    """
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        if not has_cloudpickle():
+            raise
+        return _dumps_by_value(value)
+
+
+def dumps_for_stranger(value: Any) -> bytes:
+    """Return a value pickled for a worker whose main module is not ours, so that nothing refers to that."""
+    data = dumps(value)
+    return _dumps_by_value(value) if b"__main__" in data and has_cloudpickle() else data
+
+
+def _dumps_by_value(value: Any) -> bytes:
+    data: bytes = importlib.import_module("cloudpickle").dumps(value, pickle.HIGHEST_PROTOCOL)
+    return data
 
 
 class Board:

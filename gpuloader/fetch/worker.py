@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import pickle
-import random
-import signal
 import socket
-import sys
-import traceback
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -26,19 +20,24 @@ from gpuloader.collate.form import Collation, Form
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError
+from gpuloader.fetch.failures import as_failure, flush_output, pack_failure
 from gpuloader.fetch.shipping import unpack
+from gpuloader.fetch.surroundings import (
+    forswear_cuda,
+    keep_freed_memory,
+    limit_threads,
+    seed_globals,
+    take_signals,
+)
 from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
-from gpuloader.sources.processes import die_with_parent, portable
+from gpuloader.sources.processes import die_with_parent
 from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Slot
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: who looks for what does not pickle looks at attributes
 class Setup:
     """All a worker is told once.
 
@@ -72,35 +71,16 @@ class _Gone(Exception):
 
 def run(link: socket.socket, number: int, setup: Setup | None) -> None:
     """Be worker `number` until the link closes; `setup` comes over the link where none is given."""
-    # Ctrl-C reaches every process of the terminal; the loader decides what becomes of its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_signals()
     die_with_parent()
-    _forswear_cuda()
-    _keep_freed_memory()
+    forswear_cuda()
+    keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
-    except (_Gone, ConnectionError):
+    except _Gone:
         pass
     finally:
         link.close()
-
-
-def _forswear_cuda() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library reuse the memory of a sample for the next one, instead of returning it each time.
-
-    A young process hands every array of more than 128 KiB back to the system, and pays for fresh pages with
-    the next: some 150 page faults a picture.
-    """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):  # another C library than GNU's
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 class _Worker:
@@ -115,7 +95,7 @@ class _Worker:
     def serve(self, setup: Setup | None) -> None:
         try:
             self._setup = setup or self._receive_setup()
-            _limit_threads(self._setup.count)
+            limit_threads(self._setup.count)
             self._assembler = self._make_assembler()
             first = True
             while True:
@@ -129,7 +109,7 @@ class _Worker:
                     self._fetch(message)
                 else:
                     self._take(message)
-        except (_Gone, ConnectionError):
+        except (_Gone, SystemExit):
             raise
         except BaseException as error:
             # Outside any task: the data set could not be unpickled, or `worker_init_fn` raised.
@@ -151,6 +131,12 @@ class _Worker:
 
     def _next(self) -> Message:
         return self._inbox.popleft() if self._inbox else self._receive()
+
+    def _tell(self, message: Message) -> None:
+        try:
+            send(self._link, message)
+        except ConnectionError:  # not to be taken for one of the user's
+            raise _Gone from None
 
     def _receive(self) -> Message:
         message = receive(self._link)
@@ -178,7 +164,7 @@ class _Worker:
                 drop_last=setup.drop_last,
                 reached=reached or ItemState(self._number, 0),
             )
-            _seed_globals(own)
+            seed_globals(own)
 
     def _take(self, message: Message) -> None:
         """Take what is no task: memory that comes and goes."""
@@ -201,21 +187,21 @@ class _Worker:
 
     def _fetch(self, task: Message) -> None:
         if self._board.serial[0] != self._serial:
-            send(self._link, Message(Kind.END, b=task.b))
+            self._tell(Message(Kind.END, b=task.b))
             return
         begun = perf_counter_ns()
         try:
             staged = self._stage(task)
             payload = b"" if staged is None else self._describe(staged)
-        except (_Gone, ConnectionError):
+        except (_Gone, SystemExit):
             raise
         except BaseException as error:
-            self._send_error(task.b, error)
+            self._send_error(task.b, as_failure(error, task.b, self._number))
             return
         if staged is None:
-            send(self._link, Message(Kind.END, b=task.b))
+            self._tell(Message(Kind.END, b=task.b))
             return
-        send(self._link, Message(Kind.DONE, b=task.b, c=begun, d=perf_counter_ns(), payload=payload))
+        self._tell(Message(Kind.DONE, b=task.b, c=begun, d=perf_counter_ns(), payload=payload))
 
     def _stage(self, task: Message) -> StagedBatch | None:
         assigned = self._slot(task) if task.e else None
@@ -228,7 +214,7 @@ class _Worker:
         if isinstance(self._assembler, ItemAssembler):
             return self._stream.stage(task.b, reserve)
         indices = self._indices(task)
-        _seed_globals(mixed_seed(*self._seeds, task.b, 0))
+        seed_globals(mixed_seed(*self._seeds, task.b, 0))
         return self._assembler.assemble(task.b, indices, reserve)
 
     def _indices(self, task: Message) -> Indices:
@@ -240,7 +226,7 @@ class _Worker:
 
     def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
         form = self._assembler.form
-        send(self._link, Message(Kind.NEED, b=number, c=nbytes, payload=dumps(form)))
+        self._tell(Message(Kind.NEED, b=number, c=nbytes, payload=dumps(form)))
         while (message := self._receive()).kind != Kind.SLOT:
             if message.kind in (Kind.TASK, Kind.EPOCH):
                 self._inbox.append(message)
@@ -276,34 +262,5 @@ class _Worker:
             ) from error
 
     def _send_error(self, number: int, error: BaseException) -> None:
-        trace = "".join(traceback.format_exception(error.__cause__ or error))
-        cause = None if error.__cause__ is None else portable(error.__cause__)
-        payload = dumps((portable(error), cause, trace))
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        send(self._link, Message(Kind.ERROR, b=number, payload=payload))
-
-
-def _seed_globals(seed: int) -> None:
-    """Seed what data sets draw from without asking: the same for a batch, whichever worker has it."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(seed)
-
-
-def _limit_threads(workers: int) -> None:
-    """Keep the libraries that the data set uses from starting a thread a core in every worker."""
-    share = str(max((os.cpu_count() or 1) // workers, 1))
-    for name in _THREADS:
-        os.environ.setdefault(name, share)
-    for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
-        module = sys.modules.get(name)
-        if module is not None:
-            getattr(module, limit)(int(share))
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        return
-    threadpool_limits(int(share))
+        flush_output()
+        self._tell(Message(Kind.ERROR, b=number, payload=pack_failure(error)))

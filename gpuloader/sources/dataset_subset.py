@@ -156,8 +156,9 @@ def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
     -------
     tuple or None
         The arrays of a `TensorDataset`, or of the one under a `Subset` (of a `Subset` …), and the row of
-        every sample, None where sample i is row i. None for any other data set, and where a subclass reads
-        its samples by code of its own, which has to run.
+        every sample, None where sample i is row i. None for any other data set, where a subclass reads its
+        samples by code of its own, which has to run, and where arrays of another byte order have to be
+        converted.
 
     Examples
     --------
@@ -166,7 +167,8 @@ def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
     (array([5, 6, 7]), array([2, 0]))
     """
     if isinstance(dataset, TensorDataset) and _reads_as(dataset, TensorDataset):
-        return dataset.arrays, None
+        native = all(array.dtype.isnative for array in dataset.arrays)
+        return (dataset.arrays, None) if native else None
     if not (isinstance(dataset, Subset) and _reads_as(dataset, Subset)):
         return None
     source = array_source(dataset.dataset)

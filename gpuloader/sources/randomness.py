@@ -27,16 +27,17 @@ class Draw:
     epoch : int
         Of the loader.
     index : object
-        Data set index of the sample.
+        Data set index of the sample, or number of the worker that reads an iterable data set. None: no one
+        sample is being fetched.
     generator : numpy.random.Generator or None
         The sample's generator, made when it is first asked for.
     """
 
     __slots__ = ("epoch", "generator", "index", "seed")
 
-    def __init__(self) -> None:
-        self.seed: int | None = None
-        self.epoch = 0
+    def __init__(self, seed: int | None = None, epoch: int = 0) -> None:
+        self.seed = seed
+        self.epoch = epoch
         self.index: Any = None
         self.generator: np.random.Generator | None = None
 
@@ -54,11 +55,15 @@ def current_draw() -> Draw:
     return _present.draw
 
 
+def exchange_draw(draw: Draw) -> Draw:
+    """Make `draw` the calling thread's and return the one before, to be put back."""
+    before, _present.draw = _present.draw, draw
+    return before
+
+
 def begin_draws(seed: int, epoch: int) -> None:
     """Fetch for this seed and epoch from now on, in the calling thread."""
-    draw = _present.draw
-    draw.seed, draw.epoch = seed, epoch
-    draw.index = draw.generator = None
+    _present.draw = Draw(seed, epoch)
 
 
 def sample_rng() -> np.random.Generator:
@@ -75,7 +80,8 @@ def sample_rng() -> np.random.Generator:
     Raises
     ------
     LoaderError
-        The calling thread fetches no sample for a loader.
+        The calling thread fetches no sample for a loader, or, in ``__getitems__`` and ``collate_fn``, no
+        single one.
 
     Examples
     --------
@@ -97,9 +103,16 @@ def sample_rng() -> np.random.Generator:
             "no sample is being fetched in this thread; call sample_rng() in the data set's __getitem__ or "
             "__iter__, as the loader runs it"
         )
+    if draw.index is None:
+        raise LoaderError(
+            "no single sample is being fetched: __getitems__ and collate_fn have several at once; call "
+            "sample_rng() in __getitem__"
+        )
     if draw.generator is None:
-        counter = [0, 0, as_number(draw.index), draw.epoch & _MASK]
-        draw.generator = np.random.Generator(np.random.Philox(key=[draw.seed & _MASK, 1], counter=counter))
+        # As arrays: of a list with numbers of 64 bits NumPy would make floats.
+        counter = np.array([0, 0, as_number(draw.index), draw.epoch & _MASK], np.uint64)
+        key = np.array([draw.seed & _MASK, 1], np.uint64)
+        draw.generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
     return draw.generator
 
 

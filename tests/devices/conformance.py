@@ -7,9 +7,11 @@ from collections import deque
 import numpy as np
 import pytest
 
+from gpuloader.program import Programmer
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import Slot
+from gpuloader.transforms import Cast, OneHot
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 
@@ -162,3 +164,60 @@ class DeviceTests:
             device.record(event, stream)
             device.synchronize(event)
             assert device.query(event)
+
+    def test_a_copy_to_an_offset(self, device, stream):
+        first, second = make_slot(1), make_slot(2)
+        memory, done = self.send(device, stream, first)
+        at = LAYOUT.fields[1].offset
+        device.copy_async(memory, second, 16, stream, at)
+        device.record(done, stream)
+        device.synchronize(done)
+        floats, numbers, _ = device.views(memory, LAYOUT, Lease(memory, deque()))
+        np.testing.assert_array_equal(self.read(device, floats), first.views(LAYOUT)[0])
+        wanted = first.views(LAYOUT)[1].copy()
+        wanted.view(np.uint8)[:16] = second.bytes[:16]
+        np.testing.assert_array_equal(self.read(device, numbers), wanted)
+
+    def test_arrays_to_compute_with_keep_the_memory(self, device, stream):
+        slot = make_slot()
+        memory, done = self.send(device, stream, slot)
+        arrays = device.arrays(memory, LAYOUT)
+        del memory
+        gc.collect()
+        device.synchronize(done)
+        for array, wanted in zip(arrays, slot.views(LAYOUT), strict=True):
+            assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+            np.testing.assert_array_equal(self.read(device, array), wanted)
+
+    def test_a_program_runs_behind_the_copy_and_before_the_mark(self, device, stream):
+        programmer = Programmer([Cast("0", "int16", 2.0), OneHot("1", 50, "uint8"), Cast("0", "float32")])
+        program = programmer.program(["0", "1", "2"], (0, 0, 0), LAYOUT, drawn=True)
+        slot = make_slot()
+        floats, numbers, _ = slot.views(LAYOUT)
+        floats[...], numbers[...] = np.arange(15).reshape(3, 5) / 4, [49, 0, 50]
+        memory, done = device.alloc(program.room.nbytes), device.event()
+        device.copy_async(memory, slot, LAYOUT.nbytes, stream)
+        device.run(program, memory, stream)
+        device.record(done, stream)
+        device.synchronize(done)
+        arrays = device.views(memory, program.delivered, Lease(memory, deque()))
+        cast, labels, empty = [self.read(device, array) for array in arrays]
+        np.testing.assert_array_equal(cast, (floats * 2).astype(np.int16).astype(np.float32))
+        assert labels.argmax(1).tolist() == [49, 0, 0]
+        assert labels.sum(1).tolist() == [1, 1, 0]
+        assert empty.shape == (0, 4)
+
+    def test_programs_run_one_after_the_other(self, device, stream):
+        programmer = Programmer([Cast("0", "int16")])
+        program = programmer.program(["0", "1", "2"], (0, 0, 0), LAYOUT, drawn=True)
+        memories, done = [device.alloc(program.room.nbytes) for _ in range(4)], device.event()
+        slots = [make_slot(seed) for seed in range(4)]
+        for number, (memory, slot) in enumerate(zip(memories, slots, strict=True)):
+            slot.views(LAYOUT)[0][...] = number
+            device.copy_async(memory, slot, LAYOUT.nbytes, stream)
+            device.run(program, memory, stream)
+        device.record(done, stream)
+        device.synchronize(done)
+        for number, memory in enumerate(memories):
+            cast, *_ = device.views(memory, program.delivered, Lease(memory, deque()))
+            np.testing.assert_array_equal(self.read(device, cast), np.full((3, 5), number, np.int16))

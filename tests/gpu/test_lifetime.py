@@ -10,6 +10,7 @@ import pytest
 from gpuloader import DataLoader
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
+from tests.gpu.streams import Named
 
 SHAPE = (64, 1024)
 SPIN = 20_000_000  # nanoseconds; many copies long
@@ -65,19 +66,8 @@ def test_a_non_blocking_consumer_stream():
     assert [float(result) for result in results] == [n * SHAPE[0] * SHAPE[1] for n in range(30)]
 
 
-class Named:
-    """A stream known by its handle, in the protocol that CUDA libraries hand streams over by."""
-
-    def __init__(self, handle):
-        self.handle = handle
-
-    def __cuda_stream__(self):
-        return 0, self.handle
-
-
-def test_a_foreign_stream_waits():
+def test_a_foreign_stream_waits(torch):
     """torch's stream, made CuPy's current one: batches are ready there, and released there."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
     import cupy
 
     foreign = torch.cuda.Stream()

@@ -1,33 +1,32 @@
-"""Builds kernels for the CPU through the shim."""
+"""Builds kernels for the CPU through the shim, and lets launchers run over them."""
 
-import ctypes
+import contextlib
 import shutil
-import subprocess
-from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gpuloader.kernels.compiling import read_source
-
-HERE = Path(__file__).parent
-COMPILER = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+from gpuloader.kernels import launching, shuffle
+from tests.kernels.shim import Kernels, build, read
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory):
-    """Return a function from a kernel's name and a C++ launcher to a loaded library."""
+def kernels(tmp_path_factory):
+    """Return the kernels, in the place of those that CuPy compiles."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed, so kernels cannot run on the CPU")
+    return Kernels(lambda name: build(name, tmp_path_factory.mktemp(name)))
 
-    def build_kernel(name, launcher):
-        folder = tmp_path_factory.mktemp(name)
-        source = folder / f"{name}.cpp"
-        source.write_text(f'#include "shim.h"\n{read_source(name)}\n{launcher}\n')
-        library = folder / f"{name}.so"
-        subprocess.run(
-            [*COMPILER, f"-I{HERE}", "-o", library, source],
-            check=True,
-        )
-        return ctypes.CDLL(str(library))
 
-    return build_kernel
+@pytest.fixture(scope="module")
+def device(kernels):
+    """Return the kernels, with all launchers running over them: CuPy's arrays, on host memory."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    kernels.launches.clear()
+    with pytest.MonkeyPatch.context() as patch, cupy.cuda.using_allocator(kernels.allocate):
+        patch.setattr(launching, "load_kernel", kernels.load)
+        patch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
+        patch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
+        patch.setattr(shuffle, "current_device", lambda: cupy.cuda.Device(0))
+        patch.setattr(shuffle, "sort", lambda array, device, stream: np.ndarray.sort(read(array)))
+        yield kernels

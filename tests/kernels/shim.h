@@ -1,15 +1,29 @@
 // Lets a .cu file compile as plain C++: every thread of every block runs after the one before it.
+//
+// What launchers hand over is checked against what a kernel takes: `describe` says for each parameter
+// "*f4" (a pointer to 4-byte floats), "*v" (to anything), "u8" (an unsigned integer of 8 bytes), "s128" (a
+// structure of 128 bytes), and `run` takes addresses of arguments, as cuLaunchKernel does.
 #pragma once
 #include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 #define GPULOADER_ON_HOST
 #define __global__
 #define __device__
+#define __grid_constant__
 
 struct Index {
     unsigned x = 0, y = 0, z = 0;
 };
 static Index blockIdx, threadIdx, blockDim, gridDim;
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 
 inline unsigned long long atomicAdd(unsigned long long* target, unsigned long long value) {
     const unsigned long long before = *target;
@@ -23,13 +37,123 @@ inline unsigned long long read_clock() {
         duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count());
 }
 
+// The arithmetic of numbers.cuh that is one instruction on the device.
+inline unsigned short round_to_half(double value) {
+    const unsigned short sign = std::signbit(value) ? 0x8000 : 0;
+    const double size = std::fabs(value);
+    if (std::isnan(value)) {
+        return static_cast<unsigned short>(sign | 0x7e00);
+    }
+    if (size >= 65520) {
+        return static_cast<unsigned short>(sign | 0x7c00);
+    }
+    const int exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
+    // In units of the last place, ties to even; 1024 of them are the smallest number of an exponent.
+    const int units = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
+    return static_cast<unsigned short>(sign | (((exponent + 14) << 10) + units));
+}
+
+inline unsigned short round_to_half(float value) {
+    return round_to_half(static_cast<double>(value));
+}
+
+inline float half_to_float(unsigned short bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+    if (exponent == 31) {
+        return fraction ? NAN : sign * INFINITY;
+    }
+    return sign * std::ldexp(static_cast<float>(exponent ? fraction + 1024 : fraction),
+                             (exponent ? exponent : 1) - 25);
+}
+
+inline float round_to_float(double value) {
+    return static_cast<float>(value);
+}
+
+inline double float_to_double(float value) {
+    return static_cast<double>(value);
+}
+
+inline unsigned float_bits(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline float multiply_add(float value, float factor, float offset) {
+    return std::fma(value, factor, offset);
+}
+
+// Grid and block as x, y.
 template <typename Kernel, typename... Arguments>
-void launch(Kernel kernel, unsigned grid, unsigned block, Arguments... arguments) {
-    gridDim.x = grid;
-    blockDim.x = block;
-    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-        for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) {
-            kernel(arguments...);
+void launch(Kernel kernel, const unsigned (&shape)[4], Arguments... arguments) {
+    gridDim.x = shape[0];
+    gridDim.y = shape[1];
+    blockDim.x = shape[2];
+    blockDim.y = shape[3];
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+            for (threadIdx.y = 0; threadIdx.y < blockDim.y; ++threadIdx.y) {
+                for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) {
+                    kernel(arguments...);
+                }
+            }
         }
     }
 }
+
+template <typename Type>
+std::string describe_type() {
+    using Plain = std::remove_cv_t<Type>;
+    if constexpr (std::is_pointer_v<Plain>) {
+        return "*" + describe_type<std::remove_pointer_t<Plain>>();
+    } else if constexpr (std::is_void_v<Plain>) {
+        return "v";
+    } else {
+        const char* kind = std::is_same_v<Plain, bool>      ? "b"
+                           : std::is_floating_point_v<Plain> ? "f"
+                           : std::is_class_v<Plain>          ? "s"
+                           : std::is_signed_v<Plain>         ? "i"
+                                                             : "u";
+        return kind + std::to_string(sizeof(Plain));
+    }
+}
+
+struct Entry {
+    std::string (*describe)();
+    void (*run)(const unsigned (&shape)[4], void** arguments);
+};
+
+template <auto kernel>
+struct Bound;
+
+template <typename... Parameters, void (*kernel)(Parameters...)>
+struct Bound<kernel> {
+    static std::string describe() {
+        std::string all;
+        ((all += describe_type<Parameters>() + " "), ...);
+        return all;
+    }
+
+    template <std::size_t... i>
+    static void unpack(const unsigned (&shape)[4], void** arguments, std::index_sequence<i...>) {
+        launch(kernel, shape, *static_cast<std::remove_cv_t<Parameters>*>(arguments[i])...);
+    }
+
+    static void run(const unsigned (&shape)[4], void** arguments) {
+        unpack(shape, arguments, std::index_sequence_for<Parameters...>{});
+    }
+
+    static constexpr Entry entry{describe, run};
+};
+
+// Everything a library exports; the build lists the kernel's entries.
+#define EXPORT(...)                                                                                \
+    static const Entry entries[] = {__VA_ARGS__};                                                  \
+    extern "C" void describe(unsigned entry, char* text, unsigned size) {                          \
+        std::strncpy(text, entries[entry].describe().c_str(), size);                               \
+    }                                                                                              \
+    extern "C" void run(unsigned entry, const unsigned* shape, void** arguments) {                 \
+        entries[entry].run({shape[0], shape[1], shape[2], shape[3]}, arguments);                   \
+    }

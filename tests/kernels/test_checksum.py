@@ -1,35 +1,20 @@
-import ctypes
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader.kernels.checksum import _mix_length, checksum_on_host
-
-LAUNCHER = """
-extern "C" void run(unsigned grid, unsigned block, const unsigned char* bytes, unsigned long long length,
-                    unsigned long long* total) {
-    launch(checksum, grid, block, bytes, length, total);
-}
-"""
+from tests.kernels.shim import examples, place, read
 
 
 @pytest.fixture(scope="module")
-def kernel(build):
-    library = build("checksum", LAUNCHER)
-
+def kernel(device):
     def run(data, grid, block):
         total = np.array([_mix_length(data.nbytes)], np.uint64)
-        library.run(
-            grid,
-            block,
-            data.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_ulonglong(data.nbytes),
-            total.ctypes.data_as(ctypes.c_void_p),
-        )
-        return total
+        at = place(total)
+        device.load("checksum")((grid,), (block,), (place(data), np.uint64(data.nbytes), at))
+        return read(at)
 
     return run
 
@@ -40,7 +25,7 @@ def kernel(build):
     grid=st.integers(1, 5),
     block=st.integers(1, 70),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100)
 def test_the_kernel_and_its_twin_agree_for_any_length_offset_and_grid(kernel, data, start, grid, block):
     part = data[start:]
     assert kernel(part, grid, block) == checksum_on_host(part)

@@ -3,20 +3,48 @@ import shutil
 import pytest
 
 from gpuloader.kernels import compiling
-from gpuloader.kernels.compiling import ARCHITECTURES, CompileError, compile_kernel, find_nvrtc, kernel_names
+from gpuloader.kernels.compiling import (
+    ARCHITECTURES,
+    CompileError,
+    compile_kernel,
+    find_nvrtc,
+    kernel_entries,
+    kernel_names,
+    read_source,
+)
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
 
 
+# `make kernels` compiles every kernel for every architecture. Here those between the oldest and the newest
+# are left out, and of the kernel with by far the most entries what could only say the same again.
+BOTH_ENDS = [(name, end) for name in kernel_names() for end in (ARCHITECTURES[0], ARCHITECTURES[-1])]
+
+
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", kernel_names())
-def test_every_kernel_compiles_for_every_architecture(name, architecture):
+@pytest.mark.parametrize(("name", "architecture"), [pair for pair in BOTH_ENDS if pair != ("cast", 120)])
+def test_every_entry_of_every_kernel_compiles_for_the_oldest_and_the_newest(name, architecture):
     assert compile_kernel(name, architecture)[:4] == b"\x7fELF"
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_one_kernel_compiles_for_every_architecture(architecture):
+    assert compile_kernel("gather", architecture)[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("name", kernel_names())
+def test_an_entry_compiles_alone_as_cupy_has_it(monkeypatch, name):
+    """What only other entries use is no warning."""
+    first, last = kernel_entries(name)[0], kernel_entries(name)[-1]
+    for entry in {first, last}:
+        monkeypatch.setattr(compiling, "kernel_entries", lambda name, entry=entry: (entry,))
+        assert compile_kernel(name, 90)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("name", [name for name in kernel_names() if name != "cast"])
 def test_nvcc_compiles_them_too(name):
     assert compiling._compile_by_nvcc(name, 90)[:4] == b"\x7fELF"
 
@@ -24,13 +52,42 @@ def test_nvcc_compiles_them_too(name):
 @needs_nvrtc
 @pytest.mark.parametrize(
     "source",
-    ["__global__ void broken( {", "__global__ void warns() { int unused; }"],
-    ids=["error", "warning"],
+    [
+        "__global__ void spin( {",
+        'extern "C" __global__ void spin() { int unused; }',
+        "__global__ void other() {}",
+    ],
+    ids=["error", "warning", "missing entry"],
 )
 def test_errors_and_warnings_fail(monkeypatch, source):
     monkeypatch.setattr(compiling, "read_source", lambda name: source)
     with pytest.raises(CompileError, match="sm_90"):
-        compile_kernel("anything", 90)
+        compile_kernel("spin", 90)
+
+
+def test_what_is_included_is_part_of_the_source():
+    assert "#include" not in read_source("cast")
+    assert "struct Bfloat16" in read_source("cast")
+
+
+def test_a_template_is_loaded_by_its_types(monkeypatch):
+    """RawKernel for plain names, RawModule for templates; what they then compile, tests/gpu shows."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    modules = []
+
+    class Module:
+        def __init__(self, **options):
+            modules.append(options)
+
+        def get_function(self, entry):
+            return entry
+
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    load = compiling.load_kernel.__wrapped__
+    assert load("gather", "gather<uint4>") == "gather<uint4>"
+    assert modules[0]["name_expressions"] == ("gather<uint4>",)
+    assert load("shuffle", "hash_numbers").name == "hash_numbers"
+    assert load("spin").name == "spin"
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):

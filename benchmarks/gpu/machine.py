@@ -1,0 +1,65 @@
+"""What the figures depend on, the GPU included."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+
+import numpy as np
+
+from benchmarks.measure import describe_machine
+
+
+def describe_gpu_machine(commit: str | None) -> dict[str, str]:
+    """Return the machine as `describe_machine` does, with its first GPU, the driver and the libraries."""
+    import cupy
+
+    try:
+        machine = describe_machine()
+    except OSError as error:  # no git here
+        machine = {
+            "cores": str(os.cpu_count()),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "commit": f"unknown ({error.strerror})",
+        }
+    if commit is not None:
+        machine["commit"] = commit
+    runtime = cupy.cuda.runtime
+    machine |= {
+        "gpu": runtime.getDeviceProperties(0)["name"].decode(),
+        "driver": _driver(),
+        "CUDA of the driver": _version(runtime.driverGetVersion()),
+        "CUDA runtime": _version(runtime.runtimeGetVersion()),
+        "cupy": cupy.__version__,
+    }
+    for library in ("torch", "timm"):
+        if importlib.util.find_spec(library):
+            machine[library] = importlib.metadata.version(library)
+    return machine
+
+
+def slug(name: str) -> str:
+    """Return a device's name as part of a file's.
+
+    >>> slug("NVIDIA H200")
+    'nvidia-h200'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,89 @@
+"""The road with nothing to fetch: slots that are full already, to measure what comes behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuloader import CUDAPlace
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.devices import open_device
+from gpuloader.epoch import Epoch, Road, build_road
+from gpuloader.errors import QueueClosed
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.ring import Ring, Slot
+from gpuloader.stats import Meter
+
+
+class ReadyFetch:
+    """Hands out free slots as they are, `count` of them: fetching and staging take no time."""
+
+    def __init__(self, ring: Ring, layout: Layout, count: int) -> None:
+        self._ring = ring
+        self._layout = layout
+        self._count = count
+        self._given = 0
+
+    def get(self) -> StagedBatch:
+        """Return the next batch, waiting for a slot."""
+        self._check()
+        return self._stage(self._ring.acquire(self._layout.nbytes))
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch if a slot is free."""
+        self._check()
+        if not self._ring.allocated:
+            return self.get()
+        slot = self._ring.take()
+        return None if slot is None else self._stage(slot)
+
+    def close(self) -> bool:
+        """Return that nothing runs on."""
+        return True
+
+    def _check(self) -> None:
+        if self._given == self._count:
+            raise QueueClosed("the epoch is over")
+
+    def _stage(self, slot: Slot) -> StagedBatch:
+        self._given += 1
+        return StagedBatch(slot, self._layout, (0,), self._given - 1)
+
+
+class ReadyRoad:
+    """A road to the first GPU for batches of one size; its slots stay from epoch to epoch.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of a batch.
+    prefetch : int
+        Steps copied ahead of the consumer; a loader's default is 1.
+    capacity : int
+        Batches a queue would hold: it decides how many host slots there are.
+    """
+
+    def __init__(self, nbytes: int, prefetch: int = 1, capacity: int = 2) -> None:
+        self._layout = arrange((((nbytes,), np.dtype(np.uint8)),))
+        self._road = build_road([open_device(CUDAPlace(0))], capacity, prefetch=prefetch)
+        self._meter = Meter()
+
+    @property
+    def slots(self) -> int:
+        """Host slots that go round."""
+        return self._road.ring.count
+
+    def epoch(self, count: int) -> Epoch:
+        """Begin an epoch of `count` batches, each a list of one CuPy array."""
+        fetch = ReadyFetch(self._road.ring, self._layout, count)
+        return Epoch(
+            self._road,
+            fetch,
+            lambda step: step[0][1],
+            _leave,
+            drop_last=False,
+            meter=self._meter,
+        )
+
+
+def _leave(road: Road) -> None:
+    """Take a road back that is kept anyway."""

@@ -1,0 +1,117 @@
+"""Measure gpuloader on a GPU: bandwidth, step time, host time, kernels, pictures, data on the device.
+
+python benchmarks/gpu/run.py [--case NAME ...] [--repeats N] [--output FILE]
+
+Each case runs in a process of its own. One that fails or takes too long is reported, and the others go on;
+the file is written anew after each. `benchmarks/run.py --table FILE` prints the tables of an earlier run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.gpu.one import CASES
+from benchmarks.gpu.turns import verdict
+from benchmarks.run import render
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Run the chosen cases, print their tables and verdicts, write them; return 1 if a case failed."""
+    options = _parse()
+    import cupy
+
+    from benchmarks.gpu.machine import describe_gpu_machine, slug
+
+    if not cupy.cuda.is_available():
+        print("no GPU that CuPy can use is here", file=sys.stderr)
+        return 2
+    machine = describe_gpu_machine(options.commit)
+    output = options.output or ROOT / "benchmarks" / "results" / f"{slug(machine['gpu'])}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"machine": machine, "repeats": options.repeats, "cases": [], "failed": {}}
+    print(render(report), flush=True)
+    end = monotonic() + 60 * options.minutes
+    for name in options.case:
+        begun = monotonic()
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        limit = min(options.limit, end - begun)
+        cases, failure = _run(name, options.repeats, limit) if limit > 0 else ([], "no time was left")
+        print(f"{name}: {monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+        report["cases"] += cases
+        if failure:
+            report["failed"][name] = failure
+            print(f"\n**{name}** failed: {failure}", flush=True)
+        print(render(report | {"cases": cases}).partition("\n")[2], flush=True)
+        output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    print(render_verdicts(report), flush=True)
+    return 1 if report["failed"] else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each candidate (default: 5)")
+    parser.add_argument("--output", type=Path, help="JSON file to write; by default named after the GPU")
+    parser.add_argument("--minutes", type=float, default=8, help="for all cases together (default: 8)")
+    parser.add_argument("--limit", type=float, default=150, help="seconds for one case (default: 150)")
+    parser.add_argument("--commit", help="what to write down as the commit, where git cannot tell")
+    return parser.parse_args()
+
+
+def _run(name: str, repeats: int, limit: float) -> tuple[list[Any], str]:
+    """Return a case's results as plain data, and in words why there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "results.json")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu.one", name, str(repeats), str(file)],
+            cwd=ROOT,
+            stdout=sys.stderr,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return [], f"took longer than {limit:.0f} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        if not file.is_file():
+            return [], f"its process ended with code {process.returncode}; stderr says why"
+        return json.loads(file.read_text()), ""
+
+
+def render_verdicts(report: dict[str, Any]) -> str:
+    """Return which goals were met as a Markdown table."""
+    lines = ["", "**Goals**", "", "| case | goal | reached | at most | |", "|---|---|---:|---:|---|"]
+    for case in report["cases"]:
+        found = verdict(case)
+        if found is None and case["goal"] != "none":
+            lines.append(f"| {case['case']} | {case['goal']} | | | **not measured** |")
+        if found is not None:
+            _, reached, limit = found
+            unit = "times the floor" if case["floor"] else case["unit"].split()[0]
+            met = "met" if reached <= limit else "**missed**"
+            lines.append(f"| {case['case']} | {case['goal']} | {reached:.3g} {unit} | {limit:.3g} | {met} |")
+    lines += [f"| {name} | | {failure} | | **failed** |" for name, failure in report["failed"].items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""How worker processes start: forked, by the fork server, or as programs of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from typing import Any
+
+from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.fetch.shipping import Parcel, Unshippable, pack
+from gpuloader.fetch.worker import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How worker processes come by what they need.
+
+    Attributes
+    ----------
+    method : str
+        'fork', 'forkserver' or 'spawn'.
+    setup : Setup
+        For forked ones, which simply have it.
+    parcel : Parcel or None
+        For the others.
+    """
+
+    method: str
+    setup: Setup
+    parcel: Parcel | None
+
+
+def choose_start(setup: Setup, method: str | None) -> Start:
+    """Return how workers start: as asked, or as suits the data set.
+
+    Without a wish, a fork server does it, which has NumPy and this package loaded and no thread or lock of
+    the user's program; a data set that cannot be pickled, or is so many Python objects that unpickling
+    copies in each worker would cost more, is forked.
+
+    Raises
+    ------
+    LoaderError
+        The data set cannot be pickled, and the method needs that.
+    """
+    if method == "fork":
+        return Start("fork", setup, None)
+    try:
+        parcel = pack(setup) if method is None else pack(setup, limit=None)
+    except StagingMemoryError:
+        if method is not None or "fork" not in multiprocessing.get_all_start_methods():
+            raise
+        return Start("fork", setup, None)  # which needs no second copy of the data set's arrays
+    except Unshippable as reason:
+        if method is not None or "fork" not in multiprocessing.get_all_start_methods():
+            raise LoaderError(
+                f"the data set cannot be sent to worker processes: {reason}; make it picklable, or pass "
+                "start_method='fork' or worker_type='thread'"
+            ) from reason
+        return Start("fork", setup, None)
+    if parcel.needs_main and method is None:
+        # Importing the user's main module in every worker could start the whole program once more.
+        parcel.close()
+        return Start("fork", setup, None)
+    return Start(method or "forkserver", setup, parcel)
+
+
+@contextmanager
+def prepared(start: Start) -> Iterator[None]:
+    """Start a process with this package preloaded, and without the user's main module if it can be."""
+    if start.method == "fork" or start.parcel is None or start.parcel.needs_main:
+        yield
+        return
+    if start.method == "forkserver":
+        _preload()
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    # What `multiprocessing` imports into the child by these two would be the user's whole program.
+    main.__spec__ = None
+    if path is not None:
+        del main.__file__
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if path is not None:
+            main.__file__ = path
+
+
+def _preload() -> None:
+    server: Any = forkserver._forkserver
+    if getattr(server, "_preload_modules", None) == ["__main__"]:  # nobody else's wish
+        # Those that are not installed are passed over.
+        multiprocessing.set_forkserver_preload(["gpuloader.fetch.worker", "threadpoolctl", "cloudpickle"])
+
+
+def forget_server() -> None:
+    """Have this process, which was just forked, start a fork server of its own if it needs one.
+
+    Its parent's is no child of it, so `multiprocessing` would not start anything by that; and our copy of the
+    pipe that keeps the server alive would keep it beyond the parent's end.
+    """
+    server: Any = forkserver._forkserver
+    if getattr(server, "_forkserver_pid", None) is None:
+        return
+    with contextlib.suppress(OSError):
+        os.close(server._forkserver_alive_fd)
+    server._lock = threading.Lock()  # perhaps held by a thread that is not here
+    server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None

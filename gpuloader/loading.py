@@ -1,0 +1,187 @@
+"""What a `DataLoader` does behind its face: which fetch, which road and which cache its epochs have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpuloader.cache import ArraySource, resident_programmers
+from gpuloader.collate.form import Collation
+from gpuloader.collate.gather import Gatherer, RowStager
+from gpuloader.devices.base import Device
+from gpuloader.epoch import Epoch, Road, build_road
+from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
+from gpuloader.interop import Output
+from gpuloader.plan import Batching, Plan
+from gpuloader.presenting import Presenter
+from gpuloader.program import Programmer
+from gpuloader.split import ShardedPlan
+from gpuloader.state import Progress
+from gpuloader.stats import Meter
+
+
+class Loading:
+    """Opens the epochs of one loader, whose options have been checked.
+
+    Parameters
+    ----------
+    dataset : object
+        What is read.
+    batching : Batching
+        Which samples make up a batch.
+    collation : Collation
+        How they become one.
+    workers : WorkerOptions
+        Who fetches.
+    devices : sequence of Device
+        Where batches land, one a place.
+    outputs : sequence of Output
+        Whose arrays they are there.
+    presenter : Presenter
+        What the user sees of a step.
+    prefetch : int
+        Steps copied ahead.
+    iterable : bool
+        Whether the data set has no indices.
+    shards : int
+        Into how many parts a batch is cut.
+    remainder : str
+        What becomes of samples that do not divide.
+    drop_last : bool
+        Whether a last shorter batch, or step, is left out.
+    meter : Meter
+        Counts where the time goes.
+
+    Attributes
+    ----------
+    size : int or None
+        Samples of a batch on one place; None where a batch sampler decides.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batching: Batching,
+        collation: Collation,
+        workers: WorkerOptions,
+        devices: Sequence[Device],
+        *,
+        outputs: Sequence[Output],
+        presenter: Presenter,
+        prefetch: int,
+        iterable: bool,
+        shards: int,
+        remainder: str,
+        drop_last: bool,
+        meter: Meter,
+    ) -> None:
+        self.workers = workers
+        self.size = None if batching.size is None else -(-batching.size // shards)
+        self._dataset = dataset
+        self._batching = batching
+        self._collation = collation
+        self._devices = devices
+        self._outputs = outputs
+        self._presenter = presenter
+        self._prefetch = prefetch
+        self._iterable = iterable
+        self._shards = shards
+        self._remainder = remainder
+        self._drop_batch = drop_last or (iterable and shards > 1)
+        self._drop_step = drop_last or shards > 1
+        self._meter = meter
+        self._programmers: Sequence[Programmer | None] = [collation.programmer] * len(devices)
+        self._fetching = self._make_fetching(collation, None)
+        self._idle: deque[Road] = deque(maxlen=1)
+
+    def _make_fetching(self, collation: Collation, gatherer: Gatherer | None) -> Fetching:
+        return Fetching(
+            self._dataset,
+            collation,
+            self.workers,
+            items_a_batch=self.size if self._iterable else None,
+            batch_size=self.size,
+            drop_last=self._drop_batch,
+            gatherer=gatherer,
+        )
+
+    @property
+    def crew(self) -> int | None:
+        """How many streams of an iterable data set are read in turn; None for a data set with indices."""
+        return self._fetching.crew
+
+    def check_crew(self, crew: int | None) -> None:
+        """Raise `ValueError` where a state is of other workers than these, and that matters."""
+        self._fetching.check_crew(crew)
+
+    def count_steps(self) -> int:
+        """Return how many steps an epoch has; raise `TypeError` where nothing says so."""
+        batches, places = self._batching.count(), len(self._devices)
+        if self._shards > 1:
+            return batches
+        return batches // places if self._drop_step else -(-batches // places)
+
+    def cache_as(self, source: ArraySource, *, resident: bool) -> None:
+        """Take batches from arrays from now on: from the host's, or, `resident`, from the devices' own.
+
+        Raises
+        ------
+        StagingMemoryError
+            A device has too little memory.
+        """
+        collation = self._collation
+        on_devices = resident and not any(device.direct for device in self._devices)
+        if on_devices:
+            transforms = () if collation.programmer is None else collation.programmer.transforms
+            self._programmers = list(resident_programmers(source, self._devices, transforms))
+            collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
+        stager = RowStager if on_devices else Gatherer
+        gatherer = stager(source.arrays, source.rows, collation, source.structure)
+        self._fetching = self._make_fetching(collation, gatherer)
+
+    def begin(self, progress: Progress) -> Epoch:
+        """Open an epoch where its user has come to."""
+        try:
+            road = self._idle.pop()
+        except IndexError:
+            road = build_road(
+                self._devices,
+                self._fetching.ahead,
+                prefetch=self._prefetch,
+                shared=self._fetching.in_processes,
+                outputs=self._outputs,
+                programmers=self._programmers,
+            )
+        sharded, one = self._plan(progress)
+        fetch = self._fetching.open(one, road.ring, self._meter)
+        return Epoch(
+            road,
+            fetch,
+            partial(self._presenter.present, progress, sharded),
+            self._idle.append,
+            drop_last=self._drop_step,
+            meter=self._meter,
+            ended=progress.end,
+        )
+
+    def _plan(self, progress: Progress) -> tuple[ShardedPlan | None, Pass]:
+        assert progress.seed is not None
+        start, beyond = progress.batches, set(progress.beyond)
+        if self._iterable:
+            return None, Pass(
+                progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn
+            )
+        plan: Plan = self._batching.plan(progress.seed, progress.epoch)
+        sharded = ShardedPlan(plan, self._shards, self._remainder) if self._shards > 1 else None
+        plan = sharded or plan
+        numbered: Iterator[tuple[int, Any]] = enumerate(plan.batches(start), start)
+        if beyond:
+            numbered = (entry for entry in numbered if entry[0] not in beyond)
+        return sharded, Pass(progress.seed, progress.epoch, numbered, {})
+
+    def close(self) -> None:
+        """End worker processes that stay between epochs."""
+        self._fetching.close()

@@ -1,0 +1,32 @@
+// gather: out[i] = source[indices[i]], rows of any size.
+//
+// A copy, so all that counts is that lanes beside each other touch words beside each other, and that words
+// are as large as the rows and both addresses allow (the launcher picks them: 16, 8, 4, 2 or 1 bytes). A
+// block is `x` lanes along a row times `y` rows: 256 lanes on one row where rows are long, one lane a row
+// where a row is one word, so that neither leaves lanes idle or splits lines. Long rows are further split
+// over the grid's y, so that few of them fill the device as well. No divisions.
+//
+// Rows are not checked: whoever calls knows that they are in the source.
+//
+// Launch: any grid, any block in two dimensions. Twin and launcher: gather.py.
+
+template <typename Word>
+__device__ inline void copy_rows(const Word* source, const long long* indices, Word* out,
+                                        unsigned long long rows, unsigned long long words) {
+    const unsigned long long first = static_cast<unsigned long long>(blockIdx.y) * blockDim.x + threadIdx.x;
+    const unsigned long long step = static_cast<unsigned long long>(gridDim.y) * blockDim.x;
+    for (unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+         row < rows; row += static_cast<unsigned long long>(gridDim.x) * blockDim.y) {
+        const Word* from = source + static_cast<unsigned long long>(indices[row]) * words;
+        Word* to = out + row * words;
+        for (unsigned long long word = first; word < words; word += step) {
+            to[word] = from[word];
+        }
+    }
+}
+
+template <typename Word>
+__global__ void gather(const void* __restrict__ source, const long long* __restrict__ indices,
+                       void* __restrict__ out, unsigned long long rows, unsigned long long words) {
+    copy_rows(static_cast<const Word*>(source), indices, static_cast<Word*>(out), rows, words);
+}

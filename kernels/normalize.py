@@ -1,0 +1,284 @@
+"""`normalize`: images to floats of mean 0 and deviation 1, cropped, flipped and turned in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from gpuloader.kernels.dtypes import FLOATS, cpp_type, resolve_target, round_to
+from gpuloader.kernels.launching import (
+    NO_ARRAY,
+    Library,
+    check_array,
+    check_size,
+    find_device,
+    launch,
+    obtain,
+    spread,
+)
+
+Layout = Literal["HWC", "CHW"]
+
+_SOURCES = ("uint8", "float32")
+_TARGETS = tuple(name for name in FLOATS if name != "float64")
+
+ENTRIES = tuple(
+    f"normalize<{cpp_type(source)}, {cpp_type(target)}>" for source in _SOURCES for target in _TARGETS
+)
+
+_BITS = np.dtype(np.uint16)
+_PIECE = 2**17  # values the twin converts at once: they stay in the cache, and its calls are few
+
+_MOST_CHANNELS = 16
+_MOST_VALUES = 2**31  # of a sample: the kernel counts them in 32 bits
+_CHANNELS = np.dtype([("factor", np.float32, _MOST_CHANNELS), ("offset", np.float32, _MOST_CHANNELS)])
+_COUNTS = ("channels", "height", "width", "out_height", "out_width", "planar", "out_planar")
+_IMAGES = np.dtype([("samples", np.uint64), *((name, np.int32) for name in _COUNTS)], align=True)
+
+
+def normalize(
+    images: Any,
+    mean: ArrayLike,
+    std: ArrayLike,
+    *,
+    scale: float = 1.0,
+    layout: Layout = "HWC",
+    out_layout: Layout = "CHW",
+    dtype: DTypeLike = "float32",
+    size: Sequence[int] | None = None,
+    windows: Any = None,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return ``(images * scale - mean) / std``, channel by channel, on the device.
+
+    It is computed as one float32 multiply-add, ``x * (scale / std) + (-mean / std)``, rounded once; both
+    constants are rounded to float32 once. Then it is rounded to the dtype asked for, to the nearest, ties
+    to even.
+
+    Parameters
+    ----------
+    images : cupy.ndarray
+        Shape (n, height, width, channels) or (n, channels, height, width), as `layout` says; uint8 or
+        float32; 1 to 16 channels; fewer than 2**31 values a sample; contiguous.
+    mean, std : float or sequence of float
+        One for all channels, or one a channel, in units of ``images * scale``.
+    scale : float
+        Bytes to a unit range: ``1 / 255``.
+    layout, out_layout : {"HWC", "CHW"}
+        Of the images, and of the result.
+    dtype : dtype-like
+        float32, float16, or "bfloat16" as bits in uint16.
+    size : (int, int) or None
+        Height and width of the result, at most those of the images; None is theirs.
+    windows : cupy.ndarray or None
+        Shape (n, 3), int32: top, left, and whether to flip left and right (0 or not 0), for every sample.
+        The window is cut out first, then flipped; one that reaches over the edge is moved inside. None is
+        the window at the top left, not flipped.
+    out : cupy.ndarray or None
+        Of the result's shape and dtype, contiguous, apart from the images; None makes a new one.
+    stream : cupy.cuda.Stream or None
+        Where the kernel runs; None is the current stream of the images' device.
+
+    Raises
+    ------
+    TypeError
+        An argument is not a CuPy array, or of another dtype.
+    ValueError
+        An array has another shape, is not contiguous, or lies on another device; a number is out of range.
+    """
+    plan = _plan(images, mean, std, scale, layout, out_layout, dtype, size, windows, "cupy")
+    device = find_device(images=images, windows=windows)
+    result = obtain("out", out, "cupy", plan.shape, [plan.held], device)
+    if result.size:
+        geometry = np.zeros((), _IMAGES)
+        for name, value in plan.counts.items():
+            geometry[name] = value
+        channels = np.zeros((), _CHANNELS)
+        channels["factor"][: plan.factor.size] = plan.factor
+        channels["offset"][: plan.offset.size] = plan.offset
+        where = NO_ARRAY if windows is None else windows
+        arguments = images, where, result, geometry, channels
+        entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(plan.name)}>"
+        row = plan.counts["out_width"] * (1 if plan.counts["out_planar"] else plan.counts["channels"])
+        items = plan.counts["out_height"] * -(-row // 4)
+        launch("normalize", entry, spread(items, plan.counts["samples"]), arguments, device, stream)
+    return result
+
+
+def normalize_on_host(
+    images: NDArray[Any],
+    mean: ArrayLike,
+    std: ArrayLike,
+    *,
+    scale: float = 1.0,
+    layout: Layout = "HWC",
+    out_layout: Layout = "CHW",
+    dtype: DTypeLike = "float32",
+    size: Sequence[int] | None = None,
+    windows: NDArray[np.int32] | None = None,
+    out: NDArray[Any] | None = None,
+    stream: Any = None,  # noqa: ARG001
+) -> NDArray[Any]:
+    """Return ``(images * scale - mean) / std``, channel by channel: the twin of `normalize`.
+
+    Examples
+    --------
+    >>> images = np.array([[[[0, 128], [255, 64]]]], np.uint8)  # one image of 1 x 2 pixels, two channels
+    >>> normalize_on_host(images, mean=[0, 128], std=[255, 64]).tolist()
+    [[[[0.0, 1.0]], [[0.0, -1.0]]]]
+    """
+    plan = _plan(images, mean, std, scale, layout, out_layout, dtype, size, windows, "numpy")
+    result: NDArray[Any] = obtain("out", out, "numpy", plan.shape, [plan.held])
+    pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
+    target = result if out_layout == "HWC" else result.transpose(0, 2, 3, 1)
+    held = target.view(_BITS if plan.name == "bfloat16" else plan.held)
+    step = max(_PIECE // max(target[:1].size, 1), 1)
+    for first in range(0, len(pixels), step):
+        piece = slice(first, first + step)
+        part = _cut(pixels[piece], None if windows is None else windows[piece], *target.shape[1:3])
+        if images.dtype == np.uint8:
+            table = _tabulate(plan.factor.tobytes(), plan.offset.tobytes(), plan.name)
+            for channel in range(plan.factor.size):
+                held[piece, ..., channel] = table[channel][part[..., channel]]
+        else:
+            held[piece] = round_to(_multiply_add(part, plan.factor, plan.offset), plan.name)
+    return result
+
+
+def _cut(pixels: NDArray[Any], windows: NDArray[np.int32] | None, height: int, width: int) -> NDArray[Any]:
+    """Return the windows of images of pixels: a view where none is given."""
+    if windows is None:
+        return pixels[:, :height, :width]
+    result = np.empty((len(pixels), height, width, pixels.shape[3]), pixels.dtype)
+    for image, target, (top, left, flip) in zip(pixels, result, windows.tolist(), strict=True):
+        y = min(max(top, 0), pixels.shape[1] - height)
+        x = min(max(left, 0), pixels.shape[2] - width)
+        window = image[y : y + height, x : x + width]
+        target[...] = window[:, ::-1] if flip else window
+    return result
+
+
+@lru_cache(maxsize=64)
+def _tabulate(factor: bytes, offset: bytes, name: str) -> NDArray[Any]:
+    """Return what every byte becomes in every channel, shape (channels, 256)."""
+    constants = [np.frombuffer(part, np.float32)[:, None] for part in (factor, offset)]
+    table = round_to(_multiply_add(np.arange(256, dtype=np.float32), *constants), name)
+    table.flags.writeable = False
+    return table
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What both do: the result's shape and dtype, what the kernel counts, and the constants."""
+
+    shape: tuple[int, ...]
+    name: str
+    held: np.dtype[Any]
+    counts: dict[str, int]
+    factor: NDArray[np.float32]
+    offset: NDArray[np.float32]
+
+
+def _plan(
+    images: Any,
+    mean: ArrayLike,
+    std: ArrayLike,
+    scale: float,
+    layout: Layout,
+    out_layout: Layout,
+    dtype: DTypeLike,
+    size: Sequence[int] | None,
+    windows: Any,
+    library: Library,
+) -> _Plan:
+    check_array("images", images, library, shape=(None,) * 4, dtypes=_SOURCES)
+    for name, value in {"layout": layout, "out_layout": out_layout}.items():
+        if value not in ("HWC", "CHW"):
+            raise ValueError(f"{name} must be 'HWC' or 'CHW', got {value!r}")
+    samples, *rest = images.shape
+    height, width, channels = rest if layout == "HWC" else (rest[1], rest[2], rest[0])
+    if not 1 <= channels <= _MOST_CHANNELS:
+        raise ValueError(
+            f"images must have 1 to {_MOST_CHANNELS} channels, got {channels} of {layout} {images.shape}"
+        )
+    if channels * height * width >= _MOST_VALUES:
+        raise ValueError(f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape}")
+    if size is not None and (not isinstance(size, Sequence) or len(size) != 2):
+        raise ValueError(f"size must be (height, width), got {size!r}")
+    out_height = height if size is None else check_size("height in size", size[0], 0, height + 1)
+    out_width = width if size is None else check_size("width in size", size[1], 0, width + 1)
+    if windows is not None:
+        check_array("windows", windows, library, shape=(samples, 3), dtypes=[np.int32])
+    name, held = resolve_target(dtype, _TARGETS)
+    planar = out_layout == "CHW"
+    plane = (channels, out_height, out_width) if planar else (out_height, out_width, channels)
+    sizes = channels, height, width, out_height, out_width, int(layout == "CHW"), int(planar)
+    counts = {"samples": samples, **dict(zip(_COUNTS, sizes, strict=True))}
+    return _Plan((samples, *plane), name, held, counts, *_constants(mean, std, scale, channels))
+
+
+def _constants(
+    mean: ArrayLike, std: ArrayLike, scale: float, channels: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the factor and the offset of every channel."""
+    parts = {}
+    for name, given in {"mean": mean, "std": std, "scale": scale}.items():
+        try:
+            part = np.asarray(given, np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be a number, got {given!r}") from None
+        if part.shape not in ((), (1,), (channels,)) or (name == "scale" and part.ndim):
+            raise ValueError(f"{name} must be one number for each of {channels} channels, got {given!r}")
+        if not np.isfinite(part).all() or (name == "std" and not part.all()):
+            raise ValueError(f"{name} must be finite{' and not 0' if name == 'std' else ''}, got {given!r}")
+        parts[name] = np.broadcast_to(part, channels)
+    with np.errstate(all="ignore"):
+        factor = (parts["scale"] / parts["std"]).astype(np.float32)
+        offset = (-parts["mean"] / parts["std"]).astype(np.float32)
+    if not (np.isfinite(factor).all() and np.isfinite(offset).all()):
+        raise ValueError(f"scale / std and mean / std must fit into float32, got std {std!r}")
+    return factor, offset
+
+
+def _multiply_add(
+    values: NDArray[np.float32], factor: NDArray[np.float32], offset: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return ``values * factor + offset`` in float32, rounded once, as a fused multiply-add is.
+
+    A product of floats is exact in double. The sum is rounded there, and that it is rounded twice shows only
+    where the first time ends on a tie of the second, or where floats are subnormal: there it is done again.
+    """
+    with np.errstate(all="ignore"):
+        total = values * factor.astype(np.float64) + offset.astype(np.float64)
+        result: NDArray[np.float32] = total.astype(np.float32)
+        doubtful = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+        doubtful |= np.abs(total) < 2.0**-125
+        doubtful &= total != 0
+        if doubtful.any():
+            parts = (np.broadcast_to(part, total.shape)[doubtful] for part in (values, factor, offset))
+            result[doubtful] = _multiply_add_exactly(*parts)
+    return result
+
+
+def _multiply_add_exactly(
+    values: NDArray[np.float32], factor: NDArray[np.float32], offset: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Do so by rounding to odd in double, which leaves a second rounding all it has to know.
+
+    After Boldo and Melquiond, "Emulation of FMA and correctly rounded sums" (2008).
+    """
+    product, added = values * factor.astype(np.float64), offset.astype(np.float64)
+    total = product + added
+    part = total - product
+    lost = (product - (total - part)) + (added - part)  # exactly (Knuth's sum of two)
+    inexact = np.isfinite(lost) & (lost != 0)
+    even = (total.view(np.int64) & 1) == 0
+    towards = np.where(lost > 0, np.inf, -np.inf)
+    result: NDArray[np.float64] = np.where(inexact & even, np.nextafter(total, towards), total)
+    return result.astype(np.float32)

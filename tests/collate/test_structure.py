@@ -1,0 +1,167 @@
+"""Structures: a sample is taken apart and a batch put together in the same form."""
+
+import collections
+import pickle
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader import Ragged, SampleError
+from gpuloader.collate.structure import Leaf, Structure, is_array, is_proper_array
+from tests.sample_sets import Pair
+
+leaves = st.one_of(
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.text(max_size=3),
+    st.none(),
+    st.binary(max_size=3),
+)
+samples = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3),
+        st.lists(inner, min_size=1, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=2) | st.integers(0, 3), inner, min_size=1, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@given(samples)
+def test_what_is_taken_apart_is_put_together_again(sample):
+    structure = Structure.of(sample)
+    values = structure.flatten(sample)
+    assert len(values) == len(structure.leaves)
+    assert [leaf.is_array for leaf in structure.leaves] == [is_array(value) for value in values]
+    built = structure.build(values)
+    assert built == (list(sample) if type(sample) is tuple else sample)
+    assert type(built) is (list if type(sample) is tuple else type(sample))
+
+
+@given(samples)
+def test_a_structure_is_a_value(sample):
+    structure = Structure.of(sample)
+    copy = pickle.loads(pickle.dumps(structure))
+    assert (copy, hash(copy), copy.leaves) == (structure, hash(structure), structure.leaves)
+    assert structure != Structure.of([sample, 1])
+    assert structure != sample
+
+
+def test_fields_are_named_by_their_way_from_the_top():
+    structure = Structure.of({"a": [1, {"b": ("x", 2)}], 3: Pair(4, None)})
+    assert [leaf.name for leaf in structure.leaves] == ["a.0", "a.1.b.0", "a.1.b.1", "3.0", "3.1"]
+    assert structure.array_names == ["a.0", "a.1.b.1", "3.0"]
+    assert not structure.is_flat
+    assert Structure.of(7).leaves == (Leaf("0", True),)
+    assert Structure.of((1, "a")).is_flat
+    assert Structure.flat(["x", "y"]).build([1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True, 1, 1.5, 1j, np.float16(1), np.bool_(True), np.uint64(1), np.zeros(2), np.zeros((), ">i4"),
+        np.zeros(1, [("a", "i4")]), np.zeros(1, [("a", "i4")])[0], Ragged(np.zeros(0), (np.zeros(1),)),
+        type("Own", (), {"__array__": lambda self: np.zeros(1)})(),
+        type("Own", (), {"__array_interface__": {}})(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_arrays(value):
+    assert is_array(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1", b"1", bytearray(b"1"), None, object(), {1}, np.array(["a"]), np.str_("a"), np.bytes_(b"a"),
+        np.array([None]), np.datetime64(1, "s"), np.timedelta64(1, "s"), np.zeros(1, "M8[s]"),
+        memoryview(b"a"),
+        type("Series", (), {"dtype": np.dtype(object), "__array__": lambda self: np.array([None])})(),
+        types.SimpleNamespace(dtype="float32"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_no_arrays(value):
+    assert not is_array(value)
+
+
+def test_proper_arrays():
+    assert is_proper_array(np.zeros(()))
+    assert not any(map(is_proper_array, [1, 1.5, True, 1j, np.float32(1), np.bool_(True), "a"]))
+
+
+@pytest.mark.parametrize("sample", [(), [], {}, ((), {}), {"a": []}])
+def test_a_sample_has_a_field_at_least(sample):
+    with pytest.raises(SampleError, match="expected one value or more in a sample"):
+        Structure.of(sample)
+    structure = Structure.of(sample, may_be_empty=True)
+    assert structure.flatten(sample) == [] or structure.flatten(sample) == sample
+    assert structure.build([]) == (list(sample) if type(sample) is tuple else sample)
+
+
+def test_empty_parts_stay():
+    sample = {"a": 1, "b": [], "c": ({},)}
+    assert Structure.of(sample).build([5]) == {"a": 5, "b": [], "c": ({},)}
+
+
+def test_whole_fields_are_not_taken_apart():
+    structure = Structure.of({"a": [1, 2], "b": ([1], [2])}, {"a", "b.1"})
+    assert [leaf.name for leaf in structure.leaves] == ["a", "b.0.0", "b.1"]
+    assert structure.flatten({"a": [3], "b": ([4], [])}) == [[3], 4, []]
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "field", "message"),
+    [
+        (
+            (1, {"a": 2}),
+            (1, {"a": 2}, 3),
+            None,
+            "expected a tuple of 2 as in the first sample, got a tuple of 3",
+        ),
+        ((1, {"a": 2}), 3, None, "expected a tuple of 2 as in the first sample, got int"),
+        (
+            (1, {"a": 2}),
+            (1, 2),
+            "1",
+            r"expected a dict with the keys \['a'\] as in the first sample, got int",
+        ),
+        ((1, {"a": 2}), (1, {"b": 2}), "1", r"got a dict with the keys \['b'\]"),
+        ((1, {"a": 2}), (1, {"a": 2, "b": 3}), "1", r"got a dict with the keys \['a', 'b'\]"),
+        ({"a": [1]}, {"a": []}, "a", "expected a list of 1 as in the first sample, got a list of 0"),
+        ({"a": [1]}, {"a": "x"}, "a", "expected a list of 1 as in the first sample, got str"),
+        (Pair(1, (2,)), (1, 2), "1", "expected a tuple of 1 as in the first sample, got int"),
+    ],
+)
+def test_another_form_is_refused(first, other, field, message):
+    with pytest.raises(SampleError, match=message) as caught:
+        Structure.of(first).flatten(other)
+    assert caught.value.field == field
+
+
+def test_forms_that_will_do():
+    """A list for a tuple, another mapping, keys in another order: the values are the same."""
+    structure = Structure.of({"a": 1, "b": (2, 3)})
+    assert structure.flatten(collections.OrderedDict(b=[5, 6], a=4)) == [4, 5, 6]
+
+
+class Record(Pair):
+    """A named tuple that is made in a way of its own."""
+
+    def __new__(cls, text):
+        return super().__new__(cls, *text.split())
+
+
+def test_classes_are_made_again_where_they_can_be():
+    built = Structure.of([Record("1 2"), types.MappingProxyType({"a": 1})]).build([3, 4, 5])
+    assert built == [Pair(3, 4), {"a": 5}]
+    assert type(built[0]) is Record
+    assert type(built[1]) is types.MappingProxyType
+    assert type(Structure.of(collections.defaultdict(list, a=1)).build([2])) is dict

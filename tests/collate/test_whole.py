@@ -1,0 +1,86 @@
+"""Whole values: what a `collate_fn` returned, or an unbatched sample, in whatever form."""
+
+import numpy as np
+import pytest
+
+from gpuloader import Ragged, SampleError, data
+from gpuloader.collate.form import Collation, build_batch
+from gpuloader.collate.whole import stage_whole
+from gpuloader.staging.ring import Slot
+from tests.sample_sets import assert_same
+
+BY_USER = Collation(function=list)
+UNBATCHED = Collation(batched=False)
+FEEDS = (data("x", [None, 4]), data("y", [None, 1], "int64"))
+
+
+def make_slot(nbytes):
+    region = np.full(max(nbytes, 1), 255, np.uint8)
+    return Slot(region, region)
+
+
+def build(value, collation):
+    staged = stage_whole(value, collation, 3, make_slot)
+    assert staged.number == 3
+    return build_batch(staged.structure, staged.levels, staged.slot.views(staged.layout), staged.objects)
+
+
+def test_arrays_are_staged_and_numbers_of_a_collate_fn_stay():
+    """As Paddle does: a count that comes with a batch is a number, not an array."""
+    value = {
+        "x": np.arange(3, dtype=">i2"),
+        "n": 3,
+        "f": 0.5,
+        "b": True,
+        "s": np.float32(2),
+        "z": np.array(7),
+    }
+    assert_same(build(value, BY_USER), {**value, "x": np.arange(3, dtype="i2")})
+    arrays = {name: np.asarray(entry) for name, entry in value.items()}
+    assert_same(build(value, UNBATCHED), {**arrays, "x": np.arange(3, dtype="i2")})
+
+
+@pytest.mark.parametrize("value", [None, "a", b"a", [], {}, (), [[], {}], object(), {"a": None}])
+def test_a_value_without_arrays(value):
+    assert_same(build(value, BY_USER), list(value) if type(value) is tuple else value)
+
+
+def test_ragged_values():
+    ragged = Ragged.from_samples([[1, 2], [3]], "int64")
+    deeper = Ragged.from_samples([[[1.0], []], [[2.0, 3.0]]], "float32", lod_level=2)
+    built = build([ragged, "x", deeper, np.zeros(2)], BY_USER)
+    assert_same(built[0].values, np.array([1, 2, 3]))
+    assert built[0].recursive_sequence_lengths() == [[2, 1]]
+    assert built[2].recursive_sequence_lengths() == [[2, 1], [1, 0, 2]]
+    assert_same([built[1], built[3]], ["x", np.zeros(2)])
+
+
+def test_feeds_convert_a_sample_and_not_a_users_batch():
+    sample = ([[1, 2], [3, 4]], 5.0)
+    assert_same(
+        build(sample, Collation(feeds=FEEDS, batched=False)), [np.array([1, 2, 3, 4], "f4"), np.array([5])]
+    )
+    batch = (np.zeros((2, 4)), [[1], [2]])
+    assert_same(build(batch, Collation(feeds=FEEDS, function=list)), [np.zeros((2, 4)), np.array([[1], [2]])])
+
+
+@pytest.mark.parametrize(
+    ("value", "collation", "field", "message"),
+    [
+        ((np.zeros(4),), Collation(feeds=FEEDS, batched=False), None, "expected a tuple of 2"),
+        ({"x": 1, "y": 2}, Collation(feeds=FEEDS, function=list), None, "expected a tuple of 2"),
+        ((np.zeros(5), 1), Collation(feeds=FEEDS, batched=False), "x", r"expected shape \(4,\), got \(5,\)"),
+        ((np.zeros(4), "a"), Collation(feeds=FEEDS, batched=False), "y", "expected numbers, got text"),
+        ((np.zeros(4), None), Collation(feeds=FEEDS, function=list), "y", "expected numbers, got None"),
+        (
+            (np.zeros(4), [[1], [2, 3]]),
+            Collation(feeds=FEEDS, function=list),
+            "y",
+            "expected an array of numbers",
+        ),
+    ],
+)
+def test_what_does_not_fit_its_feed(value, collation, field, message):
+    with pytest.raises(SampleError, match=message) as caught:
+        build(value, collation)
+    assert caught.value.field == field

@@ -1,0 +1,230 @@
+"""What the CUDA device computes, over the stand-in for its runtime, with twins in the place of kernels."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places, transfer
+from gpuloader import devices as devices_module
+from gpuloader.devices import cuda, open_device
+from gpuloader.errors import LoaderError
+from gpuloader.places import CUDAPlace
+from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
+from tests.devices.conformance import DeviceTests
+from tests.fakes import nothing_left_behind
+from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+COUNT = 22
+PICTURES = np.random.default_rng(0).integers(0, 256, (COUNT, 7, 6, 3), np.uint8)
+LABELS = np.arange(COUNT) % 5
+STEPS = [RandomCropFlip("0", (5, 4)), Normalize("0", std=0.5, scale=1 / 255), OneHot("1", 5)]
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    fake = FakeRuntime()
+    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
+    run_twins(monkeypatch, fake)
+    devices_module._open.cache_clear()
+    yield fake
+    gc.collect()
+    devices_module._open.cache_clear()
+    assert not fake.registered
+
+
+class TestCudaDevice(DeviceTests):
+    """The suite of all devices, without a GPU."""
+
+    @pytest.fixture
+    def device(self, runtime):
+        return open_device(CUDAPlace(0))
+
+    def read(self, device, array):
+        return read(array)
+
+
+class Samples(Dataset):
+    def __getitem__(self, index):
+        return PICTURES[index], LABELS[index]
+
+    def __len__(self):
+        return COUNT
+
+
+def load(places="gpu:0", dataset=None, **options):
+    dataset = TensorDataset(PICTURES, LABELS) if dataset is None else dataset
+    options = {"batch_size": 4, "shuffle": True, "seed": 3, "transforms": STEPS, **options}
+    return DataLoader(dataset, places=places, **options)
+
+
+def wanted(**options):
+    return [[field.copy() for field in batch] for batch in load("cpu", **options)]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for batch, other in zip(found, expected, strict=True):
+        for one, two in zip(batch, other, strict=True):
+            assert one.dtype == two.dtype
+            np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("cache", [None, "host", "device"])
+@pytest.mark.parametrize("dataset", [None, Samples()])
+def test_batches_are_those_of_a_host(runtime, cache, dataset):
+    found = []
+    for batch in load(dataset=dataset, cache=cache):
+        assert all(type(field) is cupy.ndarray for field in batch)
+        runtime.finish()
+        found.append([read(field) for field in batch])
+    assert_same(found, wanted())
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_a_step_of_shards_is_one_batch(runtime, cache):
+    runtime.devices = 2
+    found = []
+    for step in load(cuda_places(), cache=cache, split="shards", remainder="pad", batch_size=6):
+        assert [images.device.id for images, _, _ in step] == [0, 1]
+        runtime.finish()
+        masks = [read(mask) for *_, mask in step]
+        fields = zip(*[(images, labels) for images, labels, _ in step], strict=True)
+        found.append(
+            [np.concatenate([read(one)[m] for one, m in zip(f, masks, strict=True)]) for f in fields]
+        )
+    assert_same(found, wanted(batch_size=6))
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_a_batch_dropped_at_once_is_read_before_the_next_is_computed_there(runtime, cache):
+    stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    loader = load(cache=cache, batch_size=2)
+    with stream:
+        seen = []
+        for images, labels in loader:
+            seen.append([runtime.launch_read(field, stream.ptr) for field in (images, labels)])
+            del images, labels
+    runtime.finish()
+    assert_same([[values for [values] in batch] for batch in seen], wanted(batch_size=2))
+
+
+def test_without_the_order_of_streams_it_is_not(runtime, monkeypatch):
+    """The stand-in is no rubber stamp."""
+    monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
+    stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        seen = []
+        for images, labels in load(batch_size=2):
+            seen.append(runtime.launch_read(images, stream.ptr))
+            del images, labels
+    runtime.finish()
+    expected = [images for images, _ in wanted(batch_size=2)]
+    assert not all(np.array_equal(values, one) for [values], one in zip(seen, expected, strict=True))
+
+
+def test_bytes_are_what_crosses_the_bus(runtime, monkeypatch):
+    sizes = []
+    copy = runtime.memcpyAsync
+
+    def memcpyAsync(target, source, nbytes, kind, stream):  # noqa: N802
+        sizes.append(nbytes)
+        copy(target, source, nbytes, kind, stream)
+
+    monkeypatch.setattr(runtime, "memcpyAsync", memcpyAsync)
+    list(load(drop_last=True))
+    assert sizes == [512 + 256 + 4 * 3 * 4] * (COUNT // 4)  # 4 pictures of 126 bytes, 4 labels, 4 draws
+    sizes.clear()
+    list(load(drop_last=True, cache="device"))
+    assert sorted(sizes) == sorted([PICTURES.nbytes, LABELS.nbytes] + [256 + 4 * 3 * 4] * (COUNT // 4))
+
+
+def test_kernels_go_on_the_copy_stream_of_their_device(runtime, monkeypatch):
+    runtime.devices = 2
+    seen = set()
+    launch = runtime.launch
+    monkeypatch.setattr(
+        runtime,
+        "launch",
+        lambda kernel, stream: (seen.add((runtime.thread.device, stream)), launch(kernel, stream)),
+    )
+    for cache in (None, "device"):
+        for _ in load(cuda_places(), cache=cache):
+            pass
+    assert {device for device, _ in seen} == {0, 1}
+    assert all(runtime.device_of[stream] == device for device, stream in seen)
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 129, 1 << 20])
+def test_whole_arrays_go_up_in_chunks(runtime, monkeypatch, chunk):
+    monkeypatch.setattr(transfer, "UPLOAD_NBYTES", chunk)
+    arrays = [np.arange(77, dtype=np.int16), np.zeros((0, 3)), np.arange(36.0).reshape(6, 6)[:, 1:4]]
+    there = transfer.upload(arrays, open_device(CUDAPlace(0)))
+    gc.collect()
+    assert not runtime.registered
+    for array, one in zip(arrays, there, strict=True):  # without runtime.finish(): upload has waited for it
+        np.testing.assert_array_equal(read(one), array)
+
+
+def test_an_array_too_large_for_the_device_is_an_error_with_numbers(runtime):
+    runtime.memory_left = 1000
+    with pytest.raises(
+        StagingMemoryError, match=r"a cache of 2,948 bytes does not fit on gpu:0, use cache='host'"
+    ):
+        list(load(cache="device"))
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_device_memory_does_not_grow(runtime, cache):
+    loader = load(cache=cache)
+    for _ in range(2):
+        list(loader)
+    before = runtime.calls["malloc"]
+    for _ in range(5):
+        for _ in loader:
+            runtime.finish()
+    assert runtime.calls["malloc"] <= before + 1
+
+
+class Failing:
+    """A transform whose kernel cannot be launched."""
+
+    field, draws = "0", 0
+
+    def bind(self, inputs):
+        self.outputs = tuple(inputs)
+        return self
+
+    def draw(self, words, inputs):
+        raise AssertionError
+
+    def check(self, inputs):
+        pass
+
+    def on_host(self, inputs, outputs):
+        raise AssertionError
+
+    def on_device(self, inputs, outputs, stream):
+        raise RuntimeError("no such kernel")
+
+
+def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
+    with nothing_left_behind():
+        loader = load(transforms=[Cast("0", "int16"), Failing()])
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="no such kernel"):
+                list(loader)
+            [road] = loader._idle  # every slot is back, or the road could not serve again
+            assert road.ring.free == road.ring.count
+        del loader, road
+
+
+def test_a_failed_device_is_an_error_of_the_packages_type(runtime):
+    epoch = iter(load())
+    next(epoch)
+    runtime.failed = 700
+    with pytest.raises(LoaderError, match=r"gpu:0 failed.* 700"):
+        list(epoch)
+    runtime.failed = 0

@@ -1,0 +1,257 @@
+"""What the user's code raises in a worker reaches the loop that waits for it, and the next epoch works."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+from gpuloader import LoaderError, SampleError
+from tests.fetch import faulty
+from tests.fetch.faulty import Faulty, FaultyStream, OwnError, Unpicklable, indices, loader, plain
+
+THREADS = pytest.param({"worker_type": "thread"}, id="thread")
+PROCESSES = [
+    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver-persistent"),
+    pytest.param({"start_method": "fork"}, id="fork-fresh"),
+]
+OTHERS = [
+    pytest.param({"start_method": "forkserver"}, id="forkserver-fresh"),
+    pytest.param({"start_method": "fork", "persistent_workers": True}, id="fork-persistent"),
+]
+EVERYWHERE = [*PROCESSES, THREADS]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with faulty.all_gone():
+        yield
+
+
+def once(tmp_path, action):
+    return faulty.partial(faulty.at_first, str(tmp_path / "once"), action)
+
+
+def fail(error):
+    return faulty.partial(faulty.fail, error)
+
+
+def check_note(error, options, where):
+    if options.get("worker_type") != "thread":
+        assert where in error.__notes__[0]
+
+
+@pytest.mark.parametrize("options", [*EVERYWHERE, *OTHERS])
+def test_an_exception_of_a_sample(options, tmp_path):
+    one = loader(Faulty(actions={9: once(tmp_path, fail(OwnError("gone")))}), **options)
+    with pytest.raises(SampleError, match="the data set raised OwnError: gone") as caught:
+        list(one)
+    error = caught.value
+    assert (error.batch, error.index, error.dataset_index) == (2, 1, 9)
+    assert error.worker in (0, 1)
+    assert type(error.__cause__) is OwnError
+    assert error.__cause__.args == ("gone",)
+    check_note(error.__cause__, options, "in __getitem__")
+    for _ in range(2):
+        assert indices(one) == plain()
+    one.close()
+
+
+@pytest.mark.parametrize("options", [*EVERYWHERE, *OTHERS])
+def test_the_very_first_sample_may_fail_and_the_next_epoch_settles_the_form(options, tmp_path):
+    slow = faulty.partial(faulty.time.sleep, 0.02)  # so that others wait for the form meanwhile
+    one = loader(Faulty(actions={0: once(tmp_path, fail(OwnError("first")))}, always=slow), **options)
+    with pytest.raises(SampleError, match="batch 0, sample 0, data set index 0"):
+        list(one)
+    assert indices(one) == plain()
+    one.close()
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+def test_an_exception_that_does_not_pickle(options):
+    one = loader(Faulty(actions={5: faulty.partial(faulty.fail_with_code, 7)}), **options)
+    with pytest.raises(SampleError, match=r"data set index 5.*Unpicklable: code 7: no way") as caught:
+        list(one)
+    cause = caught.value.__cause__
+    assert type(cause) is Unpicklable
+    assert str(cause) == "code 7: no way"
+    assert cause.code == 7
+    check_note(cause, options, "in fail_with_code")
+    one.close()
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_an_exception_class_that_only_goes_by_value(options):
+    class Hidden(Exception):
+        pass
+
+    class Own(Faulty):
+        def __getitem__(self, index):
+            if index == 5:
+                raise Hidden(index)
+            return super().__getitem__(index)
+
+    one = loader(Own(), **options)
+    with pytest.raises(SampleError, match="Hidden: 5") as caught:
+        list(one)
+    cause = caught.value.__cause__
+    assert type(cause).__name__ == "Hidden"
+    assert cause.args == (5,)
+    if options["start_method"] == "forkserver":
+        assert type(cause) is Hidden  # it came from here, by value, and is known again
+    one.close()
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+def test_an_exception_of_a_megabyte(options):
+    one = loader(Faulty(actions={5: fail(OwnError("x" * (1 << 20)))}), **options)
+    with pytest.raises(SampleError) as caught:
+        list(one)
+    assert len(str(caught.value.__cause__)) == 1 << 20
+    one.close()
+
+
+def collate_badly(samples):
+    if samples[0][0] == 8:
+        raise OwnError("not these")
+    return np.stack(samples)
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+def test_an_exception_of_collate_fn(options):
+    one = loader(Faulty(), collate_fn=collate_badly, **options)
+    for _ in range(2):
+        got = []
+        with pytest.raises(SampleError, match=r"batch 2.*collate_fn raised OwnError: not these") as caught:
+            got.extend(batch[:, 0].tolist() for batch in one)
+        assert type(caught.value.__cause__) is OwnError
+        check_note(caught.value.__cause__, options, "in collate_badly")
+    one.close()
+
+
+class BadWidth(Faulty):
+    def __getitem__(self, index):
+        return {"x": np.zeros(3 if index != 6 else 4)}
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+def test_a_sample_that_does_not_fit_is_named_with_its_field(options):
+    one = loader(BadWidth(), **options)
+    with pytest.raises(SampleError, match=r"expected shape \(3,\).*, got \(4,\)") as caught:
+        list(one)
+    error = caught.value
+    assert (error.batch, error.index, error.dataset_index, error.field) == (1, 2, 6, "x")
+    assert error.worker in (0, 1)
+    assert not hasattr(error, "__notes__")  # a traceback of the loader's own would say nothing more
+    one.close()
+
+
+class BadStream(FaultyStream):
+    def __iter__(self):
+        raise OwnError("no items")
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+def test_an_exception_of_iter(options):
+    one = loader(BadStream(), **options)
+    for _ in range(2):
+        with pytest.raises(SampleError, match=r"batch 0.*OwnError: no items") as caught:
+            list(one)
+        assert type(caught.value.__cause__) is OwnError
+        assert caught.value.worker == 0
+    one.close()
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+def test_an_exception_of_a_later_item(options, tmp_path):
+    one = loader(FaultyStream(actions={13: once(tmp_path, fail(OwnError("item")))}), **options)
+    with pytest.raises(SampleError, match=r"batch 3.*OwnError: item") as caught:
+        list(one)
+    assert (caught.value.worker, caught.value.index) == (1, 2)
+    assert sorted(itertools.chain(*indices(one))) == list(range(24))
+    one.close()
+
+
+def begin_badly(number):
+    if number == 1:
+        raise OwnError("not me") from KeyError("deeper")
+
+
+def begin_without_a_server(number):
+    raise ConnectionRefusedError("nobody listens")
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+@pytest.mark.parametrize("init", [begin_badly, begin_without_a_server])
+def test_an_exception_of_worker_init_fn(options, init):
+    slow = faulty.partial(faulty.time.sleep, 0.01)
+    one = loader(Faulty(always=slow), worker_init_fn=init, **options)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=r"worker [01] could not begin: ") as caught:
+            list(one)
+        cause = caught.value.__cause__
+        assert type(cause) in (OwnError, ConnectionRefusedError)
+        check_note(cause, options, f"in {init.__name__}")
+    one.close()
+
+
+class Unborn(Faulty):
+    def __setstate__(self, state):
+        raise OwnError("cannot be made again")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_exception_while_unpickling(persistent):
+    one = loader(Unborn(), start_method="forkserver", persistent_workers=persistent)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=r"worker \d could not begin: OwnError: cannot be") as caught:
+            list(one)
+        assert type(caught.value.__cause__) is OwnError
+        assert "in __setstate__" in caught.value.__cause__.__notes__[0]
+
+
+@pytest.mark.parametrize("options", EVERYWHERE)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_what_would_end_more_than_the_epoch_is_the_cause_of_a_sample_error(options, error):
+    one = loader(Faulty(actions={6: fail(error())}), **options)
+    with pytest.raises(SampleError, match=error.__name__) as caught:
+        list(one)
+    assert type(caught.value.__cause__) is error
+    one.close()
+
+
+def close_output(number):
+    sys.stdout.close()
+    sys.stderr = None
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_a_worker_without_output_can_still_fail(options):
+    one = loader(Faulty(actions={5: fail(OwnError("gone"))}), worker_init_fn=close_output, **options)
+    with pytest.raises(SampleError, match="OwnError: gone"):
+        list(one)
+    one.close()
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_worker_without_items_keeps_nobody_waiting(kind):
+    class Second(FaultyStream):
+        def __iter__(self):
+            return iter(()) if faulty.get_worker_info().id == 0 else super().__iter__()
+
+    one = loader(Second(), worker_type=kind)
+    for _ in range(2):
+        assert sorted(itertools.chain(*indices(one))) == list(range(1, 24, 2))
+
+
+def test_spawned_workers_fail_the_same(tmp_path):
+    one = loader(Faulty(actions={9: once(tmp_path, fail(OwnError("gone")))}), start_method="spawn")
+    with pytest.raises(SampleError, match=r"data set index 9.*OwnError: gone"):
+        list(one)
+    assert indices(one) == plain()
+
+
+def test_many_tasks_and_answers_at_once_block_nobody():
+    """Both sides have more to say than the link holds: neither may wait for the other to listen."""
+    one = loader(Faulty(1500), num_workers=1, batch_size=1, prefetch_factor=1500)
+    assert indices(one) == plain(1500, 1)

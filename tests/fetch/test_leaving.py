@@ -1,0 +1,277 @@
+"""Leaving early in every way there is: in bounded time, in silence, with nothing left."""
+
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from gpuloader import LoaderError
+from tests.fakes import wait_until
+from tests.fetch import faulty
+from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
+
+WORKERS = [
+    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver"),
+    pytest.param({"start_method": "fork"}, id="fork"),
+    pytest.param({"worker_type": "thread"}, id="thread"),
+]
+PROCESSES = WORKERS[:2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with faulty.all_gone():
+        yield
+
+
+@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        ("break", FaultyStream),
+        *((ending, Faulty) for ending in ("break", "exception", "collected", "cycle", "closed")),
+    ],
+)
+def test_an_epoch_is_left(options, kind, ending):
+    one = loader(kind(400), **options)
+    begun = time.monotonic()
+    if ending == "break":
+        for _ in one:
+            break
+    elif ending == "exception":
+        with pytest.raises(ZeroDivisionError):
+            for _ in one:
+                raise ZeroDivisionError
+    else:
+        epoch = iter(one)
+        next(epoch)
+        if ending == "closed":
+            epoch.close()
+        elif ending == "cycle":
+            itself = [epoch]
+            itself.append(itself)
+            del itself
+        del epoch
+    gc.collect()
+    assert time.monotonic() - begun < 2
+    assert len(indices(one)) == 100
+    if ending == "cycle":
+        del one  # the loader itself goes without a word
+    else:
+        one.close()
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_the_loader_goes_before_its_epoch(options):
+    one = loader(Faulty(), **options)
+    epoch = iter(one)
+    got = [next(epoch)]
+    del one
+    gc.collect()
+    assert indices([*got, *epoch]) == plain()
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_a_worker_that_is_slow_is_not_waited_for(options):
+    one = loader(Faulty(actions={4: partial(time.sleep, 1000)}), **options)
+    begun = time.monotonic()
+    for _ in one:
+        break
+    one.close()
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("kind", [Faulty, FaultyStream])
+def test_two_epochs_of_one_loader_at_once(options, kind):
+    one = loader(kind(), **options)
+    expected = indices(one)
+    first, second = iter(one), iter(one)
+    got = [*itertools.chain(*zip(first, second, strict=False)), *second]
+    assert indices(got[::2]) == expected
+    assert indices(got[1::2]) == expected
+    assert indices(one) == expected
+    one.close()
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_several_threads_loop_over_one_loader(options):
+    one = loader(Faulty(100), **options)
+    results, errors = [], []
+
+    def loop():
+        try:
+            results.extend(indices(one) for _ in range(3))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one.close()
+    assert not errors
+    assert results == [plain(100)] * 9
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_several_threads_share_an_epoch(options):
+    epoch = iter(loader(Faulty(400), **options))
+    got = []
+
+    def loop(shared=epoch):
+        got.extend(indices(shared))
+
+    threads = [threading.Thread(target=loop) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == plain(400)
+
+
+def in_fork(action):
+    """Run something in a forked child that leaves as a program does; return its exit status."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        action()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("options", WORKERS)
+def test_a_fork_in_the_middle_of_an_epoch(options):
+    one = loader(Faulty(200), **options)
+    epoch = iter(one)
+    got = [next(epoch)]
+
+    def child():
+        with pytest.raises(LoaderError, match="begin a new epoch here"):
+            next(epoch)
+        for _ in range(2):
+            assert indices(one) == plain(200)
+        gc.collect()
+
+    assert in_fork(child) == 0
+    assert indices([*got, *epoch]) == plain(200)
+    assert indices(one) == plain(200)
+    one.close()
+
+
+def run(code, *arguments):
+    """Run a program that has what `PREAMBLE` says."""
+    return faulty.run_program(PREAMBLE + textwrap.dedent(code), *arguments)
+
+
+PREAMBLE = """
+import os, sys, time
+from functools import partial
+from tests.fetch import faulty
+from tests.fetch.faulty import Faulty, FaultyStream, indices, loader, plain
+method, persistent = sys.argv[1], sys.argv[2] == "True"
+kind = {"worker_type": "thread"} if method == "thread" else {"start_method": method}
+make = partial(loader, persistent_workers=persistent, **kind)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "state"),
+    [
+        *(("forkserver", state) for state in ("middle", "idle", "respawning")),
+        *(("fork", state) for state in ("middle", "hanging", "handler")),
+        *(("thread", state) for state in ("middle", "hanging")),
+    ],
+)
+def test_the_interpreter_exits_in_silence(method, state):
+    code = """
+        import signal
+        if STATE == "handler":
+            signal.signal(signal.SIGTERM, lambda *_: None)  # which a forked worker must not inherit
+        dataset = Faulty(400, {6: partial(time.sleep, 1.5)} if STATE == "hanging" else None)
+        one = make(dataset, on_worker_death="respawn" if STATE == "respawning" else "raise")
+        epoch = iter(one)
+        kept = list(epoch) if STATE == "idle" else [next(epoch)]
+        print("done")
+    """
+    begun = time.monotonic()
+    done = run(code.replace("STATE", repr(state)), method, str(state in ("idle", "respawning", "handler")))
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_a_forked_child_exits_without_disturbing_the_parent(method):
+    """As a program exits, with everything that runs then."""
+    done = run(
+        """
+        one = make(Faulty(400))
+        epoch = iter(one)
+        got = [next(epoch)]
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert indices([*got, *epoch]) == plain(400)
+        assert indices(one) == plain(400)
+        print("done")
+        """,
+        method,
+        "True",
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("forkserver", "True"), ("fork", "False"), ("thread", "False")]
+)
+def test_ctrl_c_in_the_middle_of_an_epoch(method, persistent):
+    code = """
+        one = make(Faulty(100_000, {4000: partial(time.sleep, 1)}))
+        faulty.warm_up()
+        for number, batch in enumerate(one):
+            if number == 10:
+                print(*faulty.offspring(), flush=True)
+    """
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), method, persistent]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        pids = [int(word) for word in program.stdout.readline().split()]
+        time.sleep(0.02)
+        os.killpg(program.pid, signal.SIGINT)
+        _, errors = program.communicate(timeout=20)
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert program.returncode == -signal.SIGINT
+    assert len(pids) >= (2 if method != "thread" else 0)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 3)
+
+
+def test_an_interrupt_loses_no_batch():
+    """An epoch that was interrupted while it waited goes on."""
+    one = loader(Faulty(40, {9: partial(time.sleep, 0.4)}))
+    epoch, got = iter(one), []
+    timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for batch in epoch:
+            got.append(batch)
+    timer.join()
+    assert len(got) < 10
+    assert indices([*got, *epoch]) == plain(40)

@@ -1,0 +1,111 @@
+"""What is no array travels beside the batch from a worker process: of any size, if it can be pickled."""
+
+import numpy as np
+import pytest
+
+from gpuloader import LoaderError
+from tests.fetch import faulty
+from tests.fetch.faulty import Faulty, OwnError, loader
+
+PROCESSES = [
+    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver-persistent"),
+    pytest.param({"start_method": "fork"}, id="fork-fresh"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with faulty.all_gone():
+        yield
+
+
+class Named(Faulty):
+    """Samples with something beside the array."""
+
+    def __init__(self, make, count=8):
+        super().__init__(count)
+        self.make = make
+
+    def __getitem__(self, index):
+        return np.full(3, index), self.make(index)
+
+
+def make_generator(index):
+    return (n for n in range(index))
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_objects_that_do_not_pickle(options):
+    one = loader(Named(make_generator), **options)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match="what is no array in batch 0 cannot be pickled") as caught:
+            list(one)
+        assert "worker_type='thread'" in str(caught.value)
+        assert type(caught.value.__cause__) is TypeError
+    one.close()
+
+
+class Refusing:
+    def __reduce__(self):
+        return faulty.fail, (OwnError("not here"),)
+
+
+def make_refusing(index):
+    return Refusing()
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_objects_that_cannot_be_made_again_by_the_loader(options):
+    one = loader(Named(make_refusing), **options)
+    with pytest.raises(LoaderError, match=r"batch 0 cannot be unpickled.*not here"):
+        list(one)
+    one.close()
+
+
+def make_text(index):
+    return str(index) * (100_000 + index)
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_objects_larger_than_a_message(options):
+    one = loader(Named(make_text), **options)
+    for _ in range(2):
+        for numbers, texts in one:
+            assert texts == [make_text(index) for index in numbers[:, 0].tolist()]
+    one.close()
+
+
+def test_classes_of_the_program_itself_come_back_as_they_are():
+    """They go to the workers by value, and so do not exist there by their names."""
+    done = faulty.run_program(
+        """
+        from collections import namedtuple
+        from dataclasses import dataclass
+
+        import numpy as np
+        from gpuloader import DataLoader
+
+        Pair = namedtuple("Pair", "image label")
+
+        @dataclass
+        class Label:
+            number: int
+
+        class Data:
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                return Pair(np.full(3, index), Label(index))
+
+        if __name__ == "__main__":
+            one = DataLoader(Data(), places="cpu", batch_size=4, num_workers=2, start_method="forkserver",
+                             persistent_workers=True)
+            for _ in range(2):
+                for batch in one:
+                    assert type(batch) is Pair, type(batch)
+                    assert batch.label == [Label(index) for index in batch.image[:, 0].tolist()]
+            print("done")
+        """
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)

@@ -1,0 +1,131 @@
+"""A worker that does not answer in time, and memory that is not there: an error, and nothing waits for it."""
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
+from gpuloader.fetch import shipping
+from gpuloader.staging import arena
+from tests.fetch import faulty
+from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain
+
+WORKERS = [
+    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver"),
+    pytest.param({"start_method": "fork"}, id="fork"),
+    pytest.param({"worker_type": "thread"}, id="thread"),
+]
+INLINE = pytest.param({"num_workers": 0}, id="inline")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with faulty.all_gone():
+        yield
+
+
+def hang_once(tmp_path, seconds):
+    return partial(faulty.at_first, str(tmp_path / "once"), partial(time.sleep, seconds))
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_a_sample_that_hangs(options, tmp_path):
+    # A thread cannot be ended: it stays, harmless, until the data set returns.
+    hang = hang_once(tmp_path, 1.6 if "worker_type" in options else 1000)
+    one = loader(Faulty(actions={9: hang}), timeout=0.3, **options)
+    epoch, got = iter(one), []
+    begun = time.monotonic()
+    with pytest.raises(WorkerTimeout, match=r"worker [01] .*batch 2 within the timeout of 0.3 s") as caught:
+        got += epoch
+    assert time.monotonic() - begun < 2  # though the worker still hangs
+    assert 9 in caught.value.indices
+    assert set(caught.value.indices) <= {8, 9, 10, 11}
+    assert isinstance(caught.value, TimeoutError)
+    assert indices(one) == plain()
+    one.close()
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_the_very_first_sample_hangs_and_others_wait_for_the_form(options, tmp_path):
+    hang = hang_once(tmp_path, 1.6 if "worker_type" in options else 1000)
+    one = loader(Faulty(actions={0: hang}), timeout=0.3, **options)
+    with pytest.raises(WorkerTimeout, match="batch 0"):
+        list(one)
+    assert indices(one) == plain()
+    one.close()
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_an_iterable_data_set_that_hangs(options, tmp_path):
+    hang = hang_once(tmp_path, 1.6 if "worker_type" in options else 1000)
+    one = loader(FaultyStream(actions={9: hang}), timeout=0.3, **options)
+    with pytest.raises(WorkerTimeout, match=r"worker 1 .*batch 3"):
+        list(one)
+    one.close()
+
+
+def test_the_timeout_is_for_each_batch():
+    one = loader(Faulty(40, always=partial(time.sleep, 0.02)), timeout=0.8)
+    assert indices(one) == plain(40)
+
+
+def test_a_full_link_does_not_hide_the_timeout(tmp_path):
+    """The worker that hangs has more tasks before it than its link takes."""
+    dataset = Faulty(1000, {0: hang_once(tmp_path, 1000)})
+    one = loader(dataset, timeout=0.3, batch_size=1, num_workers=1, prefetch_factor=1000)
+    with pytest.raises(WorkerTimeout):
+        list(one)
+    assert indices(one) == plain(1000, 1)
+
+
+@pytest.mark.parametrize("options", [*WORKERS, INLINE])
+def test_slots_that_cannot_be_had(options, monkeypatch):
+    one = loader(Faulty(), **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "available_memory", lambda: 1000)
+        with pytest.raises(StagingMemoryError, match="only 1,000 bytes are available"):
+            list(one)
+    assert indices(one) == plain()
+    one.close()
+
+
+@pytest.mark.parametrize("options", [*WORKERS, INLINE])
+def test_a_batch_that_cannot_grow(options, monkeypatch):
+    one = loader(Growing(), ragged=["x"], **options)
+    epoch = iter(one)
+    next(epoch)
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "available_memory", lambda: 1000)
+        with pytest.raises(StagingMemoryError, match="only 1,000 bytes are available"):
+            list(epoch)
+    assert [batch["x"].values[-1] for batch in one] == [3, 7, 11, 15, 19, 23]
+    one.close()
+
+
+class Heavy(Faulty):
+    def __init__(self):
+        super().__init__(8)
+        self.weight = np.zeros(1 << 20)
+
+
+def test_a_data_set_too_large_to_send_is_forked(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(shipping, "available_memory", lambda: 1 << 20)
+        with pytest.raises(StagingMemoryError, match="to share the data set with its workers"):
+            list(loader(Heavy(), start_method="forkserver"))
+        assert indices(loader(Heavy())) == plain(8)
+
+
+class Locked(Faulty):
+    def __init__(self):
+        super().__init__(8)
+        self.lock = threading.Lock()
+
+
+def test_a_data_set_that_does_not_pickle_is_forked():
+    assert indices(loader(Locked())) == plain(8)
+    with pytest.raises(LoaderError, match=r"Setup\.dataset\.lock cannot be pickled.*start_method='fork'"):
+        list(loader(Locked(), start_method="forkserver"))

@@ -1,0 +1,47 @@
+"""Data sets for the tests with workers, importable by worker processes; nothing here imports CuPy."""
+
+import sys
+
+import numpy as np
+
+from gpuloader import Dataset
+
+
+class Pictures(Dataset):
+    """Pictures of 16 x 16 x 3 bytes with labels, a function of the index."""
+
+    def __init__(self, count=48, size=16):
+        self.count = count
+        self.size = size
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        draw = np.random.default_rng(index)
+        return draw.integers(0, 256, (self.size, self.size, 3), np.uint8), np.int64(index % 10)
+
+
+class Numbers(Dataset):
+    """Rows that are their index everywhere, and what the process they come from has of CUDA."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        with open("/proc/self/maps") as maps:
+            driver = "libcuda.so" in maps.read()
+        return np.full(1024, index, np.float32), np.array([driver, "cupy" in sys.modules])
+
+
+class Words(Dataset):
+    """Sequences of varying length."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return np.arange(index % 7, dtype=np.int32) + index, np.int64(index)

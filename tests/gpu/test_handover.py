@@ -1,0 +1,268 @@
+"""Batches as tensors of the framework that computes: no copy, the right values, however late kernels run."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, TensorDataset
+from gpuloader.devices.cuda import CudaDevice
+from gpuloader.kernels.checksum import checksum, checksum_on_host
+from gpuloader.kernels.spin import spin
+from tests.gpu.streams import Named, as_cupy
+
+SHAPE = (64, 1024)
+SPIN = 2_000_000  # nanoseconds; a hundred copies long
+COUNT = 40
+
+
+def picture(number):
+    """Return a batch no part of which is like another's."""
+    return np.random.default_rng(number).random(SHAPE, np.float32)
+
+
+def read(count):
+    return lambda: ([picture(number)] for number in range(count))
+
+
+def load(count=COUNT, *, output, **options):
+    """Return a loader with two fields: pictures, and numbers that lie behind them in the slot."""
+    stacked = np.stack([picture(number) for number in range(count)])
+    dataset = TensorDataset(stacked, np.arange(count))
+    return DataLoader(dataset, places="gpu:0", batch_size=1, output=output, **options)
+
+
+def to_numpy(tensor):
+    for method in ("cpu", "get"):
+        if hasattr(tensor, method):
+            return np.asarray(getattr(tensor, method)())
+    return np.asarray(tensor)
+
+
+def check(kept, numbers=None):
+    numbers = range(len(kept)) if numbers is None else numbers
+    for tensor, number in zip(kept, numbers, strict=True):
+        np.testing.assert_array_equal(to_numpy(tensor).reshape(SHAPE), picture(number))
+
+
+class TestWithoutACopy:
+    def test_cupy(self, landed):
+        import cupy
+
+        for images, labels in load(output="cupy"):
+            assert type(images) is cupy.ndarray
+            assert [images.data.ptr, labels.data.ptr] == landed[-1]
+
+    def test_torch(self, torch, landed):
+        for images, labels in load(output="torch"):
+            assert type(images) is torch.Tensor
+            assert images.is_cuda
+            assert images.device.index == 0
+            assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+            assert [images.data_ptr(), labels.data_ptr()] == landed[-1]
+
+    def test_jax_has_copies(self, jax, landed):
+        for images, _ in load(output="jax"):
+            assert isinstance(images, jax.Array)
+            assert images.devices() == {jax.devices("gpu")[0]}
+            assert images.unsafe_buffer_pointer() != landed[-1][0]
+
+    def test_the_slots_go_round(self, torch, landed):
+        for _ in load(output="torch"):
+            pass
+        assert len({addresses[0] for addresses in landed}) <= 5
+
+
+class TestUnderLoad:
+    """Each consumer puts a long kernel on its stream, uses the batch behind it, and drops it at once."""
+
+    def test_cupy(self):
+        import cupy
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+        sums = []
+        with stream:
+            for images, _ in load(output="cupy"):
+                spin(SPIN, stream=stream)
+                sums.append(checksum(images))
+                del images, _
+        stream.synchronize()
+        expected = [checksum_on_host(picture(number)) for number in range(COUNT)]
+        assert [total.get() for total in sums] == expected
+
+    @pytest.mark.parametrize("prefetch", [1, 3])
+    def test_torch_on_its_default_stream(self, torch, prefetch):
+        kept = []
+        for images, _ in load(output="torch", prefetch=prefetch):
+            spin(SPIN, stream=as_cupy(torch.cuda.current_stream()))
+            kept.append(images.clone())
+            del images, _
+        torch.cuda.synchronize()
+        check(kept)
+
+    def test_torch_on_a_stream_of_its_own(self, torch):
+        stream = torch.cuda.Stream()
+        kept = []
+        with torch.cuda.stream(stream):
+            for images, _ in load(output="torch"):
+                spin(SPIN, stream=as_cupy(stream))
+                kept.append(images.clone())
+                del images, _
+        stream.synchronize()
+        check(kept)
+
+    @pytest.mark.parametrize("as_function", [False, True])
+    def test_torch_on_a_stream_that_is_named(self, torch, as_function):
+        """It need not be the current one where the batch is asked for."""
+        stream = torch.cuda.Stream()
+        named = Named(stream.cuda_stream)
+        kept = []
+        for images, _ in load(output="torch", stream=(lambda: named) if as_function else named):
+            with torch.cuda.stream(stream):
+                spin(SPIN, stream=as_cupy(stream))
+                kept.append(images.clone())
+            del images, _
+        stream.synchronize()
+        check(kept)
+
+    def test_torchs_own_stream_object_names_itself(self, torch):
+        stream = torch.cuda.Stream()
+        if not hasattr(stream, "__cuda_stream__"):
+            pytest.skip("this torch's streams have no __cuda_stream__")
+        kept = []
+        for images, _ in load(output="torch", stream=stream):
+            with torch.cuda.stream(stream):
+                spin(SPIN, stream=as_cupy(stream))
+                kept.append(images.clone())
+            del images, _
+        stream.synchronize()
+        check(kept)
+
+    def test_a_cupy_consumer_on_a_named_stream(self):
+        import cupy
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+        sums = []
+        for images, _ in load(output="cupy", stream=Named(stream.ptr)):
+            with stream:
+                spin(SPIN, stream=stream)
+                sums.append(checksum(images))
+            del images, _
+        stream.synchronize()
+        expected = [checksum_on_host(picture(number)) for number in range(COUNT)]
+        assert [total.get() for total in sums] == expected
+
+    def test_jax(self, jax):
+        """Its stream is busy as well, and labels of 64 bits are narrowed there, behind that work."""
+        size = 2048
+        work = jax.jit(lambda one: jax.lax.fori_loop(0, 20, lambda _, two: (one @ two) / size, one))
+        matrix = jax.numpy.ones((size, size), jax.numpy.float32)
+        work(matrix).block_until_ready()
+        kept, numbers = [], []
+        for images, labels in load(output="jax"):
+            work(matrix)
+            spin(SPIN // 4)
+            kept.append(images + 1)
+            numbers.append(labels + 1)
+            del images, labels
+        for one, number in zip(kept, range(COUNT), strict=True):
+            np.testing.assert_array_equal(np.asarray(one).reshape(SHAPE), picture(number) + np.float32(1))
+        assert [int(one[0]) for one in numbers] == list(range(1, COUNT + 1))
+
+    def test_without_waits_it_goes_wrong(self, monkeypatch):
+        """The tests above are no rubber stamp: a loader that orders nothing corrupts what they read."""
+        import cupy
+
+        monkeypatch.setattr(CudaDevice, "wait", lambda self, stream, event: None)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        sums = []
+        with stream:
+            for images, _ in load(output="cupy"):
+                spin(SPIN, stream=stream)
+                sums.append(checksum(images))
+                del images, _
+        stream.synchronize()
+        expected = [checksum_on_host(picture(number)) for number in range(COUNT)]
+        assert [total.get() for total in sums] != expected
+
+
+class TestKept:
+    @pytest.mark.parametrize("output", ["cupy", "torch", "jax"])
+    def test_tensors_outlive_the_loader(self, output, request):
+        if output != "cupy":
+            request.getfixturevalue(output)
+        loader = load(output=output)
+        kept = [images for images, _ in loader]
+        del loader
+        gc.collect()
+        for _ in load(output=output):  # what was free is written to
+            pass
+        check(kept)
+
+    def test_views_of_tensors_keep_their_batch(self, torch):
+        kept = [images[0, 5:7, ::3].T for images, _ in load(output="torch")]
+        gc.collect()
+        for number, part in enumerate(kept):
+            np.testing.assert_array_equal(part.cpu().numpy(), picture(number)[5:7, ::3].T)
+
+    def test_every_third_is_kept(self, torch):
+        kept = [images for number, (images, _) in enumerate(load(output="torch")) if number % 3 == 0]
+        torch.cuda.synchronize()
+        check(kept, range(0, COUNT, 3))
+
+    def test_cupy_views_of_tensors_keep_them(self, torch):
+        """From torch back to CuPy: the batch lives as long as the last of both."""
+        import cupy
+
+        kept = [cupy.from_dlpack(images) for images, _ in load(output="torch")]
+        gc.collect()
+        check(kept)
+
+
+class TestOtherThreads:
+    def test_autograd_drops_what_it_saved(self, torch):
+        """The backward pass frees its inputs in a thread of its own, while the next batches come."""
+        weights = torch.ones(SHAPE, device="cuda", requires_grad=True)
+        grown = np.zeros(SHAPE, np.float64)
+        for number, (images, _) in enumerate(load(output="torch")):
+            loss = (weights * images[0]).sum()
+            spin(SPIN // 4, stream=as_cupy(torch.cuda.current_stream()))
+            del images, _
+            loss.backward()
+            del loss
+            grown += picture(number)
+        torch.cuda.synchronize()
+        np.testing.assert_allclose(weights.grad.cpu().numpy(), grown, rtol=1e-5)
+
+    def test_threads_drop_batches_while_the_loop_goes_on(self):
+        import queue
+
+        batches, wrong = queue.SimpleQueue(), []
+
+        def drop():
+            while (pair := batches.get()) is not None:
+                images, number = pair
+                if not (images.get().reshape(SHAPE) == picture(number)).all():
+                    wrong.append(number)
+                del pair, images
+
+        threads = [threading.Thread(target=drop) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for number, (images, _) in enumerate(load(output="cupy")):
+            batches.put((images, number))
+            del images, _
+        for _ in threads:
+            batches.put(None)
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+@pytest.mark.parametrize("output", ["cupy", "torch"])
+def test_readers_too(output, request):
+    if output == "torch":
+        request.getfixturevalue("torch")
+    loader = DataLoader.from_generator(capacity=3, return_list=True, output=output)
+    check([images for (images,) in loader.set_batch_generator(read(COUNT), places="gpu:0")])

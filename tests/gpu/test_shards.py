@@ -1,0 +1,71 @@
+"""One batch cut into equal parts, one a place: together they are the batch."""
+
+import numpy as np
+import pytest
+
+from gpuloader import CUDAPlace, DataLoader, TensorDataset
+from gpuloader.transforms import Normalize
+from tests.gpu.datasets import Pictures
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(params=["one GPU twice", "two GPUs"])
+def places(request):
+    import cupy
+
+    if request.param == "one GPU twice":
+        return [CUDAPlace(0), CUDAPlace(0)]
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one GPU alone")
+    return [CUDAPlace(0), CUDAPlace(1)]
+
+
+def numbers(count=50):
+    return TensorDataset(np.arange(count * 6, dtype=np.float32).reshape(count, 6), np.arange(count))
+
+
+def check_devices(step, places):
+    assert len(step) == len(places)
+    for place, batch in zip(places, step, strict=True):
+        assert {array.device.id for array in batch} == {place.index}
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_together_they_are_the_batch(places, cache):
+    options = {"batch_size": 10, "shuffle": True, "seed": 1}
+    whole = [[field.copy() for field in batch] for batch in DataLoader(numbers(), places="cpu", **options)]
+    loader = DataLoader(numbers(), places=places, split="shards", cache=cache, **options)
+    assert len(loader) == len(whole)
+    for step, wanted in zip(loader, whole, strict=True):
+        check_devices(step, places)
+        for field, expected in enumerate(wanted):
+            got = np.concatenate([batch[field].get() for batch in step])
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_padding_comes_with_masks_on_the_devices(places):
+    loader = DataLoader(numbers(13), places=places, batch_size=5, split="shards", remainder="pad")
+    seen = []
+    for step in loader:
+        check_devices(step, places)
+        for _, labels, mask in step:
+            seen += labels.get()[mask.get()].tolist()
+    assert seen == list(range(13))
+
+
+def test_transforms_run_on_each(places):
+    steps = [Normalize("0", MEAN, STD, scale=1 / 255)]
+    options = {"batch_size": 8, "transforms": steps}
+    whole = [batch[0].copy() for batch in DataLoader(Pictures(), places="cpu", **options)]
+    loader = DataLoader(Pictures(), places=places, split="shards", **options)
+    for step, wanted in zip(loader, whole, strict=True):
+        check_devices(step, places)
+        np.testing.assert_array_equal(np.concatenate([batch[0].get() for batch in step]), wanted)
+
+
+def test_held_shards_survive(places):
+    loader = DataLoader(numbers(400), places=places, batch_size=4, split="shards")
+    kept = [[batch[1] for batch in step] for step in loader]
+    seen = [number for step in kept for labels in step for number in labels.get().tolist()]
+    assert seen == list(range(400))

@@ -1,0 +1,109 @@
+"""What transforms compute on a GPU is what they compute on a CPU place, bit for bit."""
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from tests.gpu.datasets import Pictures, Words
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def to_numpy(array):
+    return array.get() if hasattr(array, "get") else np.asarray(array)
+
+
+def collect(dataset, place, transforms, **options):
+    loader = DataLoader(
+        dataset,
+        places=place,
+        batch_size=7,
+        shuffle=True,
+        seed=3,
+        transforms=transforms,
+        **options,
+    )
+    epochs = [[[to_numpy(field) for field in batch] for batch in loader] for _ in range(2)]
+    loader.close()
+    return [batch for epoch in epochs for batch in epoch]
+
+
+def check_equal(dataset, transforms, **options):
+    expected = collect(dataset, "cpu", transforms, **options)
+    got = collect(dataset, "gpu:0", transforms, **options)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        for array, wanted in zip(one, other, strict=True):
+            assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+            assert array.tobytes() == wanted.tobytes()
+    return got
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("to", ["CHW", "HWC"])
+def test_normalize(dtype, to):
+    check_equal(Pictures(), [Normalize("0", MEAN, STD, scale=1 / 255, dtype=dtype, to=to)])
+
+
+@pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 12)])
+@pytest.mark.parametrize("flip", [False, True])
+def test_crop_and_flip(size, flip):
+    steps = [RandomCropFlip("0", size, flip=flip), Normalize("0", MEAN, STD, scale=1 / 255)]
+    first, second = np.array_split(np.array([one[0].sum() for one in check_equal(Pictures(), steps)]), 2)
+    assert not np.array_equal(first, second)  # another epoch draws other windows, or has another order
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+def test_one_hot(dtype):
+    check_equal(Pictures(), [OneHot("1", 10, dtype=dtype)])
+    check_equal(Pictures(), [OneHot("1", 5, dtype=dtype)])  # labels beyond give rows of zeros
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
+@pytest.mark.parametrize("scale", [None, 1 / 255, 2.0])
+def test_cast(dtype, scale):
+    check_equal(Pictures(), [Cast("0", dtype, **({} if scale is None else {"scale": scale}))])
+
+
+def test_pad():
+    check_equal(Words(), [Pad("0", 6, fill=-1)], ragged=["0"])
+
+
+def test_several_together():
+    steps = [
+        RandomCropFlip("0", (12, 12)),
+        Normalize("0", MEAN, STD, scale=1 / 255, dtype="float16"),
+        OneHot("1", 10),
+    ]
+    check_equal(Pictures(), steps)
+    check_equal(Pictures(), steps, drop_last=True, prefetch=3)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_with_workers(kind):
+    steps = [RandomCropFlip("0", (12, 12)), Normalize("0", MEAN, STD, scale=1 / 255), OneHot("1", 10)]
+    check_equal(Pictures(), steps, num_workers=2, worker_type=kind)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (223, 221)])
+def test_large_pictures(size):
+    """Full-sized ones, also where rows do not start on a boundary."""
+    check_equal(Pictures(14, size=224), [RandomCropFlip("0", size), Normalize("0", MEAN, STD, scale=1 / 255)])
+
+
+def test_kernels_run_before_the_batch_is_handed_over(torch):
+    """What torch reads at once on its stream is computed, not only copied."""
+    expected = collect(Pictures(), "cpu", [Normalize("0", MEAN, STD, scale=1 / 255)])
+    loader = DataLoader(
+        Pictures(),
+        places="gpu:0",
+        batch_size=7,
+        shuffle=True,
+        seed=3,
+        transforms=[Normalize("0", MEAN, STD, scale=1 / 255)],
+        output="torch",
+    )
+    kept = [images.clone() for _ in range(2) for images, _ in loader]
+    for one, (wanted, _) in zip(kept, expected, strict=True):
+        np.testing.assert_array_equal(one.cpu().numpy(), wanted)

@@ -1,0 +1,96 @@
+"""Worker processes write into page-locked slots, and never touch CUDA."""
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader
+from tests.fakes import nothing_left_behind
+from tests.gpu.datasets import Numbers
+
+BATCHES, SIZE = 200, 8
+
+
+def load(**options):
+    return DataLoader(Numbers(BATCHES * SIZE), places="gpu:0", batch_size=SIZE, num_workers=4, **options)
+
+
+def expected(number):
+    """Return the rows of a batch."""
+    first = np.arange(number * SIZE, (number + 1) * SIZE, dtype=np.float32)
+    return np.repeat(first[:, None], 1024, 1)
+
+
+def check(batches):
+    count = 0
+    for number, (rows, of_cuda) in enumerate(batches):
+        np.testing.assert_array_equal(rows.get(), expected(number))
+        assert not of_cuda.get().any(), "a worker has loaded the driver, or CuPy"
+        count += 1
+    assert count == BATCHES
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_two_hundred_batches(persistent):
+    loader = load(persistent_workers=persistent)
+    for _ in range(2):
+        check(loader)
+    loader.close()
+
+
+def test_the_slots_that_workers_map_are_page_locked():
+    import cupy
+
+    loader = load()
+    check(loader)
+    [road] = loader._idle
+    slots = list(road.ring._free)
+    assert len(slots) == road.ring.count
+    for slot in slots:
+        assert slot.memory.page_locked
+        assert slot.memory.descriptor is not None
+        assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
+
+
+def test_forked_workers_know_of_the_driver_and_leave_it_alone():
+    """A fork inherits the parent's mapping of the driver; what it fetches is right all the same."""
+    seen = [rows.get()[:, 0].tolist() for rows, _ in load(start_method="fork")]
+    assert [number for batch in seen for number in batch] == list(range(BATCHES * SIZE))
+
+
+def test_the_parents_device_works_after_forks():
+    """Children end with the parent's arenas and streams in their memory, and give nothing back."""
+    import cupy
+
+    for _ in range(3):
+        for _ in load(start_method="fork"):
+            break
+    assert int(cupy.arange(10).sum()) == 45
+
+
+def test_batches_dropped_behind_long_kernels():
+    import cupy
+
+    from gpuloader.kernels.checksum import checksum, checksum_on_host
+    from gpuloader.kernels.spin import spin
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    sums = []
+    with stream:
+        for rows, of_cuda in load():
+            spin(500_000, stream=stream)
+            sums.append(checksum(rows))
+            del rows, of_cuda
+    stream.synchronize()
+    for number, total in enumerate(sums):
+        assert total.get() == checksum_on_host(expected(number))
+
+
+def test_nothing_is_left_behind():
+    for _ in load():  # the fork server, the context and their descriptors come with the first use
+        pass
+    with nothing_left_behind():
+        for _ in range(3):
+            loader = load()
+            for _ in loader:
+                break
+            del loader, _

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader.kernels.gather import gather, gather_on_host
+from tests.kernels.shim import Placed, examples, place, read
+
+DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64", "complex128"]
+shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(*[st.integers(1, 70)] * 2)
+
+
+@st.composite
+def problems(draw):
+    rows, inner = draw(st.integers(1, 9)), draw(st.lists(st.integers(0, 7), max_size=2))
+    inner = inner or [draw(st.sampled_from([1, 3, 16, 300, 5000]))]
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    source = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2, (rows, *inner)).astype(dtype)
+    source.reshape(-1).view(np.uint8)[:] = np.arange(source.nbytes) % (2 if dtype == "bool" else 251)
+    indices = np.array(draw(st.lists(st.integers(0, rows - 1), max_size=20)), np.int64)
+    return source, indices
+
+
+@given(
+    problem=problems(),
+    offsets=st.tuples(*[st.integers(0, 9)] * 2),
+    shape=st.none() | st.tuples(*shapes),
+    given_out=st.booleans(),
+)
+@examples(200)
+def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_out):
+    source, indices = problem
+    device.shape = shape
+    unit = source.itemsize
+    at = Placed(source, offsets[0] * unit)
+    expected = gather_on_host(source, indices)
+    out = Placed(np.zeros_like(expected), offsets[1] * unit)
+    result = gather(at.array, place(indices), out=out.array if given_out else None)
+    assert (result is out.array) == given_out
+    assert read(result).tobytes() == expected.tobytes()
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    out.check()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "complex64", "complex128"])
+@pytest.mark.parametrize("width", [1, 3, 4, 16, 300])
+def test_they_agree_at_any_offset(device, dtype, width):
+    device.shape = None
+    source = np.zeros((3, width), dtype)
+    source.reshape(-1).view(np.uint8)[:] = np.arange(source.nbytes) % 251
+    indices = np.array([2, 0])
+    expected = gather_on_host(source, indices)
+    for start in range(0, 17, source.dtype.alignment):
+        for out_start in range(0, 17, source.dtype.alignment):
+            out = Placed(np.zeros_like(expected), out_start)
+            gather(place(source, start), place(indices), out=out.array)
+            assert read(out.array).tobytes() == expected.tobytes()
+            out.check()
+
+
+@pytest.mark.parametrize(
+    ("width", "source_offset", "out_offset", "word"),
+    [
+        (64, 0, 0, "uint4"),
+        (64, 0, 8, "unsigned long long"),
+        (24, 0, 0, "unsigned long long"),
+        (12, 0, 0, "unsigned int"),
+        (64, 4, 0, "unsigned int"),
+        (64, 2, 2, "unsigned short"),
+        (7, 0, 0, "unsigned char"),
+        (64, 0, 1, "unsigned char"),
+    ],
+)
+def test_words_are_as_large_as_the_row_and_both_addresses_allow(
+    device, width, source_offset, out_offset, word
+):
+    device.shape = None
+    source, out = (
+        Placed(np.zeros((3, width), np.uint8), source_offset),
+        Placed(np.zeros((2, width), np.uint8)),
+    )
+    out = Placed(np.zeros((2, width), np.uint8), out_offset)
+    if (source.array.data.ptr - source_offset) % 16 or (out.array.data.ptr - out_offset) % 16:
+        pytest.skip("memory begins off a boundary of 16 bytes here")
+    gather(source.array, place(np.zeros(2, np.int64)), out=out.array)
+    assert device.launches[-1][0] == f"gather<{word}>"
+
+
+def test_the_twin_is_what_numpy_takes():
+    source = np.arange(60).reshape(5, 4, 3)
+    indices = np.array([4, 0, 0, 2])
+    out = np.empty((4, 4, 3), np.int64)
+    assert gather_on_host(source, indices, out=out) is out
+    np.testing.assert_array_equal(out, source[indices])
+
+
+def test_the_twin_checks_what_the_device_cannot():
+    with pytest.raises(IndexError, match="indices must be from 0 to 2, got -1 at 1"):
+        gather_on_host(np.zeros(3), np.array([0, -1]))

@@ -1,0 +1,187 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from gpuloader.kernels.normalize import _multiply_add, normalize, normalize_on_host
+from tests.kernels.shim import Placed, as_floats, examples, place, read, same_bits
+
+LAYOUTS = ["HWC", "CHW"]
+shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(st.integers(1, 70))
+floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+
+
+@st.composite
+def problems(draw):
+    height, width, channels = draw(st.integers(0, 9)), draw(st.integers(0, 21)), draw(st.integers(1, 16))
+    channels = draw(st.sampled_from([1, 3, 4])) if draw(st.booleans()) else channels
+    layout, out_layout = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(LAYOUTS))
+    samples = draw(st.integers(0, 4))
+    size = (height, width, channels) if layout == "HWC" else (channels, height, width)
+    generator = np.random.default_rng(draw(st.integers(0, 999)))
+    if draw(st.booleans()):
+        images = generator.integers(0, 256, (samples, *size), np.uint8)
+    else:
+        images = generator.integers(0, 2**32, (samples, *size), np.uint32).view(
+            np.float32
+        )  # any float at all
+    options = {
+        "layout": layout,
+        "out_layout": out_layout,
+        "scale": draw(st.sampled_from([1.0, 1 / 255, -3.7])),
+    }
+    options["dtype"] = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
+    mean = generator.normal(size=channels) if draw(st.booleans()) else 0.5
+    std = generator.uniform(0.01, 2, channels) if draw(st.booleans()) else 0.25
+    windows = None
+    if draw(st.booleans()):
+        options["size"] = draw(st.integers(0, height)), draw(st.integers(0, width))
+    if draw(st.booleans()):
+        # Offsets outside the image too, which both move inside.
+        windows = draw(arrays.arrays(np.int32, (samples, 3), elements=st.integers(-2, 12)))
+        windows[:, 2] = windows[:, 2] > 4
+    return images, mean, std, windows, options
+
+
+@given(
+    problem=problems(),
+    offsets=st.tuples(*[st.integers(0, 9)] * 2),
+    shape=st.none() | st.tuples(*shapes),
+    given_out=st.booleans(),
+)
+@examples(300)
+def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_out):
+    images, mean, std, windows, options = problem
+    device.shape = shape
+    expected = normalize_on_host(images, mean, std, windows=windows, **options)
+    out = Placed(np.zeros_like(expected), offsets[1] * expected.itemsize)
+    result = normalize(
+        place(images, offsets[0] * images.itemsize),
+        mean,
+        std,
+        windows=None if windows is None else place(windows),
+        out=out.array if given_out else None,
+        **options,
+    )
+    assert (result is out.array) == given_out
+    seen = read(result)
+    if options["dtype"] == "bfloat16":
+        assert seen.dtype == expected.dtype == np.uint16
+        seen, expected = as_floats(seen), as_floats(expected)
+    same_bits(seen, expected)
+    out.check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("out_layout", LAYOUTS)
+def test_they_agree_at_any_offset(device, dtype, out_layout):
+    device.shape = None
+    images = np.arange(2 * 3 * 8 * 3, dtype=np.uint8).reshape(2, 3, 8, 3)
+    for width in (8, 7):
+        options = {"dtype": dtype, "out_layout": out_layout, "size": (3, width)}
+        expected = normalize_on_host(images, 3, 7, **options)
+        for out_start in range(9):
+            out = Placed(np.zeros_like(expected), out_start * expected.itemsize)
+            normalize(place(images, out_start), 3, 7, out=out.array, **options)
+            np.testing.assert_array_equal(read(out.array), expected)
+            out.check()
+
+
+@given(value=floats, factor=floats, offset=floats)
+@example(value=1 + 2**-12, factor=1 + 2**-12, offset=2.0**-80)  # a tie, but for what a double has no room for
+@example(value=1 + 2**-12, factor=1 + 2**-12, offset=-(2.0**-80))
+@example(value=1 + 3 * 2**-12, factor=1 + 2**-12, offset=2.0**-80)
+@example(value=2.0**-75, factor=2.0**-75, offset=0)  # a tie of subnormals, to zero
+@examples(500)
+def test_the_twins_multiply_add_is_rounded_once(value, factor, offset):
+    result = float(_multiply_add(*(np.float32([number]) for number in (value, factor, offset)))[0])
+    if not np.isfinite([value, factor, offset]).all():
+        with np.errstate(invalid="ignore"):
+            expected = float(np.float64(value) * np.float64(factor) + np.float64(offset))
+        assert result == expected or (np.isnan(result) and np.isnan(expected))
+        return
+    exact = Fraction(value) * Fraction(factor) + Fraction(offset)
+    if not np.isfinite(result):
+        assert abs(exact) >= Fraction(2) ** 128 - Fraction(2) ** 103
+        return
+    with np.errstate(over="ignore", under="ignore"):
+        near = [np.nextafter(np.float32(result), np.float32(side)) for side in (-np.inf, np.inf)]
+    distance = abs(exact - Fraction(result))
+    for other in near:
+        if np.isfinite(other):
+            further = abs(exact - Fraction(float(other)))
+            assert distance < further or (
+                distance == further and np.float32(result).view(np.uint32) % 2 == 0
+            ), "not the nearest, or a tie that is not even"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("out_layout", LAYOUTS)
+def test_the_twin_is_what_numpy_gives(dtype, layout, out_layout):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 10, 3)).astype(dtype)
+    windows = np.array([[0, 0, 0], [1, 2, 1], [3, 4, 0]], np.int32)
+    mean, std = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.25, 0.125])
+    expected = np.empty((3, 5, 6, 3))
+    for sample, (top, left, flip) in enumerate(windows.tolist()):
+        window = images[sample, top : top + 5, left : left + 6]
+        expected[sample] = window[:, ::-1] if flip else window
+    expected = (expected / 255 - mean) / std
+    given = images if layout == "HWC" else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    options = {"layout": layout, "out_layout": out_layout, "size": (5, 6), "windows": windows}
+    result = normalize_on_host(given, mean, std, scale=1 / 255, **options)
+    assert result.dtype == np.float32
+    result = result if out_layout == "HWC" else result.transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_floats_are_stored_four_at_once_where_the_result_allows(device):
+    """What is written does not depend on it; see test_the_launcher_and_its_twin_agree."""
+    device.shape = None
+    images = place(np.zeros((70_000, 2, 2, 1), np.uint8))
+    normalize(images, 0, 1)
+    entry, grid, block, _ = device.launches[-1]
+    assert entry == "normalize<unsigned char, float>"
+    assert (grid, block) == ((1, 65535), (32,))  # more samples than the grid's y holds
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        (
+            {"images": np.zeros((2, 4, 5), np.uint8)},
+            ValueError,
+            r"images must have shape \(any, any, any, any\)",
+        ),
+        ({"images": np.zeros((2, 4, 5, 3))}, TypeError, "images must be of uint8 or float32, got float64"),
+        ({"images": np.zeros((2, 4, 5, 17), np.uint8)}, ValueError, "1 to 16 channels, got 17"),
+        ({"mean": [1, 2]}, ValueError, "mean must be one number for each of 3 channels"),
+        ({"std": 0}, ValueError, "std must be finite and not 0, got 0"),
+        ({"std": "a"}, TypeError, "std must be a number, got 'a'"),
+        ({"std": 1e-300}, ValueError, "must fit into float32"),
+        ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+        ({"scale": [1, 2, 3]}, ValueError, "scale must be one number"),
+        ({"layout": "NHWC"}, ValueError, "layout must be 'HWC' or 'CHW', got 'NHWC'"),
+        ({"dtype": "float64"}, TypeError, "dtype must be one of float16, bfloat16, float32, got float64"),
+        ({"size": (5, 5)}, ValueError, "height in size must be from 0 to 4, got 5"),
+        ({"size": 4}, ValueError, r"size must be \(height, width\), got 4"),
+        (
+            {"windows": np.zeros((1, 3), np.int32)},
+            ValueError,
+            r"windows must have shape \(2, 3\), got \(1, 3\)",
+        ),
+        ({"windows": np.zeros((2, 3), np.int64)}, TypeError, "windows must be of int32, got int64"),
+    ],
+)
+def test_launcher_and_twin_refuse_alike(device, change, error, problem):
+    arguments = {"images": np.zeros((2, 4, 5, 3), np.uint8), "mean": 0, "std": 1} | change
+    with pytest.raises(error, match=problem):
+        normalize_on_host(**arguments)
+    placed = {
+        key: place(value) if isinstance(value, np.ndarray) else value for key, value in arguments.items()
+    }
+    with pytest.raises(error, match=problem):
+        normalize(**placed)

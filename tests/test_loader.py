@@ -1,0 +1,408 @@
+"""Batches of a data set's loader: the same in every form of samples, whoever fetches them."""
+
+import collections
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    ConcatDataset,
+    CPUPlace,
+    DataLoader,
+    Ragged,
+    Subset,
+    TensorDataset,
+    cpu_places,
+    data,
+)
+from gpuloader.testing import simulated_places
+from tests.fakes import nothing_left_behind
+from tests.sample_sets import (
+    INLINE,
+    PROCESSES,
+    THREADS,
+    WORKERS,
+    Counting,
+    Made,
+    MadeAtOnce,
+    Pair,
+    assert_same,
+    name_workers,
+    stack,
+    values,
+)
+
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+
+
+class Picture:
+    """An array of another library: NumPy asks it for its numbers."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def __array__(self, dtype=None, copy=None):
+        return np.full((2, 3), self.index, dtype or np.int16)
+
+
+class Thing:
+    """No array at all."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def __eq__(self, other):
+        return isinstance(other, Thing) and self.index == other.index
+
+    __hash__ = None
+
+
+def read_only(index):
+    array = np.full((3, 2), index, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+FORMS = {
+    **{f"array {code}": lambda index, code=code: np.full((2, 2), index, code) for code in DTYPES},
+    **{f"flat {code}": lambda index, code=code: np.arange(3).astype(code) + np.dtype(code).type(index)
+       for code in DTYPES},
+    **{f"scalar {code}": lambda index, code=code: np.dtype(code).type(index % 2) for code in DTYPES},
+    "int": lambda index: index,
+    "float": lambda index: index / 2,
+    "bool": lambda index: index % 2 == 0,
+    "complex": lambda index: index + 1j,
+    "0-d array": lambda index: np.array(index, np.int16),
+    "one of one": lambda index: np.array([index]),
+    "uint64 beyond int64": lambda index: np.uint64(2**64 - 1 - index),
+    "structured": lambda index: np.array([(index, index / 2)] * 2, [("a", "i4"), ("b", "f8")]),
+    "tuple": lambda index: (np.full(2, index), index),
+    "tuple of one": lambda index: (index,),
+    "list": lambda index: [np.full(2, index), index],
+    "dict": lambda index: {"image": np.full((2, 2), index), "label": index},
+    "nested": lambda index: {"a": (index, [np.full(2, index), {"c": (index,)}]), "b": [index / 2]},
+    "tuples in tuples": lambda index: ((index, (index / 2,)), [index]),
+    "namedtuple": lambda index: Pair(index, np.full(2, index)),
+    "namedtuple inside": lambda index: {"pair": Pair(index, (index, "x"))},
+    "ordered dict": lambda index: collections.OrderedDict(b=index, a=index),
+    "numbers as keys": lambda index: {0: index, (1, 2): index},
+    "text": lambda index: f"sample {index}",
+    "bytes": lambda index: bytes(index),
+    "none": lambda index: None,
+    "object": Thing,
+    "text beside arrays": lambda index: (np.full(3, index), f"{index}", index),
+    "objects beside arrays": lambda index: {"x": np.full(3, index), "y": [Thing(index), None], "z": index},
+    "empty dict inside": lambda index: {"x": index, "y": {}, "z": ()},
+    "an array of text": lambda index: (index, np.array(["a", "b"])),
+    "a date": lambda index: (index, np.datetime64("2024-01-01") + index),
+    "other library": lambda index: (Picture(index), index),
+    "no rows": lambda index: np.zeros((0, 3), np.float32),
+    "no elements": lambda index: (np.zeros((2, 0)), np.zeros(0, np.int8)),
+    "big-endian": lambda index: (np.full((2, 2), index, ">f4"), np.full(3, index, ">i8"), np.array(1, ">u2")),
+    "transposed": lambda index: np.arange(6.0).reshape(2, 3).T + index,
+    "every other": lambda index: (np.arange(12)[::2] + index, np.arange(12).reshape(3, 4)[::-1, ::2]),
+    "fortran": lambda index: np.asfortranarray(np.full((3, 2), index)),
+    "read-only": read_only,
+    "broadcast": lambda index: np.broadcast_to(np.float32(index), (4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@by_workers
+def test_every_form_of_sample(form, workers):
+    make = FORMS[form]
+    batches = list(DataLoader(Made(make), places="cpu", batch_size=3, **workers))
+    wanted = [stack([make(index) for index in part]) for part in ([0, 1, 2], [3, 4, 5], [6])]
+    assert_same(batches, wanted)
+
+
+def test_every_form_of_sample_from_processes():
+    """All of them at once, in two epochs: what differs is only who fetches."""
+    dataset = Made(lambda index: {form: make(index) for form, make in FORMS.items()})
+    loader = DataLoader(dataset, places="cpu", batch_size=3, persistent_workers=True, **PROCESSES)
+    wanted = [stack([dataset[index] for index in part]) for part in ([0, 1, 2], [3, 4, 5], [6])]
+    with nothing_left_behind():
+        for _ in range(2):
+            assert_same(list(loader), wanted)
+        loader.close()
+        loader._idle.clear()
+
+
+def test_forms_as_paddle_shows_them():
+    """Observed with paddle.io.DataLoader 2.6.2: a tuple at the top is a list, text a list of it."""
+
+    def batch(make):
+        return next(iter(DataLoader(Made(make), places="cpu", batch_size=2)))
+
+    assert_same(batch(lambda index: index), np.array([0, 1]))
+    assert_same(batch(lambda index: index + 0.5), np.array([0.5, 1.5]))
+    assert_same(batch(lambda index: index == 1), np.array([False, True]))
+    assert_same(
+        batch(lambda index: (np.full(2, index), index)), [np.array([[0, 0], [1, 1]]), np.array([0, 1])]
+    )
+    assert_same(batch(lambda index: (index, "s")), [np.array([0, 1]), ["s", "s"]])
+    assert_same(batch(lambda index: {"a": index, "s": "x"}), {"a": np.array([0, 1]), "s": ["x", "x"]})
+    assert_same(batch(lambda index: np.zeros((0, 3))), np.zeros((2, 0, 3)))
+    assert_same(batch(lambda index: np.full(2, index, ">f4")), np.array([[0, 0], [1, 1]], "f4"))
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.UserDict, collections.Counter])
+def test_mappings_keep_their_class(kind):
+    [batch] = DataLoader([kind({"a": 1}), kind({"a": 2})], places="cpu", batch_size=2)
+    assert type(batch) is kind
+    assert batch["a"].tolist() == [1, 2]
+
+
+def test_a_class_that_cannot_be_made_again_becomes_a_plain_one():
+    class Odd(tuple):
+        def __new__(cls, *values):
+            if len(values) != 2:
+                raise RuntimeError("two, please")
+            return super().__new__(cls, values)
+
+    [batch] = DataLoader([(Odd(1, 2), collections.defaultdict(int, a=3))], places="cpu")
+    assert_same(batch, [(np.array([1]), np.array([2])), {"a": np.array([3])}])
+
+
+@by_workers
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 1]), (True, [3, 3])])
+def test_the_last_short_batch(workers, drop_last, sizes):
+    options = {"places": "cpu", "batch_size": 3, "drop_last": drop_last, **workers}
+    for dataset in (Made(lambda index: (index, "x")), TensorDataset(np.arange(7)), Counting(7)):
+        if isinstance(dataset, Counting) and workers["num_workers"] > 1:
+            continue  # every worker has a short batch of its own
+        loader = DataLoader(dataset, **options)
+        found = list(loader)
+        assert [len(batch if isinstance(batch, np.ndarray) else batch[0]) for batch in found] == sizes
+        if not isinstance(dataset, Counting):
+            assert len(loader) == len(sizes)
+
+
+@by_workers
+def test_without_batches_samples_come_one_by_one(workers):
+    samples = [
+        (np.full(index, index), f"{index}", index, {"x": np.zeros((index, 2), ">i2")}) for index in range(4)
+    ]
+    loader = DataLoader(samples, places="cpu", batch_size=None, **workers)
+    wanted = [
+        [np.full(index, index), f"{index}", np.array(index), {"x": np.zeros((index, 2), "i2")}]
+        for index in range(4)
+    ]
+    assert_same(list(loader), wanted)
+    assert len(loader) == 4
+    assert loader.batch_size is None
+    assert_same(list(DataLoader(iter([1, 2]), places="cpu", batch_size=None)), [np.array(1), np.array(2)])
+
+
+def test_without_batches_samples_are_converted_to_feeds():
+    feeds = [
+        data("image", [None, 1, 4]),
+        data("words", [None, 1], "int64", lod_level=1),
+        data("lines", [None], "int64", lod_level=2),
+    ]
+    samples = [([[1, 2], [3, 4]], [5, 6, 7], [[1], [2, 3]]), (np.zeros(4), [], [])]
+    first, second = DataLoader(samples, feeds, "cpu", batch_size=None)
+    assert_same(first[:2], [np.array([[1, 2, 3, 4]], "f4"), np.array([[5], [6], [7]])])
+    assert first[2].recursive_sequence_lengths() == [[1, 2]]
+    assert second[1].shape == (0, 1)
+    assert len(second[2]) == 0
+
+
+COLLATIONS = {
+    "array": (lambda samples: np.array(samples), lambda samples: np.array(samples)),
+    "tuple": (
+        lambda samples: (np.array(samples), len(samples)),
+        lambda samples: [np.array(samples), len(samples)],
+    ),
+    "dict": (lambda samples: {"x": np.array(samples), "note": "n"},) * 2,
+    "varying shape": (lambda samples: np.zeros((sum(samples), len(samples))),) * 2,
+    "varying dtype": (lambda samples: np.array(samples, "fi"[samples[0] % 2]),) * 2,
+    "varying form": (lambda samples: [np.zeros(2)] * samples[0],) * 2,
+    "text": (lambda samples: "text",) * 2,
+    "none": (lambda samples: None,) * 2,
+    "number": (lambda samples: len(samples),) * 2,
+    "object": (lambda samples: Thing(len(samples)),) * 2,
+    "the list": (lambda samples: samples,) * 2,
+    "nested": (lambda samples: {"a": [(np.array(samples), "q"), {1: Pair(1.5, np.float32(2))}]},) * 2,
+    "empty list": (lambda samples: [],) * 2,
+    "empty dict": (lambda samples: {},) * 2,
+}
+
+
+@pytest.mark.parametrize("case", COLLATIONS)
+@by_workers
+def test_a_collate_fn_may_return_anything(case, workers):
+    collate_fn, wanted = COLLATIONS[case]
+    loader = DataLoader(
+        Made(lambda index: index), places="cpu", batch_size=3, collate_fn=collate_fn, **workers
+    )
+    assert_same(list(loader), [wanted(part) for part in ([0, 1, 2], [3, 4, 5], [6])])
+
+
+def test_a_collate_fn_in_processes():
+    for case in ("nested", "varying form", "object"):
+        collate_fn, wanted = COLLATIONS[case]
+        loader = DataLoader(
+            Made(lambda index: index), places="cpu", batch_size=3, collate_fn=collate_fn, **PROCESSES
+        )
+        assert_same(list(loader), [wanted(part) for part in ([0, 1, 2], [3, 4, 5], [6])])
+
+
+def test_a_collate_fn_may_return_ragged():
+    def collate(samples):
+        return {"words": Ragged.from_samples([[number] * number for number in samples], "int64"), "n": 3}
+
+    [batch] = DataLoader([1, 2, 0], places="cpu", batch_size=3, collate_fn=collate)
+    assert batch["words"].values.tolist() == [1, 2, 2]
+    assert batch["words"].recursive_sequence_lengths() == [[1, 2, 0]]
+
+
+@by_workers
+def test_a_data_set_that_reads_whole_batches(workers):
+    dataset = MadeAtOnce(lambda index: (np.full(2, index), f"{index}"))
+    batches = list(DataLoader(dataset, places="cpu", batch_size=3, **workers))
+    wanted = [stack([dataset.make(index) for index in part]) for part in ([0, 1, 2], [3, 4, 5], [6])]
+    assert_same(batches, wanted)
+    assert dataset.calls >= 3
+    both = ConcatDataset([dataset, Made(lambda index: (np.full(2, -index), "-"), 2)])
+    batches = list(DataLoader(Subset(both, [8, 0, 7]), places="cpu", batch_size=2, **workers))
+    assert_same(batches, [[np.array([[-1, -1], [0, 0]]), ["-", "0"]], [np.array([[0, 0]]), ["-"]]])
+
+
+def test_indices_of_any_kind():
+    dataset = {"cat": 1, "dog": 2, ("a", 3): 3}
+    assert values(DataLoader(dataset, places="cpu", batch_sampler=[["dog", ("a", 3)], ["cat"]])) == [
+        [2, 3],
+        [1],
+    ]
+    assert values(DataLoader(dataset, places="cpu", sampler=["dog", "cat"], batch_size=2)) == [[2, 1]]
+    for indices in (np.array([3, 1]), (3, 1), range(3, 0, -2), iter([3, 1]), [np.int32(3), 1]):
+        assert values(DataLoader(list(range(5)), places="cpu", batch_sampler=[indices])) == [[3, 1]]
+
+
+def test_data_sets_get_pythons_own_integers():
+    seen = []
+    dataset = Made(lambda index: seen.append(type(index)) or 0)
+    for options in ({}, {"shuffle": True}, {"batch_sampler": [np.array([1, 2])]}):
+        list(DataLoader(dataset, places="cpu", **options))
+    assert set(seen) == {int}
+
+
+@by_workers
+def test_several_places_take_turns(workers):
+    loader = DataLoader(Made(lambda index: index, 10), places=cpu_places(3), batch_size=2, **workers)
+    steps = [[batch.tolist() for batch in step] for step in loader]
+    assert steps == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9]]]
+    assert len(loader) == 2
+    dropping = DataLoader(
+        Made(lambda index: index, 10), places=cpu_places(3), batch_size=2, drop_last=True, **workers
+    )
+    assert [[batch.tolist() for batch in step] for step in dropping] == steps[:1]
+    assert len(dropping) == 1
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
+def test_places_that_are_copied_to(workers):
+    dataset = Made(lambda index: {"x": np.full((2, 2), index), "name": f"{index}", "y": index})
+    places = simulated_places(2)
+    loader = DataLoader(dataset, places=places, batch_size=2, **workers)
+    seen = []
+    for step in loader:
+        for batch in step:
+            assert np.asarray(batch["x"])[:, 0, 0].tolist() == np.asarray(batch["y"]).tolist()
+            seen.append((np.asarray(batch["y"]).tolist(), batch["name"]))
+    assert seen == [([0, 1], ["0", "1"]), ([2, 3], ["2", "3"]), ([4, 5], ["4", "5"]), ([6], ["6"])]
+    [place] = simulated_places(1)
+    assert [np.asarray(batch).tolist() for batch in DataLoader([5, 6, 7], places=place, batch_size=2)] == [
+        [5, 6],
+        [7],
+    ]
+
+
+@by_workers
+def test_batches_that_are_kept_stay_as_they_are(workers):
+    count = 200
+    dataset = Made(lambda index: (np.full((3, 5), index), index), count)
+    loader = DataLoader(dataset, places=CPUPlace(), batch_size=2, **workers)
+    with nothing_left_behind():
+        kept = list(loader)
+        for number, (pictures, labels) in enumerate(kept):
+            assert labels.tolist() == [2 * number, 2 * number + 1]
+            assert pictures[:, 0, 0].tolist() == labels.tolist()
+            assert (pictures == labels[:, None, None]).all()
+        del kept, pictures, labels
+        loader._idle.clear()
+
+
+def test_batches_of_processes_that_are_kept_outlive_the_loader():
+    loader = DataLoader(Made(lambda index: np.full(100, index), 60), places="cpu", batch_size=2, **PROCESSES)
+    kept = [batch[:, ::7] for batch in loader]
+    del loader
+    gc.collect()
+    assert [batch[:, -1].tolist() for batch in kept] == [[index, index + 1] for index in range(0, 60, 2)]
+
+
+@by_workers
+def test_an_epoch_left_early_leaves_nothing_behind(workers):
+    with nothing_left_behind():
+        for _ in range(5):
+            loader = DataLoader(Made(lambda index: index, 500), places="cpu", batch_size=2, **workers)
+            for batch in loader:
+                assert batch.tolist() == [0, 1]
+                break
+            del loader, batch
+
+
+@by_workers
+def test_memory_does_not_grow(workers):
+    """Over 2,000 batches no more slots than at the beginning, and no object that piles up."""
+    dataset = Made(lambda index: (np.zeros(8), f"{index}"), 500)
+    loader = DataLoader(dataset, places="cpu", batch_size=1, **workers)
+    sizes = []
+    for _ in range(4):
+        for _ in loader:
+            pass
+        gc.collect()
+        [road] = loader._idle
+        sizes.append((road.ring.count, road.ring.free + road.ring.leased, len(gc.get_objects()) // 200))
+    assert sizes[1][:2] == sizes[3][:2]
+    assert abs(sizes[1][2] - sizes[3][2]) <= 1
+
+
+def test_a_batch_is_freed_with_its_last_view():
+    loader = DataLoader(Made(Thing), places="cpu", batch_size=2)
+    epoch = iter(loader)
+    things = [weakref.ref(thing) for thing in next(epoch)]
+    next(epoch)
+    gc.collect()
+    assert all(thing() is None for thing in things)
+
+
+def test_two_loops_over_one_loader_are_two_epochs():
+    loader = DataLoader(Made(lambda index: index, 4), places="cpu", batch_size=2)
+    assert [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)] == [
+        ([0, 1], [0, 1]),
+        ([2, 3], [2, 3]),
+    ]
+    assert loader() is loader
+
+
+def test_an_array_data_set_of_any_memory_order():
+    rows = np.arange(24).reshape(4, 6)
+    strange = [rows, rows.T[:4], rows[::-1], rows.astype(">i4"), np.asfortranarray(rows), rows[:, ::2]]
+    unaligned = np.zeros(4 * 8 + 1, np.uint8)[1:].view(np.float64)
+    unaligned[:] = range(4)
+    for arrays in ([one] for one in [*strange, unaligned]):
+        dataset = TensorDataset(*arrays)
+        for part in (dataset, Subset(dataset, [3, 1, 1, -4])):
+            wanted = [stack([part[index] for index in indices]) for indices in ([2, 0, 3], [1])]
+            loader = DataLoader(part, places="cpu", batch_sampler=[[2, 0, 3], [1]])
+            assert_same(list(loader), wanted)
+            assert_same(
+                list(DataLoader(part, places="cpu", batch_size=3)),
+                [stack([part[index] for index in indices]) for indices in ([0, 1, 2], [3])],
+            )

@@ -1,0 +1,579 @@
+"""What a data set's loader may be asked, and what it refuses: one typed error that names the culprit."""
+
+import re
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    LoaderError,
+    PlaceError,
+    Ragged,
+    SampleError,
+    SequenceSampler,
+    Subset,
+    TensorDataset,
+    data,
+)
+from tests.fakes import nothing_left_behind
+from tests.sample_sets import (
+    PROCESSES,
+    THREADS,
+    WORKERS,
+    Counting,
+    Made,
+    MadeAtOnce,
+    assert_same,
+    name_workers,
+    values,
+)
+
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+NUMBERS = list(range(5))
+
+
+class Endless:
+    """Read by index, without a length."""
+
+    def __getitem__(self, index):
+        return index
+
+
+class Unfinished(Dataset):
+    """Forgets to say how long it is."""
+
+    def __getitem__(self, index):
+        return index
+
+
+BAD_OPTIONS = {
+    "no data set": ({"dataset": 5}, TypeError, "has __getitem__ and __len__, or __iter__; got int"),
+    "a function": ({"dataset": lambda: [1]}, TypeError, "got function.*use DataLoader.from_generator"),
+    "no length": ({"dataset": Endless()}, TypeError, "without a sampler must have a length, got Endless"),
+    "no __len__": ({"dataset": Unfinished()}, NotImplementedError, "Unfinished must define __len__"),
+    "feed_list": ({"feed_list": 32}, TypeError, "feed_list must be a list of feeds, got int"),
+    "no feeds": ({"feed_list": []}, ValueError, "feed_list is empty"),
+    "unknown feed": ({"feed_list": ["nobody"]}, ValueError, "no feed named 'nobody'"),
+    "places": ({"places": "tpu"}, PlaceError, "not a place: 'tpu'"),
+    "no places": ({"places": []}, PlaceError, "an empty list of places"),
+    "return_list": ({"return_list": False}, ValueError, "return_list=False .* need a feed_list"),
+    "return_list 0": ({"return_list": 0}, TypeError, "return_list must be True or False, got 0"),
+    "batch_size 0": ({"batch_size": 0}, ValueError, "batch_size must be an integer of 1 or more, got 0"),
+    "batch_size 2.0": ({"batch_size": 2.0}, ValueError, "batch_size must be an integer"),
+    "batch_size true": ({"batch_size": True}, ValueError, "batch_size must be an integer"),
+    "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
+    "shuffle none": ({"shuffle": None}, TypeError, "shuffle must be True or False"),
+    "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
+    "drop_last alone": ({"batch_size": None, "drop_last": True}, ValueError, "no last batch to drop"),
+    "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
+    "num_workers": ({"num_workers": -1}, ValueError, "num_workers must be an integer of 0 or more, got -1"),
+    "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be an integer"),
+    "use_buffer_reader": ({"use_buffer_reader": 2}, TypeError, "use_buffer_reader must be True or False"),
+    "prefetch_factor": ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be an integer of 1"),
+    "timeout": ({"timeout": -1}, ValueError, "timeout must be a number of seconds"),
+    "timeout nan": ({"timeout": float("nan")}, ValueError, "timeout must be a number of seconds"),
+    "timeout text": ({"timeout": "5"}, ValueError, "timeout must be a number of seconds"),
+    "worker_init_fn": ({"worker_init_fn": 3}, TypeError, "worker_init_fn must be callable, got int"),
+    "persistent": ({"persistent_workers": True}, ValueError, "persistent_workers needs num_workers"),
+    "persistent 1": ({"persistent_workers": 1, "num_workers": 1}, TypeError, "persistent_workers must be"),
+    "sampler": ({"sampler": 3}, TypeError, "sampler must be iterable, got int"),
+    "sampler and shuffle": ({"sampler": [1], "shuffle": True}, ValueError, "shuffle cannot be given"),
+    "batch_sampler": ({"batch_sampler": 3}, TypeError, "batch_sampler must be iterable, got int"),
+    "seed": ({"seed": -1}, ValueError, r"seed must be an integer from 0 to 2\*\*64 - 1, got -1"),
+    "seed too big": ({"seed": 2**64}, ValueError, "seed must be an integer"),
+    "seed text": ({"seed": "1"}, ValueError, "seed must be an integer"),
+    "prefetch": ({"prefetch": 0}, ValueError, "prefetch must be an integer of 1 or more, got 0"),
+    "unused prefetch": ({"prefetch": -1, "use_buffer_reader": False}, ValueError, "prefetch must be"),
+    "in_order": ({"in_order": "yes"}, TypeError, "in_order must be True or False, got 'yes'"),
+    "worker_type": ({"worker_type": "fiber"}, ValueError, "worker_type must be one of 'process', 'thread'"),
+    "start_method": ({"start_method": "exec"}, ValueError, "start_method must be one of 'fork'"),
+    "on_worker_death": ({"on_worker_death": "ignore"}, ValueError, "on_worker_death must be one of"),
+    "ragged text": ({"ragged": "x"}, TypeError, "ragged must be a list of field names, got 'x'"),
+    "ragged number": ({"ragged": 5}, TypeError, "ragged must be a list of field names, got 5"),
+    "ragged numbers": ({"ragged": [0]}, TypeError, r"ragged must be a list of field names, got \[0\]"),
+    "pad": ({"pad": ["x"]}, TypeError, "pad must map field names to what to fill up with"),
+    "pad text": ({"pad": {"x": "0"}}, TypeError, "pad must fill up field 'x' with a number, got '0'"),
+    "pad number": ({"pad": {0: 1}}, TypeError, "pad must map field names"),
+    "both": ({"ragged": ["x"], "pad": {"x": 0}}, ValueError, r"\['x'\] are both in ragged and in pad"),
+    "ragged and collate_fn": ({"ragged": ["x"], "collate_fn": list}, ValueError, "ragged and pad are for"),
+    "pad without batches": ({"pad": {"x": 0}, "batch_size": None}, ValueError, "ragged and pad are for"),
+    "ragged and feeds": (
+        {"feed_list": [data("x", [None])], "ragged": ["x"]}, ValueError, "ragged fields by lod_level=1"
+    ),
+    "pad of a dense feed": (
+        {"feed_list": [data("x", [None])], "pad": {"x": 0}}, ValueError, r"pad names \['x'\], which the"
+    ),
+    "pad beyond a feed": (
+        {"feed_list": [data("x", [None], "uint8", 1)], "pad": {"x": -1}},
+        ValueError,
+        "rows of uint8 cannot be filled up with -1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_a_bad_option_is_refused_at_once(case):
+    options, error, message = BAD_OPTIONS[case]
+    with pytest.raises(error, match=message):
+        DataLoader(**{"dataset": NUMBERS, "places": "cpu", **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 2}, {"batch_size": None}, {"shuffle": True}, {"drop_last": True}, {"sampler": [1]}],
+)
+def test_a_batch_sampler_says_all_about_batches(options):
+    with pytest.raises(ValueError, match="batch_sampler says all about batches"):
+        DataLoader(NUMBERS, places="cpu", batch_sampler=BatchSampler(NUMBERS, batch_size=2), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shuffle", True),
+        ("sampler", [0]),
+        ("sampler", np.arange(3)),
+        ("sampler", []),
+        ("batch_sampler", [[0]]),
+        ("batch_sampler", []),
+    ],
+)
+def test_an_iterable_data_set_has_an_order_of_its_own(name, value):
+    with pytest.raises(ValueError, match=f"an iterable data set has an order of its own: {name} cannot"):
+        DataLoader(Counting(3), places="cpu", **{name: value})
+
+
+def test_lengths():
+    def length(dataset, **options):
+        return len(DataLoader(dataset, places="cpu", **options))
+
+    assert length(NUMBERS) == 5
+    assert length(NUMBERS, batch_size=2) == 3
+    assert length(NUMBERS, batch_size=2, drop_last=True) == 2
+    assert length(NUMBERS, batch_size=None) == 5
+    assert length(NUMBERS, sampler=[1, 2], batch_size=2) == 1
+    assert length(NUMBERS, batch_sampler=[[0, 1], [4]]) == 2
+    assert length(NUMBERS, batch_sampler=BatchSampler(NUMBERS, batch_size=2, drop_last=True)) == 2
+    assert length(Endless(), sampler=range(7), batch_size=2) == 4
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Counting(3), {}),
+        (iter([1]), {}),
+        (NUMBERS, {"sampler": iter([1])}),
+        (NUMBERS, {"batch_sampler": iter([[1]])}),
+        (Endless(), {"sampler": (index for index in [1])}),
+    ],
+)
+def test_what_has_no_length_says_so(dataset, options):
+    with pytest.raises(TypeError, match="has no length"):
+        len(DataLoader(dataset, places="cpu", **options))
+
+
+@by_workers
+def test_an_empty_data_set_has_no_batches(workers):
+    for dataset in ([], TensorDataset(np.zeros((0, 3))), Subset([1, 2], [])):
+        for options in ({}, {"shuffle": True}, {"batch_size": None}, {"drop_last": True}):
+            loader = DataLoader(dataset, places="cpu", **options, **workers)
+            assert (len(loader), list(loader), list(loader)) == (0, [], [])
+    assert list(DataLoader(Counting(0), places="cpu", **workers)) == []
+
+
+def test_what_a_user_may_look_at():
+    sampler = BatchSampler(NUMBERS, batch_size=2)
+    loader = DataLoader(NUMBERS, places="cpu", batch_sampler=sampler)
+    assert (loader.dataset, loader.batch_sampler, loader.batch_size) == (NUMBERS, sampler, None)
+    assert DataLoader(NUMBERS, places="cpu", batch_size=3).batch_size == 3
+
+
+def test_numpys_numbers_and_flags_will_do():
+    options = {
+        "batch_size": np.int64(2),
+        "num_workers": np.int32(0),
+        "shuffle": np.False_,
+        "seed": np.uint64(3),
+    }
+    assert values(DataLoader(NUMBERS, places="cpu", timeout=np.float64(1), **options)) == [
+        [0, 1],
+        [2, 3],
+        [4],
+    ]
+
+
+def test_fields_that_vary_may_be_named_by_an_iterator():
+    dataset = [{"x": np.arange(2)}, {"x": np.arange(3)}]
+    [batch] = DataLoader(dataset, places="cpu", batch_size=2, ragged=iter(["x"]))
+    assert batch["x"].values.tolist() == [0, 1, 0, 1, 2]
+
+
+BAD_SAMPLES = {
+    "another shape": (np.zeros(3), np.zeros(4), None, r"shape \(3,\) as in the first sample, got \(4,\)"),
+    "would broadcast": (np.zeros((2, 3)), np.zeros(3), None, r"expected shape \(2, 3\) .*, got \(3,\)"),
+    "one dimension more": (np.zeros((2, 3)), np.zeros((1, 2, 3)), None, r"expected shape \(2, 3\)"),
+    "as many numbers": (np.zeros((2, 3)), np.zeros((3, 2)), None, r"shape \(2, 3\) .*, got \(3, 2\)"),
+    "flattened": (np.zeros((2, 3)), np.zeros(6), None, r"expected shape \(2, 3\) .*, got \(6,\)"),
+    "an array for a number": (1, np.array([1]), None, r"expected shape \(\) .*, got \(1,\)"),
+    "a number for an array": (np.array([1]), 1, None, r"expected shape \(1,\) .*, got \(\)"),
+    "a list for a number": (1, [1], None, r"expected shape \(\) .*, got \(1,\)"),
+    "a fraction": (1, 0.5, None, "expected int64 as in the first sample, got float64"),
+    "a whole fraction": (1, 2.0, None, "expected int64 as in the first sample, got float64"),
+    "an array of fractions": (np.arange(2), np.zeros(2), None, "expected int64 .*, got float64"),
+    "a number for a flag": (True, 1, None, "expected bool as in the first sample, got int64"),
+    "complex": (1.0, 1j, None, "expected float64 as in the first sample, got complex128"),
+    "too big": (np.uint8(1), 256, None, "expected numbers of dtype uint8"),
+    "negative": (np.uint8(1), np.int64(-1), None, "expected numbers of dtype uint8"),
+    "too big a float": (np.float16(1), 7e4, None, r"expected numbers of dtype float16 \(at most 65504"),
+    "text": (1, "2", None, "expected numbers as in the first sample, got text: '2'"),
+    "none": (1, None, None, "expected numbers, got None"),
+    "an object": (1, object(), None, "expected an array of numbers, got dtype object"),
+    "a dict": (1, {"a": 1}, None, "expected an array of numbers, got dtype object"),
+    "fewer fields": ((1, 2), (1,), False, r"expected 2 fields \(0, 1\), got 1"),
+    "more fields": ((1, "a"), (1, "a", 2), False, "a tuple of 2 as in the first sample, got a tuple of 3"),
+    "no tuple": ((1, 2), 3, False, "expected a tuple with one value a field, got int"),
+    "another key": ({"a": 1}, {"b": 1}, False, r"expected a dict with the keys \['a'\] .* the keys \['b'\]"),
+    "a key more": ({"a": 1}, {"a": 1, "b": 2}, False, r"expected a dict with the keys \['a'\]"),
+    "no dict": ({"a": 1}, (1,), False, r"expected a dict .*, got a tuple of 1"),
+    "inside": ({"a": (1, {"b": 2})}, {"a": (1, 2)}, "a.1", r"a dict with the keys \['b'\] .* got int"),
+    "inside, a shape": ({"a": [1, np.zeros(2)]}, {"a": [1, np.zeros(3)]}, "a.1", r"expected shape \(2,\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_SAMPLES)
+@by_workers
+def test_a_sample_unlike_the_first(case, workers):
+    first, bad, field, message = BAD_SAMPLES[case]
+    dataset = [bad if index == 5 else first for index in range(9)]
+    with nothing_left_behind():
+        loader = DataLoader(dataset, places="cpu", batch_sampler=[[0, 1], [7, 8, 5], [3]], **workers)
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(SampleError) as caught:
+            next(epoch)
+        error = caught.value
+        assert (error.batch, error.index, error.dataset_index) == (1, 2, 5)
+        assert error.field == ("0" if field is None else field or None)
+        assert re.search(message, str(error)), str(error)
+        with pytest.raises(StopIteration):
+            next(epoch)
+        loader._idle.clear()
+        del epoch, loader, error, caught
+
+
+def test_a_sample_unlike_the_first_in_a_process():
+    dataset = [{"a": np.zeros(3 if index == 5 else 2)} for index in range(9)]
+    loader = DataLoader(dataset, places="cpu", batch_sampler=[[0, 1], [7, 8, 5], [3]], **PROCESSES)
+    with pytest.raises(
+        SampleError, match=r"expected shape \(2,\) as in the first sample, got \(3,\)"
+    ) as caught:
+        list(loader)
+    error = caught.value
+    assert (error.batch, error.index, error.dataset_index, error.field) == (1, 2, 5, "a")
+    assert error.worker in (0, 1)
+
+
+FIRST_SAMPLES = {
+    "nothing": ((), "expected one value or more in a sample, got a tuple of 0", None),
+    "an empty dict": ({"a": {}}, r"expected one value or more", None),
+    "numbers of no dtype": ({"a": Ragged(np.zeros(2), ())}, "expected an array of numbers", "a"),
+}
+
+
+@pytest.mark.parametrize("case", FIRST_SAMPLES)
+@by_workers
+def test_a_first_sample_without_a_form(case, workers):
+    sample, message, field = FIRST_SAMPLES[case]
+    for dataset, index in (([sample] * 4, 0), (iter([sample] * 4), None)):
+        with pytest.raises(SampleError, match=message) as caught:
+            list(DataLoader(dataset, places="cpu", batch_size=2, **workers))
+        error = caught.value
+        assert (error.batch, error.index, error.dataset_index, error.field) == (0, 0, index, field)
+
+
+def fail_at(bad):
+    def make(index):
+        if index == bad:
+            raise KeyError("no such file")
+        return index
+
+    return make
+
+
+@pytest.mark.parametrize("bad", [0, 5])
+@pytest.mark.parametrize("in_order", [True, False])
+@by_workers
+def test_what_a_data_set_raises(bad, in_order, workers):
+    loader = DataLoader(Made(fail_at(bad)), places="cpu", batch_size=2, in_order=in_order, **workers)
+    for _ in range(2):  # a broken epoch breaks no other one
+        with pytest.raises(SampleError, match="the data set raised KeyError: 'no such file'") as caught:
+            list(loader)
+        error = caught.value
+        assert (error.batch, error.index, error.dataset_index) == (bad // 2, bad % 2, bad)
+        assert type(error.__cause__) is KeyError
+    loader.dataset.make = fail_at(None)
+    assert sorted(values(loader)) == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+@by_workers
+def test_what_a_data_set_that_reads_whole_batches_raises(workers):
+    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised KeyError.*for the indices \[0"):
+        list(DataLoader(MadeAtOnce(fail_at(0)), places="cpu", batch_size=3, **workers))
+    dataset = MadeAtOnce(lambda index: index)
+    dataset.__class__ = type("Short", (MadeAtOnce,), {"__getitems__": lambda self, indices: [1] * 9})
+    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ gave 9 samples for [123] indices"):
+        list(DataLoader(dataset, places="cpu", batch_size=3, **workers))
+    dataset.__class__ = type("None", (MadeAtOnce,), {"__getitems__": lambda self, indices: None})
+    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised TypeError"):
+        list(DataLoader(dataset, places="cpu", batch_size=3, **workers))
+
+
+@by_workers
+def test_what_a_collate_fn_raises(workers):
+    def collate(samples):
+        raise KeyError("no such column")
+
+    with pytest.raises(
+        SampleError, match=r"batch 0.*: collate_fn raised KeyError: 'no such column'"
+    ) as caught:
+        list(DataLoader(NUMBERS, places="cpu", batch_size=2, collate_fn=collate, **workers))
+    assert type(caught.value.__cause__) is KeyError
+    feeds = [data("x", [None]), data("y", [None])]
+    with pytest.raises(SampleError, match="expected a tuple of 2"):
+        list(DataLoader(NUMBERS, feeds, "cpu", collate_fn=lambda samples: {"x": 1}, **workers))
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(np.arange(4)), [0, 1, 2, 3]], ids=["arrays", "list"])
+@by_workers
+def test_an_index_outside_the_data_set(dataset, workers):
+    options = {"places": "cpu", "batch_size": 2, **workers}
+    for index in (4, -5, 2**62, -(2**62)):
+        with pytest.raises(SampleError, match=r"batch 1, sample 0, data set index -?\d+") as caught:
+            list(DataLoader(dataset, sampler=[0, 1, index, 2], **options))
+        assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 0, index)
+    for index in ("a", 1.5, [1], None, 2**70):
+        with pytest.raises(SampleError, match="batch 0"):
+            list(DataLoader(dataset, sampler=[index], **options))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "must yield sequences of indices, got 3; for single indices pass it as sampler"),
+        ("abc", "must yield sequences of indices, got 'abc'"),
+        (None, "must yield sequences of indices, got None"),
+        ([], "must yield one index or more a batch, got none"),
+        (np.zeros(0, int), "must yield one index or more a batch"),
+    ],
+)
+@by_workers
+def test_what_a_batch_sampler_must_yield(given, message, workers):
+    for dataset in (NUMBERS, TensorDataset(np.arange(5))):
+        epoch = iter(DataLoader(dataset, places="cpu", batch_sampler=[[0, 1], given], **workers))
+        next(epoch)
+        with pytest.raises(LoaderError, match=message):
+            next(epoch)
+
+
+@by_workers
+def test_what_a_sampler_raises_is_the_users_own(workers):
+    def sampler():
+        yield 0
+        yield 1
+        raise ZeroDivisionError("mine")
+
+    epoch = iter(DataLoader(NUMBERS, places="cpu", batch_size=2, sampler=sampler(), **workers))
+    assert next(epoch).tolist() == [0, 1]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        next(epoch)
+
+
+def test_a_batch_sampler_may_go_on_with_its_own_list():
+    class Reusing:
+        def __iter__(self):
+            batch = []
+            for index in range(6):
+                batch.append(index)
+                if len(batch) == 2:
+                    yield batch
+                    batch.clear()
+
+    loader = DataLoader([*NUMBERS, 5], places="cpu", batch_sampler=Reusing(), **THREADS)
+    assert values(loader) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_batch_sampler_may_mean_anything_by_its_batch_size():
+    sampler = type("Buckets", (list,), {"batch_size": {"short": 2, "long": 1}})([[0, 1], [2]])
+    loader = DataLoader(NUMBERS, places="cpu", batch_sampler=sampler, **THREADS)
+    assert values(loader) == [[0, 1], [2]]
+    assert loader.state_dict().get("batch_size") is None
+
+
+class Broken(IterableDataset):
+    """Raises where it is told to."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __iter__(self):
+        if self.where == "begin":
+            raise KeyError("closed")
+        return self.numbers()
+
+    def numbers(self):
+        yield from range(3)
+        if self.where == "item":
+            raise KeyError("closed")
+
+    def state_dict(self):
+        if self.where == "state":
+            raise KeyError("closed")
+        return {}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("where", "batch", "index"), [("begin", 0, None), ("item", 1, 1), ("state", 0, None)]
+)
+@pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[1]], ids=name_workers)
+def test_what_an_iterable_data_set_raises(where, batch, index, workers):
+    with pytest.raises(SampleError, match="the data set raised KeyError: 'closed'") as caught:
+        list(DataLoader(Broken(where), places="cpu", batch_size=2, **workers))
+    assert (caught.value.batch, caught.value.index) == (batch, index)
+    assert type(caught.value.__cause__) is KeyError
+
+
+FEEDS = [data("image", [None, 1, 4]), data("label", [None, 1], "int64")]
+
+
+@by_workers
+def test_feeds_convert_as_from_generator_does(workers):
+    samples = [([[1, 2], [3, 4]], 7), (np.arange(4.0), np.array([8])), ([0, 0, 0, 1], 9.0)]
+    wanted = [np.array([[[1, 2, 3, 4]], [[0, 1, 2, 3]], [[0, 0, 0, 1]]], "f4"), np.array([[7], [8], [9]])]
+    [batch] = DataLoader(samples, FEEDS, "cpu", batch_size=3, **workers)
+    assert_same(batch, wanted)
+    [step] = DataLoader(samples, FEEDS, "cpu", return_list=False, batch_size=3, **workers)
+    assert_same(step, [{"image": wanted[0], "label": wanted[1]}])
+    reference = DataLoader.from_generator(FEEDS, capacity=1, return_list=True)
+    [[by_generator]] = reference.set_sample_generator(lambda: samples, batch_size=3, places="cpu")
+    assert_same(by_generator, wanted)
+    with pytest.raises(
+        SampleError, match=r"batch 1, sample 0, data set index 3, field 'image'.*expected shape"
+    ):
+        list(DataLoader([*samples, (np.zeros(5), 1)], FEEDS, "cpu", batch_size=3, **workers))
+
+
+@by_workers
+def test_feeds_of_varying_length(workers):
+    feeds = [
+        data("words", [None, 1], "int64", lod_level=1),
+        data("lines", [None], "int64", lod_level=2),
+        data("label", [None], "int32"),
+    ]
+    samples = [([1, 2, 3], [[1, 2], [3]], 0), ([], [], 1), ([4], [[], [5]], 2)]
+    [batch] = DataLoader(samples, feeds, "cpu", batch_size=3, **workers)
+    words, lines, labels = batch
+    assert_same(words.values, np.array([[1], [2], [3], [4]]))
+    assert words.recursive_sequence_lengths() == [[3, 0, 1]]
+    assert_same(lines.values, np.array([1, 2, 3, 5]))
+    assert lines.recursive_sequence_lengths() == [[2, 0, 2], [2, 1, 0, 1]]
+    assert_same(labels, np.array([0, 1, 2], "i4"))
+    [[step]] = DataLoader(
+        samples, feeds, "cpu", batch_size=3, return_list=False, pad={"words": -1}, **workers
+    )
+    assert_same(step["words"], np.array([[[1], [2], [3]], [[-1]] * 3, [[4], [-1], [-1]]]))
+    assert isinstance(step["lines"], Ragged)
+
+
+@by_workers
+def test_ragged_fields_by_name(workers):
+    samples = [
+        {"a": (np.arange(2, dtype="i2"), index), "b": {"c": np.ones((index, 2, 3), ">f4")}, "d": f"{index}"}
+        for index in (0, 2, 1)
+    ]
+    samples[1]["a"] = (np.zeros(0, "i2"), 2)
+    loader = DataLoader(samples, places="cpu", batch_size=3, ragged=["a.0", "b.c"], **workers)
+    [batch] = loader
+    (first, second), steps = batch["a"], batch["b"]["c"]
+    assert_same(first.values, np.array([0, 1, 0, 1], "i2"))
+    assert first.recursive_sequence_lengths() == [[2, 0, 2]]
+    assert_same(second, np.array([0, 2, 1]))
+    assert_same(steps.values, np.ones((3, 2, 3), "f4"))
+    assert steps.row_splits[0].tolist() == [0, 0, 2, 3]
+    assert batch["d"] == ["0", "2", "1"]
+    [padded] = DataLoader(samples, places="cpu", batch_size=3, pad={"a.0": 9, "b.c": np.nan}, **workers)
+    assert_same(padded["a"][0], np.array([[0, 1], [9, 9], [0, 1]], "i2"))
+    assert padded["b"]["c"].shape == (3, 2, 2, 3)
+    assert np.isnan(padded["b"]["c"][0]).all()
+    assert np.isnan(padded["b"]["c"]).sum() == 3 * 6
+
+
+@by_workers
+def test_ragged_fields_may_be_lists(workers):
+    samples = [{"x": [1, 2]}, {"x": []}, {"x": (3,)}, {"x": np.array([4], "i4")}]
+    [batch] = DataLoader(samples, places="cpu", batch_size=4, ragged=["x"], **workers)
+    assert_same(batch["x"].values, np.array([1, 2, 3, 4]))
+    with pytest.raises(SampleError, match=r"field 'x'.*: the first sample's list is empty"):
+        list(DataLoader(samples[1:], places="cpu", ragged=["x"], **workers))
+
+
+def test_ragged_fields_in_processes():
+    samples = [{"x": np.arange(index), "y": index, "z": "text"} for index in range(1, 8)]
+    for batch in DataLoader(samples, places="cpu", batch_size=3, ragged=["x"], **PROCESSES):
+        assert batch["x"].recursive_sequence_lengths() == [batch["y"].tolist()]
+
+
+VARYING = {
+    "another dtype": ({"x": np.zeros(2)}, "x", "expected int64 as in the first sample, got float64"),
+    "other steps": ({"x": np.zeros((2, 2), int)}, "x", r"expected shape \(-,\) .*, got \(2, 2\)"),
+    "a number": ({"x": 3}, "x", r"expected shape \(-,\) .*, got \(\)"),
+    "another form": ({"y": np.arange(2)}, None, r"expected a dict with the keys \['x'\]"),
+    "text": ({"x": "abc"}, "x", "got text"),
+}
+
+
+@pytest.mark.parametrize("case", VARYING)
+@pytest.mark.parametrize("how", [{"ragged": ["x"]}, {"pad": {"x": 0}}], ids=["ragged", "pad"])
+@by_workers
+def test_a_ragged_sample_unlike_the_first(case, how, workers):
+    bad, field, message = VARYING[case]
+    samples = [{"x": np.arange(2)}] * 3 + [bad] + [{"x": np.arange(3)}] * 2
+    with pytest.raises(SampleError, match=message) as caught:
+        list(DataLoader(samples, places="cpu", batch_size=2, **how, **workers))
+    error = caught.value
+    assert (error.batch, error.index, error.dataset_index, error.field) == (1, 1, 3, field)
+
+
+def test_varying_fields_that_are_not_there_or_do_not_vary():
+    for how, message in [
+        ({"ragged": ["z"]}, r"no field \['z'\] to be of varying length; the sample has \['x', 'y'\]"),
+        ({"pad": {"x.0": 1}}, r"no field \['x.0'\]"),
+        ({"ragged": ["y"]}, "field 'y': expected an array of varying length, got a number"),
+        ({"pad": {"x": 0.5}}, "field 'x': rows of int64 cannot be filled up with 0.5"),
+        ({"pad": {"x": float("nan")}}, "field 'x': rows of int64 cannot be filled up with nan"),
+        ({"pad": {"x": 2**63}}, "field 'x': rows of int64 cannot be filled up with 9223372036854775808"),
+    ]:
+        with pytest.raises(SampleError, match=message):
+            list(DataLoader([{"x": np.arange(2), "y": 1}], places="cpu", **how))
+
+
+def test_steps_of_a_free_shape_must_agree_within_a_batch():
+    feeds = [data("x", [None, None], "int64", lod_level=1)]
+    samples = [(np.zeros((2, 3), int),), (np.zeros((1, 4), int),)]
+    with pytest.raises(
+        SampleError, match=r"sample 1, data set index 1, field 'x': expected steps of shape \(3,\)"
+    ):
+        list(DataLoader(samples, feeds, "cpu", batch_size=2))
+    assert [batch[0].values.shape for batch in DataLoader(samples, feeds, "cpu")] == [(2, 3), (1, 4)]
+
+
+def test_a_sampler_alone_needs_no_length_of_the_data_set():
+    assert values(DataLoader(Endless(), places="cpu", sampler=[4, 2, 9], batch_size=2)) == [[4, 2], [9]]
+    assert values(DataLoader(Unfinished(), places="cpu", batch_sampler=[[1], [2]])) == [[1], [2]]
+    assert values(DataLoader(Endless(), places="cpu", sampler=SequenceSampler(range(3)))) == [[0], [1], [2]]

@@ -1,0 +1,278 @@
+"""The order of samples, by hypothesis: the same with any workers, and wherever an epoch was interrupted."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import (
+    BatchSampler,
+    DataLoader,
+    DistributedBatchSampler,
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    cpu_places,
+)
+from gpuloader.testing import simulated_places
+from tests.sample_sets import INLINE, PROCESSES, WORKERS, Counting, Stateful
+
+
+class Backwards(Sampler):
+    """A user's own, with no more than Python's protocol."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count - 1, -1, -1))
+
+    def __len__(self):
+        return self.count
+
+
+class Uneven:
+    """A user's own batch sampler: batches of 1, 2, 3, 1, 2, … samples, as lists, tuples and arrays."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        start, sizes, kinds = 0, itertools.cycle([1, 2, 3]), itertools.cycle([list, tuple, np.array])
+        while start < self.count:
+            stop = min(start + next(sizes), self.count)
+            yield next(kinds)(range(start, stop))
+            start = stop
+
+
+SAMPLERS = {
+    "in order": lambda count, size: {"batch_size": size},
+    "short ones dropped": lambda count, size: {"batch_size": size, "drop_last": True},
+    "shuffled": lambda count, size: {"batch_size": size, "shuffle": True},
+    "one by one": lambda count, size: {"batch_size": None, "shuffle": True},
+    "with replacement": lambda count, size: {
+        "batch_size": size, "sampler": RandomSampler(range(count), replacement=True, num_samples=count + 3)
+    },
+    "weighted": lambda count, size: {
+        "batch_size": size, "sampler": WeightedRandomSampler(np.arange(1.0, count + 1), count)
+    },
+    "subset": lambda count, size: {"batch_size": size, "sampler": SubsetRandomSampler(range(0, count, 2))},
+    "numpy's generator": lambda count, size: {
+        "batch_size": size, "sampler": RandomSampler(range(count), generator=np.random.default_rng(5))
+    },
+    "an iterator": lambda count, size: {
+        "batch_size": size, "sampler": RandomSampler(range(count), generator=iter(range(count)))
+    },
+    "a generator": lambda count, size: {"batch_size": size, "sampler": (one for one in range(count))},
+    "a list": lambda count, size: {"batch_size": size, "sampler": list(range(count))[::-2]},
+    "the user's": lambda count, size: {"batch_size": size, "sampler": Backwards(count), "drop_last": True},
+    "batches": lambda count, size: {
+        "batch_sampler": BatchSampler(range(count), shuffle=True, batch_size=size)
+    },
+    "batches of a sampler": lambda count, size: {
+        "batch_sampler": BatchSampler(sampler=SequenceSampler(range(count)), batch_size=size, drop_last=True)
+    },
+    "a rank's": lambda count, size: {
+        "batch_sampler": DistributedBatchSampler(
+            range(count), size, num_replicas=2, rank=1, shuffle=True, seed=3
+        )
+    },
+    "the user's batches": lambda count, size: {"batch_sampler": Uneven(count)},
+}  # fmt: skip
+
+DATA_SETS = {
+    "list": lambda count: list(range(count)),
+    "arrays": lambda count: TensorDataset(np.arange(count)),
+    "part of arrays": lambda count: Subset(TensorDataset(np.arange(count)[::-1]), range(count - 1, -1, -1)),
+}
+
+workers = st.sampled_from(WORKERS)
+legs = st.lists(st.tuples(st.integers(0, 6), workers), max_size=4)
+
+
+def flatten(step):
+    """Return the numbers of a step: one list for each place, or for each field."""
+    return [np.asarray(array).ravel().tolist() for array in (step if isinstance(step, list) else [step])]
+
+
+def run(loader, most=None):
+    """Return the steps of an epoch, `most` of them at most."""
+    steps = []
+    for step in loader:
+        steps.append(flatten(step))
+        if len(steps) == most:
+            break
+    return steps
+
+
+def pass_on(state):
+    """Send a state through JSON, and look at its size."""
+    text = json.dumps(state)
+    assert len(text) < 1024
+    return json.loads(text)
+
+
+def resume_in_legs(make, legs, epoch=0, seed=11):
+    """Return the steps of an epoch that was interrupted after each leg and went on in a new loader."""
+    first = make(seed=seed, **INLINE)
+    first.set_epoch(epoch)
+    state, steps = first.state_dict(), []
+    for most, choice in [*legs, (None, INLINE)]:
+        loader = make(seed=99, **choice)
+        loader.load_state_dict(pass_on(state))
+        if most != 0:
+            steps += run(loader, most)
+        state = loader.state_dict()
+        if most is None:
+            assert (state["epoch"], state["batches"]) == (epoch + 1, 0)
+        elif state["epoch"] != epoch:  # the leg came to the end
+            break
+    return steps
+
+
+@given(
+    kind=st.sampled_from(sorted(SAMPLERS)),
+    data_set=st.sampled_from(sorted(DATA_SETS)),
+    count=st.integers(1, 40),
+    size=st.integers(1, 9),
+    epoch=st.integers(0, 3),
+    choice=workers,
+)
+@settings(max_examples=120, deadline=None)
+def test_the_order_does_not_depend_on_the_workers(kind, data_set, count, size, epoch, choice):
+    def make(**options):
+        loader = DataLoader(
+            DATA_SETS[data_set](count), places="cpu", seed=7, **SAMPLERS[kind](count, size), **options
+        )
+        loader.set_epoch(epoch)
+        return loader
+
+    alone = run(make(**INLINE))
+    assert run(make(**choice)) == alone
+    out_of_order = run(make(in_order=False, **choice))
+    assert sorted(out_of_order) == sorted(alone)
+
+
+@given(
+    kind=st.sampled_from(sorted(SAMPLERS)),
+    data_set=st.sampled_from(sorted(DATA_SETS)),
+    count=st.integers(1, 40),
+    size=st.integers(1, 6),
+    epoch=st.integers(0, 2),
+    legs=legs,
+)
+@settings(max_examples=150, deadline=None)
+def test_an_interrupted_epoch_goes_on_where_it_was(kind, data_set, count, size, epoch, legs):
+    def make(**options):
+        return DataLoader(DATA_SETS[data_set](count), places="cpu", **SAMPLERS[kind](count, size), **options)
+
+    whole = make(seed=11, **INLINE)
+    whole.set_epoch(epoch)
+    assert resume_in_legs(make, legs, epoch) == run(whole)
+
+
+@given(
+    count=st.integers(1, 40),
+    size=st.integers(1, 5),
+    legs=legs,
+    places=st.integers(2, 3),
+    drop_last=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_steps_of_several_places_go_on(count, size, legs, places, drop_last):
+    def make(**options):
+        where = cpu_places(places) if options["num_workers"] else simulated_places(places)
+        return DataLoader(
+            list(range(count)), places=where, batch_size=size, shuffle=True, drop_last=drop_last, **options
+        )
+
+    assert resume_in_legs(make, legs) == run(make(seed=11, **INLINE))
+
+
+@given(count=st.integers(1, 40), size=st.integers(1, 5), legs=legs)
+@settings(max_examples=40, deadline=None)
+def test_what_was_received_out_of_order_does_not_come_again(count, size, legs):
+    def make(**options):
+        return DataLoader(list(range(count)), places="cpu", batch_size=size, in_order=False, **options)
+
+    assert sorted(resume_in_legs(make, legs)) == sorted(run(make(seed=11, **INLINE)))
+
+
+@given(
+    kind=st.sampled_from([Counting, Stateful]),
+    count=st.integers(0, 40),
+    size=st.integers(1, 5),
+    drop_last=st.booleans(),
+    threads=st.integers(1, 3),
+    breaks=st.lists(st.integers(0, 5), max_size=4),
+)
+@settings(max_examples=100, deadline=None)
+def test_an_iterable_data_set_goes_on(kind, count, size, drop_last, threads, breaks):
+    options = {"num_workers": threads, "worker_type": "thread"}
+    if kind is Stateful and threads > 1:
+        kind = Counting  # threads share one data set, whose state says nothing of any one of them
+
+    def make(**chosen):
+        if threads == 1:  # the caller itself is worker 0 of 1
+            options["num_workers"] = chosen["num_workers"] % 2
+        return DataLoader(
+            kind(count), places="cpu", batch_size=size, drop_last=drop_last, seed=chosen["seed"], **options
+        )
+
+    whole = run(make(seed=1, num_workers=1))
+    if threads == 1:
+        assert [one for [batch] in whole for one in batch] == list(
+            range(count - count % size if drop_last else count)
+        )
+    legs = [(most, WORKERS[position % 2]) for position, most in enumerate(breaks)]
+    assert resume_in_legs(make, legs) == whole
+
+
+@pytest.mark.parametrize("kind", [Counting, Stateful])
+def test_an_iterable_data_set_in_processes_goes_on(kind):
+    def make(**options):
+        return DataLoader(kind(23), places="cpu", batch_size=2, seed=options["seed"], **PROCESSES)
+
+    whole = run(make(seed=1))
+    assert sorted(one for [batch] in whole for one in batch) == list(range(23))
+    assert resume_in_legs(make, [(3, {}), (0, {}), (4, {})]) == whole
+
+
+def test_processes_and_all_others_resume_each_other():
+    def make(**options):
+        return DataLoader(list(range(50)), places="cpu", batch_size=3, shuffle=True, **options)
+
+    whole = run(make(seed=11, **INLINE))
+    assert run(make(seed=11, **PROCESSES)) == whole
+    assert sorted(run(make(seed=11, in_order=False, **PROCESSES))) == sorted(whole)
+    assert resume_in_legs(make, [(3, PROCESSES), (4, WORKERS[2]), (1, PROCESSES), (2, INLINE)]) == whole
+
+
+@given(count=st.integers(2, 50), seed=st.integers(0, 2**64 - 1))
+@settings(max_examples=20, deadline=None)
+def test_epochs_differ_and_repeat(count, seed):
+    loader = DataLoader(list(range(count)), places="cpu", batch_size=count, shuffle=True, seed=seed)
+    again = DataLoader(list(range(count)), places="cpu", batch_size=count, shuffle=True, seed=seed)
+    first, second, third = run(loader), run(loader), run(loader)
+    assert sorted(first[0][0]) == list(range(count))
+    assert [run(again), run(again), run(again)] == [first, second, third]
+    again.set_epoch(1)
+    assert [run(again), run(again)] == [second, third]
+    if count > 8:
+        assert first != second != third
+
+
+def test_without_a_seed_numpys_global_state_decides():
+    def order():
+        np.random.seed(3)
+        return run(DataLoader(list(range(20)), places="cpu", batch_size=20, shuffle=True))
+
+    assert order() == order()
