@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +35,24 @@ class Road:
         One a place.
     prefetch : int
         Steps copied ahead of the consumer.
+    process : int
+        Whose they are: memory that is shared with a forked child is not the child's to write to.
     """
 
     ring: Ring
     lanes: tuple[Lane, ...]
     prefetch: int
+    process: int
+
+
+def take_road(idle: deque[Road]) -> Road | None:
+    """Take a road of this process that an earlier epoch has left, if there is one."""
+    while idle:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            road = idle.pop()
+            if road.process == os.getpid():
+                return road
+    return None
 
 
 def build_road(
@@ -65,7 +80,7 @@ def build_road(
         Lane(device, ring, prefetch, kind, writer)
         for device, kind, writer in zip(devices, kinds, writers, strict=True)
     ]
-    return Road(ring, tuple(lanes), prefetch)
+    return Road(ring, tuple(lanes), prefetch, os.getpid())
 
 
 class Epoch:

@@ -12,7 +12,7 @@ from gpuloader.collate.samples import SampleListStager, SampleStager
 from gpuloader.collate.stream import Reached, StagedBatch, stage_all
 from gpuloader.devices import default_place, open_device
 from gpuloader.devices.base import Device
-from gpuloader.epoch import Epoch, Road, build_road
+from gpuloader.epoch import Epoch, Road, build_road, take_road
 from gpuloader.errors import EOFException, LoaderError
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.inline import InlineFetch
@@ -302,14 +302,13 @@ class GeneratorLoader:
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )
-        try:
-            road = self._idle.pop()
-        except IndexError:
-            road = build_road(
-                self._devices, self._capacity, prefetch=int(self._double_buffer), outputs=self._outputs
-            )
-        progress = self._course.begin()
-        batches = self._stream(road.ring, progress)
+        return self._course.begin(partial(self._open, self._stream))
+
+    def _open(self, stream: Stream, progress: Progress) -> Epoch:
+        road = take_road(self._idle) or build_road(
+            self._devices, self._capacity, prefetch=int(self._double_buffer), outputs=self._outputs
+        )
+        batches = stream(road.ring, progress)
         fetch: Fetch = (
             ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from gpuloader.cache import ArraySource, check_cache, materialise
 from gpuloader.devices import default_place, open_device
+from gpuloader.epoch import Road
 from gpuloader.from_generator import from_generator
 from gpuloader.interop import check_output, open_output
 from gpuloader.loading import Loading
@@ -225,6 +227,7 @@ class DataLoader:
         self.dataset = dataset
         self._seed = check_seed(seed)
         self._meter = Meter()
+        self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._fresh_progress)
         self._loading = Loading(
             dataset,
@@ -240,6 +243,7 @@ class DataLoader:
             remainder=remainder,
             drop_last=drop_last,
             meter=self._meter,
+            idle=self._idle,
         )
 
     @property
@@ -271,7 +275,7 @@ class DataLoader:
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
-        return self._loading.begin(self._course.begin())
+        return self._course.begin(self._loading.begin)
 
     def _read_all(self) -> ArraySource:
         """Return all samples as arrays, read by the loader's own workers where they are no arrays yet."""

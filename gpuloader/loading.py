@@ -12,7 +12,7 @@ from gpuloader.cache import ArraySource, resident_programmers
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.devices.base import Device
-from gpuloader.epoch import Epoch, Road, build_road
+from gpuloader.epoch import Epoch, Road, build_road, take_road
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
 from gpuloader.interop import Output
 from gpuloader.plan import Batching, Plan
@@ -54,6 +54,8 @@ class Loading:
         Whether a last shorter batch, or step, is left out.
     meter : Meter
         Counts where the time goes.
+    idle : deque of Road
+        Where roads wait between epochs.
 
     Attributes
     ----------
@@ -77,6 +79,7 @@ class Loading:
         remainder: str,
         drop_last: bool,
         meter: Meter,
+        idle: deque[Road],
     ) -> None:
         self.workers = workers
         self.size = None if batching.size is None else -(-batching.size // shards)
@@ -95,7 +98,7 @@ class Loading:
         self._meter = meter
         self._programmers: Sequence[Programmer | None] = [collation.programmer] * len(devices)
         self._fetching = self._make_fetching(collation, None)
-        self._idle: deque[Road] = deque(maxlen=1)
+        self._idle = idle
 
     def _make_fetching(self, collation: Collation, gatherer: Gatherer | None) -> Fetching:
         return Fetching(
@@ -144,17 +147,14 @@ class Loading:
 
     def begin(self, progress: Progress) -> Epoch:
         """Open an epoch where its user has come to."""
-        try:
-            road = self._idle.pop()
-        except IndexError:
-            road = build_road(
-                self._devices,
-                self._fetching.ahead,
-                prefetch=self._prefetch,
-                shared=self._fetching.in_processes,
-                outputs=self._outputs,
-                programmers=self._programmers,
-            )
+        road = take_road(self._idle) or build_road(
+            self._devices,
+            self._fetching.ahead,
+            prefetch=self._prefetch,
+            shared=self._fetching.in_processes,
+            outputs=self._outputs,
+            programmers=self._programmers,
+        )
         sharded, one = self._plan(progress)
         fetch = self._fetching.open(one, road.ring, self._meter)
         return Epoch(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 
 _VERSION = 1
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -108,11 +110,12 @@ class Course:
         self._resumed: Progress | None = None
         self._next = 0
 
-    def begin(self) -> Progress:
-        """Return the progress of an epoch that begins now: the next one, or one that is resumed."""
+    def begin(self, open_epoch: Callable[[Progress], T]) -> T:
+        """Open the next epoch, or the one that is resumed; nothing has happened if that fails."""
         progress = self._resumed or self._fresh(self._next)
+        opened = open_epoch(progress)
         self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
-        return progress
+        return opened
 
     def set_epoch(self, epoch: int) -> None:
         """Make that epoch the next one: from its start, unless it is the one to be resumed."""

@@ -59,11 +59,6 @@ def numbers(count=40, dtype="float32", width=64):
     return np.repeat(np.arange(count)[:, None], width, 1).astype(dtype)
 
 
-def slot_ranges(loader):
-    [road] = loader._idle
-    return [(slot.address, slot.address + slot.nbytes) for slot in road.ring._free]
-
-
 @pytest.mark.parametrize("name", FRAMEWORKS)
 class TestOnAHost:
     def test_a_batch_lies_in_the_slot(self, name):
@@ -74,7 +69,7 @@ class TestOnAHost:
             assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             pointers.append(pointer(name, batch))
             del batch
-        [road] = loader._idle
+        [road] = loader._loading._idle
         road.ring.drain()
         addresses = {slot.address for slot in road.ring._free}
         assert len(addresses) == road.ring.count
@@ -91,8 +86,8 @@ class TestOnAHost:
         assert str(tensor.dtype).removeprefix("torch.").removeprefix("paddle.") == narrow
         np.testing.assert_array_equal(as_numpy(tensor), wanted.astype(narrow))
         if narrow == dtype:
-            loader._idle[0].ring.drain()
-            assert pointer(name, tensor) not in {slot.address for slot in loader._idle[0].ring._free}
+            loader._loading._idle[0].ring.drain()
+            assert pointer(name, tensor) not in {slot.address for slot in loader._loading._idle[0].ring._free}
 
     def test_what_is_kept_stays(self, name):
         """Past later batches, epoch and loader; also a part of it, and what was computed of it."""
@@ -383,7 +378,7 @@ class TestOnAGpu:
         runtime.finish()
         assert [values[0][:, 0].tolist() for values in seen] == [[2 * one, 2 * one + 1] for one in range(20)]
         own = {stream.ptr for stream in fake_framework.current.values()}
-        copying = {lane._copy_stream.ptr for lane in loader._idle[0].lanes}
+        copying = {lane._copy_stream.ptr for lane in loader._loading._idle[0].lanes}
         assert {stream.ptr for stream, _ in waits} == own | copying
         assert sum(stream.ptr in own for stream, _ in waits) == 20  # on `ready`
         assert sum(stream.ptr in own for _, stream in records) == 20  # `released`
@@ -475,6 +470,6 @@ class TestJaxOnAGpu:
             copy.source = None
             del copy
         assert runtime.calls["malloc"] <= 4
-        output = loader._outputs[0]
+        output = loader._loading._outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._under_way) == 1

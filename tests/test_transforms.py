@@ -58,7 +58,7 @@ def rows_of(loader):
     """Return one epoch's batches as (images, labels) of NumPy, whichever the places; shards side by side."""
     found = []
     for step in loader:
-        batches = step if len(loader._devices) > 1 else [step]
+        batches = step if isinstance(step[0], list) else [step]
         found += [tuple(np.asarray(field) for field in batch) for batch in batches]
     return found
 
@@ -472,7 +472,7 @@ class TestBatchesOfOtherSizes:
             assert tracemalloc.get_traced_memory()[0] - before < 100_000
         finally:
             tracemalloc.stop()
-        programmer = loader._programmers[0]
+        programmer = loader._loading._programmers[0]
         assert len(programmer._made) <= 34
         assert len(loader._loading._fetching._gatherer._layouts) <= 10
 

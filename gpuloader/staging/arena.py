@@ -53,6 +53,11 @@ class Arena:
     shared : bool
         Lie in a memory file without a device too, for worker processes that map `descriptor`.
 
+    Attributes
+    ----------
+    closed : bool
+        Whether it was finalized: in a cycle of garbage that may come before those who still refer to it.
+
     Raises
     ------
     StagingMemoryError
@@ -67,6 +72,7 @@ class Arena:
 
     def __init__(self, nbytes: int, locker: PageLocker | None = None, *, shared: bool = False) -> None:
         self.nbytes = nbytes
+        self.closed = False
         self.page_locked = False
         self.descriptor: int | None = None
         available = available_memory()
@@ -107,6 +113,7 @@ class Arena:
             self.page_locked = True
 
     def __del__(self) -> None:
+        self.closed = True
         # Runs before the mapping goes, and in full only if __init__ got that far.
         if getattr(self, "page_locked", False) and self._locker is not None:
             self._locker.page_unlock(self.address)

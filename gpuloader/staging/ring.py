@@ -198,8 +198,10 @@ class Ring:
         self._credits.put(False)
 
     def rearm(self) -> bool:
-        """Undo `interrupt`, once nobody waits in `acquire`; return whether no slot was lost on the way."""
+        """Undo `interrupt`, once nobody waits in `acquire`; return whether all slots are there and usable."""
         for credit in [self._credits.get() for _ in range(self._credits.qsize())]:
             if credit:
                 self._credits.put(credit)
+        if any(isinstance(slot.memory, Arena) and slot.memory.closed for slot in self._free):
+            return False  # we are garbage, and our memory was finalized before us
         return not self.allocated or self.free + self.leased == self.count

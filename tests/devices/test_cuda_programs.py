@@ -216,7 +216,7 @@ def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no such kernel"):
                 list(loader)
-            [road] = loader._idle  # every slot is back, or the road could not serve again
+            [road] = loader._loading._idle  # every slot is back, or the road could not serve again
             assert road.ring.free == road.ring.count
         del loader, road
 
