@@ -49,6 +49,12 @@ class ArraySource:
         arrays, rows = found
         return cls(arrays, rows, Structure.flat([str(field) for field in range(len(arrays))]))
 
+    def compact(self) -> ArraySource:
+        """Return a source of the samples alone, where the arrays hold others beside them."""
+        if self.rows is None:
+            return self
+        return ArraySource(tuple(array[self.rows] for array in self.arrays), None, self.structure)
+
     def gathers(self, resident: Sequence[Any] | None = None) -> list[GatherRows]:
         """Return what takes rows of the arrays, of those at `resident` if given."""
         sources = [None] * len(self.arrays) if resident is None else resident

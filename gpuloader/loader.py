@@ -197,6 +197,7 @@ class DataLoader:
         )
         places = default_place() if places is None else places
         devices = tuple(open_device(place) for place in parse_places(places))
+        transforms = list(transforms)  # it is looked at more than once
         collation = check_collation(
             feeds=self._feeds,
             collate_fn=collate_fn,
@@ -218,7 +219,18 @@ class DataLoader:
             on_worker_death=on_worker_death,
         )
         size = self._batching.size
-        shards = check_split(split, remainder, size, len(devices), iterable=self._iterable)
+        shards = check_split(
+            split,
+            remainder,
+            None if batch_size is None else size,
+            len(devices),
+            iterable=self._iterable,
+            workers=workers.count,
+            in_order=workers.in_order,
+        )
+        if shards > 1 and batch_size is None and batch_sampler is None:
+            raise ValueError("split='shards' cuts batches, and batch_size=None gives single samples")
+        outputs = [open_output(check_output(output), device, stream) for device in devices]
         masks = Masks() if shards > 1 and remainder == "pad" else None
         plain = not self._iterable and not collation.whole and not collation.ragged and not collation.pads
         self._cache = check_cache(
@@ -235,8 +247,8 @@ class DataLoader:
             collation,
             workers,
             devices,
-            outputs=[open_output(check_output(output), device, stream) for device in devices],
-            presenter=Presenter(devices, None if return_list else self._feeds, masks),
+            outputs=outputs,
+            presenter=Presenter(devices, None if return_list else self._feeds, masks, outputs),
             prefetch=check_count("prefetch", prefetch) * bool(use_buffer_reader),
             iterable=self._iterable,
             shards=shards,
@@ -301,7 +313,8 @@ class DataLoader:
     def _fresh_progress(self, epoch: int) -> Progress:
         if self._seed is None:
             self._seed = int(np.random.randint(2**31))
-        return Progress(self._seed, epoch, crew=self._loading.crew, size=self._loading.size)
+        loading = self._loading
+        return Progress(self._seed, epoch, crew=loading.crew, size=loading.size, shards=loading.shards)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop epoch number `epoch`, from 0; the one after it follows on.
@@ -353,9 +366,12 @@ class DataLoader:
         progress = read_state(state)
         if progress.seed is None:
             raise ValueError("this is the state of a loader made by DataLoader.from_generator")
-        if progress.size != self._loading.size:
-            here = self._loading.size
-            raise ValueError(f"the state is of batches of {progress.size} samples a place, not of {here}")
+        loading = self._loading
+        if (progress.size, progress.shards) != (loading.size, loading.shards):
+            raise ValueError(
+                f"the state is of batches of {progress.size} samples a place, {progress.shards} a step; this "
+                f"loader has {loading.size}, {loading.shards} a step"
+            )
         self._loading.check_crew(progress.crew)
         self._seed = progress.seed
         self._course.resume(progress)

@@ -61,6 +61,8 @@ class Loading:
     ----------
     size : int or None
         Samples of a batch on one place; None where a batch sampler decides.
+    shards : int
+        Into how many parts a batch is cut.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Loading:
         idle: deque[Road],
     ) -> None:
         self.workers = workers
+        self.shards = shards
         self.size = None if batching.size is None else -(-batching.size // shards)
         self._dataset = dataset
         self._batching = batching
@@ -91,7 +94,6 @@ class Loading:
         self._presenter = presenter
         self._prefetch = prefetch
         self._iterable = iterable
-        self._shards = shards
         self._remainder = remainder
         self._drop_batch = drop_last or (iterable and shards > 1)
         self._drop_step = drop_last or shards > 1
@@ -122,9 +124,9 @@ class Loading:
 
     def count_steps(self) -> int:
         """Return how many steps an epoch has; raise `TypeError` where nothing says so."""
+        if self.shards > 1:
+            return self._batching.count(self.shards if self._remainder == "drop" else 1)
         batches, places = self._batching.count(), len(self._devices)
-        if self._shards > 1:
-            return batches
         return batches // places if self._drop_step else -(-batches // places)
 
     def cache_as(self, source: ArraySource, *, resident: bool) -> None:
@@ -138,6 +140,7 @@ class Loading:
         collation = self._collation
         on_devices = resident and not any(device.direct for device in self._devices)
         if on_devices:
+            source = source.compact()
             transforms = () if collation.programmer is None else collation.programmer.transforms
             self._programmers = list(resident_programmers(source, self._devices, transforms))
             collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
@@ -175,7 +178,7 @@ class Loading:
                 progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn
             )
         plan: Plan = self._batching.plan(progress.seed, progress.epoch)
-        sharded = ShardedPlan(plan, self._shards, self._remainder) if self._shards > 1 else None
+        sharded = ShardedPlan(plan, self.shards, self._remainder) if self.shards > 1 else None
         plan = sharded or plan
         numbered: Iterator[tuple[int, Any]] = enumerate(plan.batches(start), start)
         if beyond:

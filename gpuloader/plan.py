@@ -195,14 +195,20 @@ class Batching:
             return OrderedPlan(order, self.size, self.drop_last)
         return GroupedPlan(self.sampler, self.size, self.drop_last)
 
-    def count(self) -> int:
-        """Return how many batches an epoch has; raise `TypeError` where nothing says so."""
+    def count(self, least: int = 1) -> int:
+        """Return how many batches an epoch has, a last one of fewer than `least` samples left out.
+
+        Raises
+        ------
+        TypeError
+            Nothing says so.
+        """
         if self.batch_sampler is not None:
             return len(_sized(self.batch_sampler))
         if self.sampler is None or self.size is None:
             raise TypeError("an iterable data set has no length")
-        samples = len(_sized(self.sampler))
-        return samples // self.size if self.drop_last else -(-samples // self.size)
+        full, rest = divmod(len(_sized(self.sampler)), self.size)
+        return full + (rest >= least and not self.drop_last)
 
 
 def _sized(sampler: Iterable[Any]) -> Sized:

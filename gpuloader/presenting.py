@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuloader.collate.form import build_batch
 from gpuloader.devices.base import Device
+from gpuloader.interop import NativeOutput, Output
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.spec import FeedSpec
 from gpuloader.split import Masks, ShardedPlan, add_mask
@@ -26,11 +27,14 @@ class Presenter:
         Name the fields of dicts; None: a batch has the form of a sample.
     masks : Masks or None
         For batches that are cut into padded shards.
+    outputs : sequence of Output
+        Whose arrays the user gets, one a place.
     """
 
     devices: Sequence[Device]
     feeds: Sequence[FeedSpec] | None
     masks: Masks | None
+    outputs: Sequence[Output]
 
     def present(self, progress: Progress, sharded: ShardedPlan | None, step: DeliveredStep) -> Any:
         """Return a step: the batch of the only place, or a list with one entry a place."""
@@ -43,6 +47,14 @@ class Presenter:
                 batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
             if self.masks is not None and sharded is not None:
                 own, size = sharded.take_own(staged.number)
-                batch = add_mask(batch, self.masks.get(self.devices[place], own, size))
+                batch = add_mask(batch, self._mask(self.masks, place, own, size))
             batches.append(batch)
         return batches[0] if self.feeds is None and len(self.devices) == 1 else batches
+
+    def _mask(self, masks: Masks, place: int, own: int, size: int) -> Any:
+        mask = masks.get(self.devices[place], own, size)
+        if isinstance(self.outputs[place], NativeOutput):
+            return mask
+        # A tensor cannot be read-only, so it is made over a copy.
+        [converted] = self.outputs[place].convert([mask.copy()], None)
+        return converted

@@ -141,7 +141,16 @@ class Masks:
         return self._made[key]
 
 
-def check_split(split: object, remainder: object, size: int | None, places: int, *, iterable: bool) -> int:
+def check_split(
+    split: object,
+    remainder: object,
+    size: int | None,
+    places: int,
+    *,
+    iterable: bool,
+    workers: int = 0,
+    in_order: bool = True,
+) -> int:
     """Return into how many parts a batch is cut: 1 where each place gets a batch of its own.
 
     Raises
@@ -158,6 +167,13 @@ def check_split(split: object, remainder: object, size: int | None, places: int,
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     if split == "batches" or places == 1:
         return 1
+    if not in_order:
+        raise ValueError("the parts of a batch belong together: split='shards' needs in_order=True")
+    if iterable and workers > 1:
+        raise ValueError(
+            f"each of {workers} workers gives batches of its own of an iterable data set, so consecutive "
+            "parts would not be of one batch: use one worker with split='shards'"
+        )
     if size is not None and size % places and (remainder == "error" or iterable):
         raise ValueError(
             f"a batch of {size} samples cannot be cut into {places} equal parts; choose another batch_size, "

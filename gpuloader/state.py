@@ -38,6 +38,8 @@ class Progress:
         The source's own state behind the last batch received, where it has one.
     size : int or None
         Samples a batch; a state is for that size alone.
+    shards : int
+        Into how many parts batches are cut; a part counts as a batch here.
     ended : bool
         Whether the epoch is over, so that the next one is next.
     """
@@ -51,6 +53,7 @@ class Progress:
     turn: int = 0
     own: Any = None
     size: int | None = None
+    shards: int = 1
     ended: bool = False
 
     def end(self) -> None:
@@ -84,6 +87,8 @@ class Progress:
             state["seed"] = self.seed
         if self.size is not None:
             state["batch_size"] = self.size
+        if self.shards > 1:
+            state["shards"] = self.shards
         if self.beyond:
             state["beyond"] = sorted(self.beyond)
         if self.crew is not None:
@@ -172,6 +177,7 @@ def read_state(state: object) -> Progress:
             _count(state.get("turn", 0), len(workers or ()) or 1),
             state.get("source"),
             None if state.get("batch_size") is None else _count(state["batch_size"]),
+            _count(state.get("shards", 1)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}): {dict(state)}") from error

@@ -127,7 +127,7 @@ struct Scaled {
 
 template <typename Source, typename Target, typename Change>
 __device__ inline void change(const Source* source, Target* target, unsigned long long count,
-                                     Change changed) {
+                              Change changed) {
     const unsigned long long thread = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
     unsigned long long start = 0;  // of what is left for single steps

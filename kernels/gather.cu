@@ -12,7 +12,7 @@
 
 template <typename Word>
 __device__ inline void copy_rows(const Word* source, const long long* indices, Word* out,
-                                        unsigned long long rows, unsigned long long words) {
+                                 unsigned long long rows, unsigned long long words) {
     const unsigned long long first = static_cast<unsigned long long>(blockIdx.y) * blockDim.x + threadIdx.x;
     const unsigned long long step = static_cast<unsigned long long>(gridDim.y) * blockDim.x;
     for (unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * blockDim.y + threadIdx.y;

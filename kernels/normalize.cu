@@ -80,7 +80,7 @@ __device__ inline void store(const float (&values)[4], Target* out, int count) {
 // Pixels x to x + 3 of row y, in all channels.
 template <typename Source, typename Target>
 __device__ inline void make_planes(const Source* sample, Target* out, const Images& images,
-                                          const Channels& channels, const Window& window, int y, int x) {
+                                   const Channels& channels, const Window& window, int y, int x) {
     const int count = images.out_width - x;
     const Source* from = sample + window.start + y * window.row + x * window.pixel;
     Target* to = out + y * images.out_width + x;
@@ -101,7 +101,7 @@ __device__ inline void make_planes(const Source* sample, Target* out, const Imag
 // Values `first` to first + 3 of row y, pixels and channels in turn.
 template <typename Source, typename Target>
 __device__ inline void make_pixels(const Source* sample, Target* out, const Images& images,
-                                          const Channels& channels, const Window& window, int y, int first) {
+                                   const Channels& channels, const Window& window, int y, int first) {
     const int row = images.out_width * images.channels;
     const Source* from = sample + window.start + y * window.row;
     int x = first / images.channels, channel = first - x * images.channels;

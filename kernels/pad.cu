@@ -20,7 +20,7 @@ struct Rows {
 };
 
 __device__ inline unsigned long long moved_inside(long long split, unsigned long long low,
-                                                         unsigned long long high) {
+                                                  unsigned long long high) {
     const unsigned long long place = split < 0 ? 0 : static_cast<unsigned long long>(split);
     return place < low ? low : place > high ? high : place;
 }

@@ -1,5 +1,6 @@
 """Fixtures for the whole suite: the full MNIST file, where there is one."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from gpuloader.sources.digits import Mnist
 from gpuloader.sources.mnist_json import read_json
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
+
+
+def pytest_collection_finish():
+    """Take what was imported and collected out of the garbage collector's sight: many tests call it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

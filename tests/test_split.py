@@ -268,7 +268,7 @@ class TestErrors:
             ),
             (
                 {"split": "shards", "batch_size": None},
-                "a batch of 1 samples cannot be cut into 2 equal parts",
+                "batch_size=None gives single samples",
             ),
         ],
     )

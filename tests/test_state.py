@@ -64,17 +64,29 @@ def test_progress_of_a_reader_with_a_state_of_its_own():
 
 def test_a_course():
     course = Course(lambda epoch: Progress(seed=1, epoch=epoch))
+
+    def begin():
+        return course.begin(lambda progress: progress)
+
     assert course.state()["epoch"] == 0
-    first = course.begin()
+    first = begin()
     first.received(batch(0))
     assert course.state()["batches"] == 1
     first.end()
     assert (course.state()["epoch"], course.state()["batches"]) == (1, 0)
     course.resume(Progress(seed=1, epoch=4, batches=3))
     assert (course.state()["epoch"], course.state()["batches"]) == (4, 3)
-    assert (course.begin().epoch, course.begin().epoch) == (4, 5)
+    assert (begin().epoch, begin().epoch) == (4, 5)
     course.set_epoch(2)
-    assert (course.state()["epoch"], course.begin().epoch, course.begin().epoch) == (2, 2, 3)
+    assert (course.state()["epoch"], begin().epoch, begin().epoch) == (2, 2, 3)
+
+
+def test_an_epoch_that_cannot_be_opened_has_not_begun():
+    course = Course(lambda epoch: Progress(seed=1, epoch=epoch))
+    course.resume(Progress(seed=1, epoch=4, batches=3))
+    with pytest.raises(ZeroDivisionError):
+        course.begin(lambda progress: 1 // 0)
+    assert (course.state()["epoch"], course.state()["batches"]) == (4, 3)
 
 
 @by_workers
