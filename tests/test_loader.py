@@ -11,6 +11,7 @@ from gpuloader import (
     ConcatDataset,
     CPUPlace,
     DataLoader,
+    LoaderError,
     Ragged,
     Subset,
     TensorDataset,
@@ -406,3 +407,23 @@ def test_an_array_data_set_of_any_memory_order():
                 list(DataLoader(part, places="cpu", batch_size=3)),
                 [stack([part[index] for index in indices]) for indices in ([0, 1, 2], [3])],
             )
+
+
+def test_an_interrupt_in_the_middle_of_a_batch_is_no_end_of_the_epoch():
+    def read(index):
+        if index == 3 and not interrupted:
+            interrupted.append(index)
+            raise KeyboardInterrupt
+        return index
+
+    interrupted = []
+    loader = DataLoader(Made(read, 6), places="cpu", batch_size=2, seed=1)
+    epoch = iter(loader)
+    assert next(epoch).tolist() == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(epoch)
+    with pytest.raises(LoaderError, match="was interrupted in the middle of a batch"):
+        next(epoch)
+    again = DataLoader(Made(read, 6), places="cpu", batch_size=2)
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in again] == [[2, 3], [4, 5]]

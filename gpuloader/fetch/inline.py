@@ -10,7 +10,7 @@ from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemStream
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import QueueClosed
+from gpuloader.errors import LoaderError, QueueClosed
 from gpuloader.sources.randomness import Draw, exchange_draw
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
@@ -25,13 +25,24 @@ class InlineFetch:
 
     def __init__(self, batches: Iterator[StagedBatch]) -> None:
         self._batches = batches
+        self._interrupted = False
 
     def get(self) -> StagedBatch:
         """Read and stage the next batch; raise `QueueClosed` at the end, or what the reader raised."""
         try:
             return next(self._batches)
         except StopIteration:
+            if self._interrupted:
+                raise LoaderError(
+                    "the epoch was interrupted in the middle of a batch and cannot go on; begin a new one, or "
+                    "resume it in a new loader from state_dict()"
+                ) from None
             raise QueueClosed("the reader has no further batch") from None
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
 
     def get_nowait(self) -> None:
         """Return None: nothing is ever read ahead."""

@@ -23,6 +23,7 @@ def device(kernels):
     """Return the kernels, with all launchers running over them: CuPy's arrays, on host memory."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     kernels.launches.clear()
+    kernels.shape = None
     with pytest.MonkeyPatch.context() as patch, cupy.cuda.using_allocator(kernels.allocate):
         patch.setattr(launching, "load_kernel", kernels.load)
         patch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
