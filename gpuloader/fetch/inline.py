@@ -34,8 +34,8 @@ class InlineFetch:
         except StopIteration:
             if self._interrupted:
                 raise LoaderError(
-                    "the epoch was interrupted in the middle of a batch and cannot go on; begin a new one, or "
-                    "resume it in a new loader from state_dict()"
+                    "the epoch was interrupted in the middle of a batch and cannot go on; begin a new one, "
+                    "or resume it in a new loader from state_dict()"
                 ) from None
             raise QueueClosed("the reader has no further batch") from None
         except Exception:
