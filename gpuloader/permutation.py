@@ -19,6 +19,12 @@ _ALL = 2**64 - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _30, _27, _31, _MIX_1, _MIX_2 = (np.uint64(word) for word in (30, 27, 31, _FIRST, _SECOND))
 _BLOCK = 4096  # words hashed at once
+SORTED_AT_MOST = 2**18
+"""Permutations up to here are sorted once, in some milliseconds and 2 MiB; beyond, computed where asked."""
+
+SORTED, PERMUTED, DRAWN, WEIGHTED = range(4)
+"""Hashed along with seed and epoch, so that no two ways to draw use the same numbers."""
+
 _ROUNDS = 5  # of both halves; with ideal hashes, two would do (Luby and Rackoff 1988)
 
 

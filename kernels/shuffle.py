@@ -10,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.launching import check_size, current_device, launch, obtain, on_stream, sort, spread
-from gpuloader.permutation import derive_key, permute, sort_hashes
+from gpuloader.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
 
 ENTRIES = ("hash_numbers", "take_numbers", "permute_positions")
-
-# As in gpuloader/sources/order.py: up to where permutations are sorted, and what is hashed along with the
-# seed and the epoch for those that are sorted and those that are computed.
-_SORTED_AT_MOST = 2**18
-_SORTED, _PERMUTED = 0, 1
 
 _ROUNDS = 5
 _NETWORK = np.dtype([("keys", np.uint64, 2 * _ROUNDS)])
@@ -122,8 +117,8 @@ def _plan(count: int, seed: int, epoch: int, start: int, stop: int | None) -> _P
     seed, epoch = check_size("seed", seed, 0, 2**64), check_size("epoch", epoch, 0, 2**64)
     stop = count if stop is None else check_size("stop", stop, 0, count + 1)
     start = check_size("start", start, 0, stop + 1)
-    is_sorted = count <= _SORTED_AT_MOST
-    key = derive_key(seed, epoch, _SORTED if is_sorted else _PERMUTED)
+    is_sorted = count <= SORTED_AT_MOST
+    key = derive_key(seed, epoch, SORTED if is_sorted else PERMUTED)
     return _Part(count, key, is_sorted, start, stop - start)
 
 

@@ -13,15 +13,19 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.permutation import derive_key, hash_positions, permute, sort_hashes
+from gpuloader.permutation import (
+    DRAWN,
+    PERMUTED,
+    SORTED,
+    SORTED_AT_MOST,
+    WEIGHTED,
+    derive_key,
+    hash_positions,
+    permute,
+    sort_hashes,
+)
 from gpuloader.sources.computed import Computed, Indices, as_indices, check_fields, check_slice
 from gpuloader.spec import check_count
-
-_SORTED_AT_MOST = 2**18
-"""Permutations up to here are sorted once, in some milliseconds and 2 MiB; beyond, computed where asked."""
-
-_SORTED, _PERMUTED, _DRAWN, _WEIGHTED = range(4)
-"""Hashed along with seed and epoch, so that no two ways to draw use the same numbers."""
 
 _PIECE = 4096
 """Indices made at once where an order is iterated."""
@@ -92,22 +96,22 @@ class Shuffled(Computed):
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
-        if self.count <= _SORTED_AT_MOST:
+        if self.count <= SORTED_AT_MOST:
             permutation: Indices = self._table()
             return permutation[positions]
-        key = derive_key(self.seed, self.epoch, _PERMUTED)
+        key = derive_key(self.seed, self.epoch, PERMUTED)
         return permute(positions.astype(np.uint64), self.count, key).view(np.int64)
 
     def slice(self, start: int, stop: int) -> Indices:
         """Return the entries from position `start` to before `stop`."""
-        if self.count > _SORTED_AT_MOST:
+        if self.count > SORTED_AT_MOST:
             return super().slice(start, stop)
         check_slice(self, start, stop)
         permutation: Indices = self._table()
         return permutation[start:stop]
 
     def _build_table(self) -> Indices:
-        return sort_hashes(self.count, derive_key(self.seed, self.epoch, _SORTED)).view(np.int64)
+        return sort_hashes(self.count, derive_key(self.seed, self.epoch, SORTED)).view(np.int64)
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Drawn(Computed):
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
-        hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, _DRAWN))
+        hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, DRAWN))
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
@@ -186,7 +190,7 @@ class Weighted(Computed):
 
     def _uniform(self, positions: Indices) -> NDArray[np.float64]:
         """Return a number between 0 and 1, neither of them, for every position."""
-        hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, _WEIGHTED))
+        hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, WEIGHTED))
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 

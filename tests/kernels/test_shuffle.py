@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.shuffle import _PERMUTED, _SORTED, _SORTED_AT_MOST, shuffle, shuffle_on_host
-from gpuloader.sources import order
+from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
 from gpuloader.sources.order import Shuffled
 from tests.kernels.shim import Placed, examples, read
 
@@ -58,10 +57,6 @@ def test_a_whole_permutation_is_sorted_in_its_result(device):
             assert allocated == [800]
     finally:
         device.allocate = allocate
-
-
-def test_the_numbers_are_those_of_the_order():
-    assert (order._SORTED_AT_MOST, order._SORTED, order._PERMUTED) == (_SORTED_AT_MOST, _SORTED, _PERMUTED)
 
 
 @pytest.mark.parametrize(
