@@ -12,8 +12,9 @@ from gpuloader.sources.mnist_json import read_json
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
 
 
-def pytest_collection_finish():
-    """Take what was imported and collected out of the garbage collector's sight: many tests call it."""
+@pytest.fixture(scope="module", autouse=True)
+def what_is_there_is_no_garbage():
+    """Take what lives before a module's tests out of the garbage collector's sight: many of them call it."""
     gc.collect()
     gc.freeze()
 
