@@ -99,7 +99,7 @@ FORMS = {
     "objects beside arrays": lambda index: {"x": np.full(3, index), "y": [Thing(index), None], "z": index},
     "empty dict inside": lambda index: {"x": index, "y": {}, "z": ()},
     "an array of text": lambda index: (index, np.array(["a", "b"])),
-    "a date": lambda index: (index, np.datetime64("2024-01-01") + index),
+    "a date": lambda index: (index, np.datetime64("2024-01-01") + np.timedelta64(index, "D")),
     "other library": lambda index: (Picture(index), index),
     "no rows": lambda index: np.zeros((0, 3), np.float32),
     "no elements": lambda index: (np.zeros((2, 0)), np.zeros(0, np.int8)),
