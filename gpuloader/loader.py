@@ -197,6 +197,8 @@ class DataLoader:
         )
         places = default_place() if places is None else places
         devices = tuple(open_device(place) for place in parse_places(places))
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"transforms must be a list of them, got {type(transforms).__name__}")
         transforms = list(transforms)  # it is looked at more than once
         collation = check_collation(
             feeds=self._feeds,

@@ -254,7 +254,8 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
         raise SampleError(f"expected {dtype} as in the first sample, got {array.dtype}")
     if not _matches(array.shape, shape):
         raise SampleError(
-            f"expected shape {describe(shape)} as in the first sample, got {describe(array.shape)}"
+            f"expected shape {describe(shape)} as in the first sample, got {describe(array.shape)}; a field "
+            "whose length varies is to be named in the loader's ragged or pad"
         )
     return cast(array, dtype)
 

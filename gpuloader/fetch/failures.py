@@ -130,6 +130,9 @@ def flush_output() -> None:
             continue
 
 
+_NAMED = 8  # samples that a message names
+
+
 def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerError:
     """Return the error for a worker that ended with an exit code, and for the jobs it held."""
     cause, signal = describe_death(code)
@@ -141,11 +144,15 @@ def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerErro
     elif worker.deaths > 1:
         doing += f", the {_ordinal(worker.deaths)} in a row to die before it brought anything"
     hint = "; the system may have run out of memory" if signal == 9 else ""
+    indices = [index for job in held for index in plain_indices(job.indices)]
+    if indices:
+        more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+        doing += f" (samples {', '.join(map(repr, indices[:_NAMED]))}{more})"
     return WorkerError(
         f"worker {worker.number} (process {worker.pid}) {cause} while it {doing}{hint}",
         pid=worker.pid,
         signal=signal,
-        indices=[index for job in held for index in plain_indices(job.indices)],
+        indices=indices,
     )
 
 

@@ -60,8 +60,8 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     except Unshippable as reason:
         if method is not None or "fork" not in multiprocessing.get_all_start_methods():
             raise LoaderError(
-                f"the data set cannot be sent to worker processes: {reason}; make it picklable, or pass "
-                "start_method='fork' or worker_type='thread'"
+                f"the data set cannot be sent to worker processes: {str(reason).replace('Setup.', '')}; make "
+                "it picklable, or pass start_method='fork' or worker_type='thread'"
             ) from reason
         return Start("fork", setup, None)
     if parcel.needs_main and method is None:

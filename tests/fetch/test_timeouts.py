@@ -127,5 +127,5 @@ class Locked(Faulty):
 
 def test_a_data_set_that_does_not_pickle_is_forked():
     assert indices(loader(Locked())) == plain(8)
-    with pytest.raises(LoaderError, match=r"Setup\.dataset\.lock cannot be pickled.*start_method='fork'"):
+    with pytest.raises(LoaderError, match=r": dataset\.lock cannot be pickled.*start_method='fork'"):
         list(loader(Locked(), start_method="forkserver"))
