@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -374,7 +375,14 @@ class DataLoader:
                 f"the state is of batches of {progress.size} samples a place, {progress.shards} a step; this "
                 f"loader has {loading.size}, {loading.shards} a step"
             )
-        self._loading.check_crew(progress.crew)
+        loading.check_crew(progress.crew)
+        with suppress(TypeError):  # where nothing says how many batches there are
+            batches = self._batching.count() * loading.shards
+            if progress.batches > batches:
+                raise ValueError(
+                    f"the state is {progress.batches} batches into an epoch and this data set has {batches}: "
+                    "it is of another data set or sampler"
+                )
         self._seed = progress.seed
         self._course.resume(progress)
 

@@ -339,3 +339,13 @@ def test_a_resumed_epoch_draws_what_it_would_have_drawn():
     other = DataLoader(Made(draw, 10), places="cpu", batch_size=3, **THREADS)
     other.load_state_dict(state)
     assert values(other) == rest
+
+
+def test_a_state_behind_the_end_of_the_data_set_is_refused():
+    first = DataLoader(list(range(40)), places="cpu", batch_size=4, seed=1)
+    epoch = iter(first)
+    for _ in range(3):
+        next(epoch)
+    second = DataLoader(list(range(8)), places="cpu", batch_size=4)
+    with pytest.raises(ValueError, match="3 batches into an epoch and this data set has 2"):
+        second.load_state_dict(first.state_dict())
