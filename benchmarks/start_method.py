@@ -13,8 +13,7 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -29,6 +28,7 @@ if __name__ == "__main__":
 
 from benchmarks.measure import Spread, describe_machine
 from gpuloader.fetch.shipping import Parcel, Unshippable, pack, unpack
+from gpuloader.fetch.starting import without_main
 
 METHODS = ("fork", "forkserver", "spawn")
 PRELOADED = ["numpy", "gpuloader", "gpuloader.fetch.shipping"]
@@ -134,20 +134,6 @@ def start(method: str, dataset: Dataset, parcel: Parcel | None, workers: int) ->
         ours.close()
         theirs.close()
     return {"have_ms": have * 1e3, "private_mb": before / 1e6, "touched_mb": after / 1e6}
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Keep workers from importing this script again, which takes as long as its imports do."""
-    main = sys.modules["__main__"]
-    path, spec = main.__dict__.pop("__file__", None), main.__spec__
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__spec__ = spec
-        if path is not None:
-            main.__file__ = path
 
 
 def private_bytes(pid: int | None) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.checks import check_word
 from gpuloader.collate.structure import Structure
 from gpuloader.devices.base import Device
 from gpuloader.errors import LoaderError, StagingMemoryError
@@ -75,10 +76,9 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
     >>> check_cache("host", cacheable=True)
     'host'
     """
+    check_word("cache", cache, CACHES, optional=True)
     if cache is None:
         return None
-    if cache not in CACHES:
-        raise ValueError(f"cache must be one of {', '.join(map(repr, CACHES))} or None, got {cache!r}")
     if not cacheable:
         raise ValueError(
             "cache is for data sets with indices, in batches that the loader puts together of samples of "

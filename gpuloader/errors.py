@@ -151,3 +151,17 @@ def note_batch(error: BaseException, batch: int) -> None:
     note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception in a line: its type and what it says, if it says anything.
+
+    >>> describe_error(KeyError("label")), describe_error(StopIteration())
+    ("KeyError: 'label'", 'StopIteration')
+    """
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be had"
+    return f"{name}: {text}" if text else name

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gpuloader.checks import check_count
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.rows import SampleRows
 from gpuloader.devices import cuda_places, open_device
@@ -13,7 +14,7 @@ from gpuloader.errors import FeedError, SampleError
 from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place, environment_count, parse_place
 from gpuloader.ragged import gather_fields
 from gpuloader.sources.contract import Reader, check_reader, iterate
-from gpuloader.spec import FeedSpec, check_count, resolve_feeds
+from gpuloader.spec import FeedSpec, resolve_feeds
 from gpuloader.transfer import send
 
 Feed = dict[str, Any]

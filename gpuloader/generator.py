@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from gpuloader.checks import check_count
 from gpuloader.collate.batches import BatchStager
 from gpuloader.collate.samples import SampleListStager, SampleStager
 from gpuloader.collate.stream import Reached, StagedBatch, stage_all
@@ -23,7 +24,7 @@ from gpuloader.places import parse_places
 from gpuloader.ragged import gather_fields
 from gpuloader.sources.contract import check_reader
 from gpuloader.sources.reader import multiprocess_reader
-from gpuloader.spec import FeedSpec, check_count, resolve_feeds
+from gpuloader.spec import FeedSpec, resolve_feeds
 from gpuloader.staging.ring import Ring
 from gpuloader.state import Course, Progress, read_state
 from gpuloader.stats import LoaderStats, Meter

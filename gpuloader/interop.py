@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpuloader.checks import check_word
 from gpuloader.devices.base import Device, Event, Stream
 from gpuloader.errors import LoaderError, PlaceError
 
@@ -139,8 +140,7 @@ def check_output(name: object) -> str | None:
     >>> check_output("torch"), check_output(None)
     ('torch', None)
     """
-    if name is not None and name not in OUTPUTS:
-        raise ValueError(f"output must be one of {', '.join(map(repr, OUTPUTS))} or None, got {name!r}")
+    check_word("output", name, OUTPUTS, optional=True)
     return None if name is None else str(name)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.cache import ArraySource, check_cache, materialise
+from gpuloader.checks import check_count
 from gpuloader.devices import default_place, open_device
 from gpuloader.epoch import Road
 from gpuloader.from_generator import from_generator
@@ -28,7 +29,7 @@ from gpuloader.plan import Batching
 from gpuloader.presenting import Presenter
 from gpuloader.program import Transform
 from gpuloader.sources.computed import check_whole
-from gpuloader.spec import FeedSpec, check_count, resolve_feeds
+from gpuloader.spec import FeedSpec, resolve_feeds
 from gpuloader.split import Masks, check_split
 from gpuloader.state import Course, Progress, read_state
 from gpuloader.stats import LoaderStats, Meter
@@ -221,24 +222,19 @@ class DataLoader:
             start_method=start_method,
             on_worker_death=on_worker_death,
         )
-        size = self._batching.size
         shards = check_split(
             split,
             remainder,
-            None if batch_size is None else size,
+            self._batching.size,
             len(devices),
             iterable=self._iterable,
+            single=batch_size is None,
             workers=workers.count,
             in_order=workers.in_order,
         )
-        if shards > 1 and batch_size is None and batch_sampler is None:
-            raise ValueError("split='shards' cuts batches, and batch_size=None gives single samples")
         outputs = [open_output(check_output(output), device, stream) for device in devices]
         masks = Masks() if shards > 1 and remainder == "pad" else None
-        plain = not self._iterable and not collation.whole and not collation.ragged and not collation.pads
-        self._cache = check_cache(
-            cache, cacheable=plain and not any(feed.lod_level for feed in self._feeds or ())
-        )
+        self._cache = check_cache(cache, cacheable=not self._iterable and collation.fixed)
         self.dataset = dataset
         self._seed = check_seed(seed)
         self._meter = Meter()

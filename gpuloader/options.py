@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.checks import check_count, check_word
 from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.base import Device
 from gpuloader.fetch.fetching import WorkerOptions
 from gpuloader.program import Programmer, Transform
 from gpuloader.sources.dataset import IterableDataset
-from gpuloader.spec import FeedSpec, check_count
+from gpuloader.spec import FeedSpec
 
 METHODS = ("fork", "forkserver", "spawn")
 _MOST_SEED = 2**64 - 1
@@ -48,10 +49,10 @@ def check_workers(
     """
     if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
         raise ValueError(f"num_workers must be an integer of 0 or more, got {num_workers!r}")
-    _check_word("worker_type", worker_type, ("process", "thread"))
-    _check_word("on_worker_death", on_worker_death, ("raise", "respawn"))
+    check_word("worker_type", worker_type, ("process", "thread"))
+    check_word("on_worker_death", on_worker_death, ("raise", "respawn"))
     if start_method is not None:
-        _check_word("start_method", start_method, METHODS)
+        check_word("start_method", start_method, METHODS)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
         raise ValueError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
     if worker_init_fn is not None and not callable(worker_init_fn):
@@ -189,8 +190,3 @@ def _check_pads(pad: object) -> dict[str, float]:
         if not isinstance(fill, int | float | np.number):
             raise TypeError(f"pad must fill up field {name!r} with a number, got {fill!r}")
     return dict(pad)
-
-
-def _check_word(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.normalize import normalize, normalize_on_host
 from gpuloader.operations import KernelCall, Plain, Spec, no_rows
-from gpuloader.spec import Array, check_count
+from gpuloader.spec import Array
 
 _LAYOUTS = ("HWC", "CHW")
 _TARGETS = ("float16", "bfloat16", "float32")

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gpuloader.checks import check_count
 from gpuloader.errors import LoaderError
 from gpuloader.sources.batch_sampler import BatchSampler
 from gpuloader.sources.order import Order
 from gpuloader.sources.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
-from gpuloader.spec import Indices, check_count
+from gpuloader.spec import Indices
 
 _AHEAD = 1 << 14  # samples whose order is looked up at once: some 128 KB of indices
 

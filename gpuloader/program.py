@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuloader.errors import LoaderError, SampleError
+from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.operations import Computation, GatherRows, Operation, Spec
 from gpuloader.permutation import derive_key, hash_positions
 from gpuloader.sources.randomness import as_number, current_draw
@@ -73,7 +73,7 @@ def _told(title: str, field: str) -> Iterator[None]:
     except LoaderError:
         raise
     except Exception as error:
-        raise SampleError(f"{title} raised {type(error).__name__}: {error}", field=field) from error
+        raise SampleError(f"{title} raised {describe_error(error)}", field=field) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,17 +176,6 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else np.dtype(dtype.newbyteorder("=").str)
 
 
-def check_count(name: str, value: object) -> int:
-    """Return `value` if it is an integer of 1 or more, else raise `ValueError` naming the parameter.
-
-    >>> check_count("capacity", 4)
-    4
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be an integer of 1 or more, got {value!r}")
-    return int(value)
-
-
 def is_stageable(dtype: np.dtype[Any]) -> bool:
     """Return whether arrays of `dtype` can be copied as bytes to a device.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.checks import check_word
 from gpuloader.devices.base import Device
 from gpuloader.errors import LoaderError
 from gpuloader.plan import Plan, SampledPlan
@@ -148,6 +149,7 @@ def check_split(
     places: int,
     *,
     iterable: bool,
+    single: bool = False,
     workers: int = 0,
     in_order: bool = True,
 ) -> int:
@@ -156,15 +158,14 @@ def check_split(
     Raises
     ------
     ValueError
-        The words are none of those known, or the batches of an iterable data set, or of this size, do not
-        divide.
+        The words are none of those known, or `single` samples, the batches of an iterable data set, or those
+        of this size do not divide.
 
     >>> check_split("shards", "error", 64, 8, iterable=False)
     8
     """
-    for name, value, known in (("split", split, SPLITS), ("remainder", remainder, REMAINDERS)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    check_word("split", split, SPLITS)
+    check_word("remainder", remainder, REMAINDERS)
     if split == "batches" or places == 1:
         return 1
     if not in_order:
@@ -174,6 +175,8 @@ def check_split(
             f"each of {workers} workers gives batches of its own of an iterable data set, so consecutive "
             "parts would not be of one batch: use one worker with split='shards'"
         )
+    if single:
+        raise ValueError("split='shards' cuts batches, and batch_size=None gives single samples")
     if size is not None and size % places and (remainder == "error" or iterable):
         raise ValueError(
             f"a batch of {size} samples cannot be cut into {places} equal parts; choose another batch_size, "

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.kernels.cast import cast, cast_on_host
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS, resolve_target
@@ -33,7 +34,7 @@ from gpuloader.kernels.pad import pad, pad_on_host
 from gpuloader.operations import KernelCall, Plain, Spec, no_rows
 from gpuloader.pictures import Normalize, RandomCropFlip
 from gpuloader.program import Transform
-from gpuloader.spec import Array, check_count
+from gpuloader.spec import Array
 
 __all__ = ["Cast", "Normalize", "OneHot", "Pad", "RandomCropFlip"]
 

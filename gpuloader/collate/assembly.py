@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from gpuloader.collate.leaves import ObjectColumns, all_leaves, array_leaves, ob
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.whole import stage_whole
-from gpuloader.errors import QueueClosed, SampleError
+from gpuloader.errors import QueueClosed, SampleError, describe_error
 from gpuloader.sources.randomness import current_draw
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import Layout
@@ -181,7 +180,6 @@ class Assembly:
         self._slot: Slot | None = None
         self._placing = threading.Lock()
         self._objects: ObjectColumns = {}
-        self.begun = perf_counter_ns()
 
     def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:
         """Fetch samples `start` to `stop` of the batch; `settles`: the first of them settles the form."""
@@ -189,7 +187,7 @@ class Assembly:
         indices = self._indices[start:stop]
         samples = assembler.samples(indices, self.number, start)
         with assembler.locate(self.number, self._indices):
-            if assembler.collation.function is not None or not assembler.collation.batched:
+            if assembler.collation.whole:
                 self._keep(samples, start, stop)
                 return
             if assembler.form is None and settles:
@@ -275,8 +273,3 @@ def stage_varying(
         column.write(view)
     objects = tuple([one[field] for one in leaves] for field, staged in enumerate(kinds) if not staged)
     return StagedBatch(slot, layout, form.levels, number, form.structure, objects)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an exception in a line: its type and what it says."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

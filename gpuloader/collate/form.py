@@ -50,6 +50,12 @@ class Collation:
         """Whether a batch can only be written once all its samples are there and put together."""
         return self.function is not None or not self.batched
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the loader puts together batches of samples of which none varies in length."""
+        varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
+        return not self.whole and not varies
+
 
 @dataclass(frozen=True, slots=True)
 class Form:

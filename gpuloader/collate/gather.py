@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter_ns
 from typing import Any, cast
 
 import numpy as np
@@ -63,9 +62,11 @@ class Gatherer:
         if layout is None:
             if len(self._layouts) > 8:  # batches of ever new sizes
                 self._layouts.clear()
-            layout = arrange(tuple(((count, *array.shape[1:]), array.dtype) for array in self._arrays))
-            self._layouts[count] = layout
+            layout = self._layouts[count] = arrange(self._specs(count))
         return layout
+
+    def _specs(self, count: int) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
+        return tuple(((count, *array.shape[1:]), array.dtype) for array in self._arrays)
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Gathering:
         """Return batch `number`, of the samples at `indices`, to be taken.
@@ -176,14 +177,8 @@ class Gatherer:
 class RowStager(Gatherer):
     """Stages only which rows a batch has, for arrays that already lie where batches land."""
 
-    def layout(self, count: int) -> Layout:
-        """Return the layout of the row numbers of `count` samples."""
-        layout = self._layouts.get(count)
-        if layout is None:
-            if len(self._layouts) > 8:
-                self._layouts.clear()
-            layout = self._layouts[count] = arrange((((count,), np.dtype(np.int64)),))
-        return layout
+    def _specs(self, count: int) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
+        return (((count,), np.dtype(np.int64)),)
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the row numbers."""
@@ -210,7 +205,6 @@ class Gathering:
         self.number = number
         self.layout = layout
         self.slot = slot
-        self.begun = perf_counter_ns()
 
     def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:  # noqa: ARG002
         """Take rows `start` to `stop` of the batch; the form is always settled."""

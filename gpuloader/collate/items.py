@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.collate.assembly import Assembler, Reserve, describe_error, stage_kept, stage_varying
+from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Form
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import LoaderError, SampleError
+from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.sources.randomness import current_draw
 
 

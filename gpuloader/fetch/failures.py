@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerError, WorkerTimeout
+from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerError, WorkerTimeout, describe_error
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.wire import dumps
 from gpuloader.sources.processes import describe_death
@@ -30,7 +30,7 @@ def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, QueueClosed):
         return error
-    failure = SampleError(f"the data set raised {_text(error)}", batch=batch, worker=worker)
+    failure = SampleError(f"the data set raised {describe_error(error)}", batch=batch, worker=worker)
     failure.__cause__ = error
     return failure
 
@@ -64,10 +64,10 @@ def _freeze(error: BaseException) -> tuple[str, bytes]:
         try:
             data: bytes = take(error)
             if type(pickle.loads(data)) is type(error):
-                return _text(error), data
+                return describe_error(error), data
         except Exception:
             continue
-    return _text(error), b""
+    return describe_error(error), b""
 
 
 def _thaw(frozen: tuple[str, bytes]) -> BaseException:
@@ -110,15 +110,6 @@ def _is_picklable(value: object) -> bool:
     except Exception:
         return False
     return True
-
-
-def _text(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:
-        text = "its message cannot be had"
-    return f"{name}: {text}" if text else name
 
 
 def flush_output() -> None:
@@ -174,6 +165,6 @@ def plain_indices(indices: Indices) -> list[Any]:
 
 def set_up_failed(number: int, error: BaseException) -> LoaderError:
     """Return the error for a worker whose data set could not be unpickled, or whose init function raised."""
-    failure = LoaderError(f"worker {number} could not begin: {_text(error)}")
+    failure = LoaderError(f"worker {number} could not begin: {describe_error(error)}")
     failure.__cause__ = error
     return failure

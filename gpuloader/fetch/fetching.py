@@ -15,7 +15,7 @@ from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.crew import Crew
-from gpuloader.fetch.inline import InlineFetch, stage_batches, stage_items
+from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.thread_workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.sources.dataset import array_source
@@ -143,10 +143,7 @@ class Fetching:
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._collation
-        plain = (
-            not collation.whole and collation.feeds is None and not collation.ragged and not collation.pads
-        )
-        source = array_source(self._dataset) if plain else None
+        source = array_source(self._dataset) if collation.fixed and collation.feeds is None else None
         return None if source is None else Gatherer(*source, collation)
 
     def _renew_assembler(self) -> None:
@@ -186,7 +183,7 @@ class Fetching:
                 self._assembler.adopt(form)
         if not self._count:
             return self._open_inline(one, ring, meter)
-        numbered = one.numbered if one.numbered is not None else zip(itertools.count(one.start), _NO_INDICES)
+        numbered = one.numbered if one.numbered is not None else _without_indices(one.start)
         window = Window(numbered, ring, self.ahead, in_order=self._workers.in_order)
         if self.in_processes:
             return self._open_processes(one, window, meter)
@@ -205,12 +202,22 @@ class Fetching:
             )
 
     def _open_inline(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
-        if one.numbered is None:
-            stream = self._stream(0, one, keep_state=True)
-            return InlineFetch(stage_items(stream, one.start, ring, meter, seed=one.seed, epoch=one.epoch))
-        assembler = self._gatherer or self._assembler
+        if one.numbered is not None:
+            assemble = (self._gatherer or self._assembler).assemble
+            return InlineFetch(
+                stage_inline(one.numbered, assemble, ring, meter, seed=one.seed, epoch=one.epoch)
+            )
+        stream = self._stream(0, one, keep_state=True)
         return InlineFetch(
-            stage_batches(assembler, one.numbered, ring, meter, seed=one.seed, epoch=one.epoch)
+            stage_inline(
+                _without_indices(one.start),
+                lambda number, _, reserve: stream.stage(number, reserve),
+                ring,
+                meter,
+                seed=one.seed,
+                epoch=one.epoch,
+                close=stream.close,
+            )
         )
 
     def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream:
@@ -289,4 +296,6 @@ class Fetching:
             pool.close()
 
 
-_NO_INDICES: Iterator[tuple[()]] = itertools.repeat(())
+def _without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
+    """Yield the numbers of an iterable data set's batches, of which only who reads them knows more."""
+    return zip(itertools.count(start), itertools.repeat(()))

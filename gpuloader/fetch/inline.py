@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter_ns
 
-from gpuloader.collate.assembly import Assembler
-from gpuloader.collate.gather import Gatherer
-from gpuloader.collate.items import ItemStream
+from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed
 from gpuloader.sources.randomness import Draw, exchange_draw
@@ -76,16 +73,32 @@ class _Spot:
         self._slot = None
 
 
-def stage_batches(
-    assembler: Assembler | Gatherer,
-    numbered: Iterator[tuple[int, Indices]],
+def stage_inline(
+    numbered: Iterable[tuple[int, Indices]],
+    assemble: Callable[[int, Indices, Reserve], StagedBatch | None],
     ring: Ring,
     meter: Meter,
     *,
     seed: int,
     epoch: int,
+    close: Callable[[], None] | None = None,
 ) -> Iterator[StagedBatch]:
-    """Yield every batch of a plan, fetched and staged in whatever thread iterates.
+    """Yield every batch of a plan, fetched and staged in whatever thread iterates, until there is none.
+
+    Parameters
+    ----------
+    numbered : iterable
+        Number and indices of each batch.
+    assemble : callable
+        Takes them and what gives a slot; stages the batch, or returns None at the end.
+    ring : Ring
+        Where slots come from.
+    meter : Meter
+        Counts where the time goes.
+    seed, epoch : int
+        Of the loader.
+    close : callable or None
+        Called when nothing more is fetched.
 
     Raises
     ------
@@ -94,34 +107,13 @@ def stage_batches(
     """
     draw = Draw(seed, epoch)
     spot = _Spot(ring)
-    assemble, reserve = assembler.assemble, spot.reserve
+    reserve = spot.reserve
     try:
         for number, indices in numbered:
             begun = perf_counter_ns()
             outer = exchange_draw(draw)  # for this batch alone: other loaders are looped over in between
             try:
                 staged = assemble(number, indices, reserve)
-            finally:
-                exchange_draw(outer)
-            spot.hand_on()
-            meter.fetched(begun, perf_counter_ns(), staged.layout.nbytes)
-            yield staged
-    finally:
-        spot.give_back()
-
-
-def stage_items(
-    stream: ItemStream, start: int, ring: Ring, meter: Meter, *, seed: int, epoch: int
-) -> Iterator[StagedBatch]:
-    """Yield every batch of an iterable data set, the first of them as number `start`."""
-    draw = Draw(seed, epoch)
-    spot = _Spot(ring)
-    try:
-        for number in itertools.count(start):
-            begun = perf_counter_ns()
-            outer = exchange_draw(draw)
-            try:
-                staged = stream.stage(number, spot.reserve)
             finally:
                 exchange_draw(outer)
             if staged is None:
@@ -131,4 +123,5 @@ def stage_items(
             yield staged
     finally:
         spot.give_back()
-        stream.close()
+        if close is not None:
+            close()

@@ -51,14 +51,15 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     """
     if method == "fork":
         return Start("fork", setup, None)
+    may_fork = method is None and "fork" in multiprocessing.get_all_start_methods()
     try:
         parcel = pack(setup) if method is None else pack(setup, limit=None)
     except StagingMemoryError:
-        if method is not None or "fork" not in multiprocessing.get_all_start_methods():
+        if not may_fork:
             raise
         return Start("fork", setup, None)  # which needs no second copy of the data set's arrays
     except Unshippable as reason:
-        if method is not None or "fork" not in multiprocessing.get_all_start_methods():
+        if not may_fork:
             raise LoaderError(
                 f"the data set cannot be sent to worker processes: {str(reason).replace('Setup.', '')}; make "
                 "it picklable, or pass start_method='fork' or worker_type='thread'"
@@ -79,9 +80,16 @@ def prepared(start: Start) -> Iterator[None]:
         return
     if start.method == "forkserver":
         _preload()
+    with without_main():
+        yield
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Have processes that start meanwhile not import the user's main module, which is the whole program."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    # What `multiprocessing` imports into the child by these two would be the user's whole program.
+    # By these two `multiprocessing` knows what to import into the child.
     main.__spec__ = None
     if path is not None:
         del main.__file__

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sized
 
 import numpy as np
 
+from gpuloader.checks import check_count
 from gpuloader.sources.computed import check_whole
 from gpuloader.sources.order import InOrder, Order, Shard, Shuffled, iterate
 from gpuloader.sources.ranks import find_rank
 from gpuloader.sources.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
-from gpuloader.spec import check_count
 
 
 class BatchSampler:

@@ -13,9 +13,9 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError
 from gpuloader.sources.digits import HIGHEST_LABEL, MAXIMUM_IMAGES, PIXELS, DigitSet, Mnist, from_bytes
-from gpuloader.spec import check_count
 
 MAXIMUM_DATA_BYTES = MAXIMUM_IMAGES * PIXELS
 """Of one file, 54.9 MB; the largest file of MNIST has 60,000 images."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.checks import check_count
 from gpuloader.sources.digits import DigitSet, Mnist, from_bytes
 from gpuloader.sources.idx import load_idx, read_idx
 from gpuloader.sources.mnist_json import read_json
-from gpuloader.spec import check_count
 
 __all__ = [
     "DigitSet",

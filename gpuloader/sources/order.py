@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.checks import check_count
 from gpuloader.permutation import (
     DRAWN,
     PERMUTED,
@@ -25,7 +26,6 @@ from gpuloader.permutation import (
     sort_hashes,
 )
 from gpuloader.sources.computed import Computed, Indices, as_indices, check_fields, check_slice
-from gpuloader.spec import check_count
 
 _PIECE = 4096
 """Indices made at once where an order is iterated."""

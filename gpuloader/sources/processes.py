@@ -11,7 +11,7 @@ import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
-from gpuloader.errors import LoaderError
+from gpuloader.errors import LoaderError, describe_error
 
 _starting = threading.Lock()
 
@@ -98,5 +98,5 @@ def portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return LoaderError(f"{type(error).__name__}: {error}")
+        return LoaderError(describe_error(error))
     return error

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.checks import check_count
 from gpuloader.errors import ComposeNotAligned
 from gpuloader.sources.contract import Reader, check_reader, iterate
 from gpuloader.sources.reader_processes import multiprocess_reader
 from gpuloader.sources.reader_threads import buffered, xmap_readers
-from gpuloader.spec import check_count
 
 __all__ = [
     "ComposeNotAligned",

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuloader.checks import check_count
 from gpuloader.errors import LoaderError, ReaderError, WorkerError
 from gpuloader.sources.contract import Reader, check_reader, iterate
 from gpuloader.sources.processes import (
@@ -25,7 +26,6 @@ from gpuloader.sources.processes import (
     start_process,
     starting,
 )
-from gpuloader.spec import check_count
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

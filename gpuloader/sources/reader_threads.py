@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from gpuloader.checks import check_count
 from gpuloader.errors import QueueClosed
 from gpuloader.sources.contract import Reader, check_reader, iterate
-from gpuloader.spec import check_count
 from gpuloader.staging.queue import BatchQueue, pump
 
 

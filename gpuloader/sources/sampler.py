@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence, Sized
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.checks import check_count
 from gpuloader.sources.computed import as_indices
 from gpuloader.sources.order import Drawn, InOrder, Mapped, Order, Shuffled, Weighted, as_weights, iterate
-from gpuloader.spec import check_count
 
 
 class Sampler:
