@@ -7,6 +7,7 @@ LoaderError
  ├── ComposeNotAligned  composed readers differ in length             (also a ValueError)
  ├── DataFileError      a data file is truncated, foreign or too big  (also a ValueError)
  ├── PlaceError         a place is unknown or its device is missing  (also a ValueError)
+ ├── MissingPackage     an optional package is not installed           (also an ImportError)
  ├── StagingMemoryError the host or device memory asked for is not there (also a MemoryError)
  ├── WorkerError        a process that fetched for the loader died
  │    └── WorkerTimeout one did not answer in time                   (also a TimeoutError)
@@ -104,6 +105,10 @@ class PlaceError(LoaderError, ValueError):
     """A place is not known, or the device it names is not there."""
 
 
+class MissingPackage(LoaderError, ImportError):
+    """What was asked for needs a package that is not installed; the message says how to install it."""
+
+
 class StagingMemoryError(LoaderError, MemoryError):
     """The memory for the slots could not be had; the message gives the bytes and what to change."""
 
@@ -165,3 +170,14 @@ def describe_error(error: BaseException) -> str:
     except Exception:
         text = "its message cannot be had"
     return f"{name}: {text}" if text else name
+
+
+def missing_package(what: str, package: str, extra: str) -> MissingPackage:
+    """Return the error that says which optional package is needed for what, and how to install it.
+
+    >>> print(missing_package("reading Parquet files", "pyarrow", "parquet"))
+    reading Parquet files needs pyarrow, which is not installed: pip install 'gpuloader[parquet]'
+    """
+    return MissingPackage(
+        f"{what} needs {package}, which is not installed: pip install 'gpuloader[{extra}]'", name=package
+    )
