@@ -45,7 +45,8 @@ from gpuloader.sources.sampler import (
 )
 from gpuloader.sources.worker_info import get_worker_info
 from gpuloader.spec import FeedSpec, data
-from gpuloader.stats import LoaderStats, trace
+from gpuloader.stats import LoaderStats
+from gpuloader.tracing import trace
 
 __all__ = [
     "BatchSampler",

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any
 
 from gpuloader.devices.base import Device
@@ -20,6 +21,7 @@ from gpuloader.pipeline import DeliveredStep, Pipeline
 from gpuloader.program import Programmer
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
+from gpuloader.tracing import is_tracing, mark, pop_range, push_range
 from gpuloader.transfer import Lane, count_slots
 
 
@@ -60,6 +62,7 @@ def build_road(
     capacity: int,
     *,
     prefetch: int,
+    meter: Meter,
     shared: bool = False,
     outputs: Sequence[Output] | None = None,
     programmers: Sequence[Programmer | None] | None = None,
@@ -67,8 +70,9 @@ def build_road(
     """Return slots and lanes for the given devices; memory is reserved when the first batch is known.
 
     `capacity` batches may wait for the consumer, and `prefetch` steps are copied ahead to devices that are
-    copied to. `shared` slots lie in memory that worker processes can map. `outputs`, one a device, say whose
-    arrays the user gets, and `programmers` what is done to batches on devices.
+    copied to; the `meter` counts how long that takes. `shared` slots lie in memory that worker processes can
+    map. `outputs`, one a device, say whose arrays the user gets, and `programmers` what is done to batches on
+    devices.
     """
     prefetch = 0 if all(device.direct for device in devices) else prefetch
     count, spare = count_slots(capacity, devices, prefetch)
@@ -77,7 +81,7 @@ def build_road(
     kinds: Sequence[Output | None] = outputs or [None] * len(devices)
     writers: Sequence[Programmer | None] = programmers or [None] * len(devices)
     lanes = [
-        Lane(device, ring, prefetch, kind, writer)
+        Lane(device, ring, prefetch, meter, kind, writer)
         for device, kind, writer in zip(devices, kinds, writers, strict=True)
     ]
     return Road(ring, tuple(lanes), prefetch, os.getpid())
@@ -124,8 +128,11 @@ class Epoch:
         self._ended = ended
         self._lock = threading.RLock()
         self._pipeline: Pipeline | None = Pipeline(
-            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, meter=meter
+            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last
         )
+        self._meter = meter
+        self._handed = 0
+        meter.watch(road.ring)
         _running.add(self)
 
     def __iter__(self) -> Epoch:
@@ -133,10 +140,15 @@ class Epoch:
 
     def __next__(self) -> Any:
         with self._lock:
-            if self._pipeline is None:
+            pipeline = self._pipeline
+            if pipeline is None:
                 raise StopIteration
+            asked = perf_counter_ns()
+            if self._handed:
+                self._count_compute(asked)
+            nvtx = push_range("next")
             try:
-                step = self._pipeline.next_step()
+                step = pipeline.next_step()
             except QueueClosed:
                 self.close()
                 if self._ended is not None:
@@ -145,7 +157,17 @@ class Epoch:
             except Exception:
                 self.close()
                 raise
-            return self._present(step)
+            finally:
+                pop_range(nvtx)
+            presented = self._present(step)
+            first, self._handed = not self._handed, perf_counter_ns()
+            self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
+            return presented
+
+    def _count_compute(self, asked: int) -> None:
+        self._meter.compute += asked - self._handed
+        if is_tracing():
+            mark("step", self._handed, asked)
 
     def close(self) -> None:
         """End the epoch early; may be repeated.

@@ -149,8 +149,8 @@ class GeneratorLoader:
         >>> from gpuloader import DataLoader
         >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
         >>> reader = lambda: ([np.full((2, 3), n, "float32")] for n in range(2))
-        >>> [images.sum() for images, in loader.set_batch_generator(reader, places="cpu")]
-        [np.float32(0.0), np.float32(6.0)]
+        >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
+        [0.0, 6.0]
         """
         feeds, meter = self._feeds, self._meter
         return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter))
@@ -307,7 +307,11 @@ class GeneratorLoader:
 
     def _open(self, stream: Stream, progress: Progress) -> Epoch:
         road = take_road(self._idle) or build_road(
-            self._devices, self._capacity, prefetch=int(self._double_buffer), outputs=self._outputs
+            self._devices,
+            self._capacity,
+            prefetch=int(self._double_buffer),
+            meter=self._meter,
+            outputs=self._outputs,
         )
         batches = stream(road.ring, progress)
         fetch: Fetch = (

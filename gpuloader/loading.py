@@ -154,6 +154,7 @@ class Loading:
             self._devices,
             self._fetching.ahead,
             prefetch=self._prefetch,
+            meter=self._meter,
             shared=self._fetching.in_processes,
             outputs=self._outputs,
             programmers=self._programmers,

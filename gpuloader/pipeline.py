@@ -16,7 +16,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import Fetch
 from gpuloader.staging.ring import Ring
-from gpuloader.stats import Meter, is_tracing, mark
+from gpuloader.tracing import is_tracing, mark
 from gpuloader.transfer import Landing, Lane
 
 DeliveredStep = list[tuple[StagedBatch, list[Any]]]
@@ -41,8 +41,11 @@ class Pipeline:
         Steps whose copies are issued ahead of the consumer.
     drop_last : bool
         Whether a last step without a batch for every place is dropped.
-    meter : Meter
-        Counts where the time goes.
+
+    Attributes
+    ----------
+    waited : int
+        Nanoseconds that the latest `next_step` waited for the fetcher.
     """
 
     def __init__(
@@ -53,8 +56,8 @@ class Pipeline:
         *,
         prefetch: int,
         drop_last: bool,
-        meter: Meter,
     ) -> None:
+        self.waited = 0
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
@@ -62,7 +65,6 @@ class Pipeline:
         self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
         self._prefetch = prefetch
         self._drop_last = drop_last
-        self._meter = meter
         self._group: list[StagedBatch] = []
         self._flying: deque[list[Landing]] = deque()
         self._ending: BaseException | None = None
@@ -80,19 +82,19 @@ class Pipeline:
         self._drain()
         if self._only_direct_lane is not None:
             return self._next_direct(self._only_direct_lane)
+        self.waited = 0
         flying = self._flying
         while len(flying) <= self._prefetch and self._ending is None:
             if not self._advance(wait=not flying):
                 break
         if not flying:
             raise self._end()
-        begun = perf_counter_ns()
         landings = flying.popleft()
+        begun = perf_counter_ns()
         # No strict=True: the last step may have fewer batches than there are places.
         step = [(landing.staged, lane.deliver(landing)) for lane, landing in zip(self._lanes, landings)]  # noqa: B905
-        now = perf_counter_ns()
-        self._meter.transfer += now - begun
-        mark("deliver", begun, now)
+        if is_tracing():
+            mark("deliver", begun, perf_counter_ns())
         return step
 
     def _next_direct(self, lane: Lane) -> DeliveredStep:
@@ -111,13 +113,11 @@ class Pipeline:
             self._ending = QueueClosed("the epoch is over")
             raise
         fetched = perf_counter_ns()
+        self.waited = fetched - begun
         arrays = lane.lease(staged)
-        now = perf_counter_ns()
-        self._meter.wait += fetched - begun
-        self._meter.transfer += now - fetched
         if is_tracing():
             mark("wait", begun, fetched)
-            mark("deliver", fetched, now)
+            mark("deliver", fetched, perf_counter_ns())
         return [(staged, arrays)]
 
     def _advance(self, *, wait: bool) -> bool:
@@ -148,12 +148,11 @@ class Pipeline:
             return staged
         finally:
             now = perf_counter_ns()
-            self._meter.wait += now - begun
+            self.waited += now - begun
             mark("wait", begun, now)
 
     def _issue(self) -> None:
         group, self._group = self._group, []
-        begun = perf_counter_ns()
         landings: list[Landing] = []
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
@@ -165,7 +164,6 @@ class Pipeline:
                 self._ring.release(staged.slot)
             raise
         self._flying.append(landings)
-        self._meter.transfer += perf_counter_ns() - begun
 
     def _drain(self) -> None:
         if self._ring.freed:

@@ -1,16 +1,14 @@
-"""Where the time goes: a few counters that are always on, and a trace of spans when asked for."""
+"""Where the time goes: a few counters that are always on, and cost well under a microsecond a batch."""
 
 from __future__ import annotations
 
-import json
-import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any
+from weakref import ref
+
+from gpuloader.staging.ring import Ring
+from gpuloader.tracing import is_tracing, mark
 
 _NANOSECONDS = 1e-9
 
@@ -19,10 +17,17 @@ _NANOSECONDS = 1e-9
 class LoaderStats:
     """A snapshot of what a loader has done since it was made; all times in seconds.
 
+    ``startup + wait + transfer + compute`` is the time its loops have taken, the consumer's whole day; the
+    other times run beside it, in workers, in the reader's thread and on copy streams. Where the consumer
+    itself fetches, `fetch` and `stage` are part of `wait`. The difference of two snapshots is what happened
+    between them.
+
     Attributes
     ----------
+    steps : int
+        Steps delivered.
     batches : int
-        Batches staged.
+        Batches staged, those that are still ahead of the consumer among them.
     nbytes : int
         Their bytes.
     fetch : float
@@ -32,29 +37,81 @@ class LoaderStats:
         Spent writing batches into slots.
     stall : float
         The fetcher waited for a free slot or for room in the queue: the consumer is the slower side.
+    copy : float
+        The copy streams' time on copies and transforms, estimated from one in eight (all, in a trace).
+    startup : float
+        The consumer waited for the first step of an epoch: workers start, memory is reserved.
     wait : float
-        The consumer waited for a batch: the reader is the slower side.
+        The consumer waited for later batches: the input is the slower side.
     transfer : float
-        Host time spent issuing copies and handing batches over. The copies themselves run beside it.
+        The consumer's time on issuing copies and handing batches over. The copies themselves run beside it.
+    compute : float
+        The consumer's own time between one step and asking for the next.
+    slots : int
+        Host slots of the latest epoch; 0 before its first batch.
+    slots_in_use : int
+        Those of them that are being filled, waiting, under copy or held by the user, right now.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> loader = DataLoader(range(100), places="cpu", batch_size=10)
+    >>> for batch in loader: pass
+    >>> stats = loader.stats()
+    >>> stats.steps, stats.nbytes, stats.steps_per_second > 0, (stats - stats).steps
+    (10, 800, True, 0)
     """
 
+    steps: int
     batches: int
     nbytes: int
     fetch: float
     stage: float
     stall: float
+    copy: float
+    startup: float
     wait: float
     transfer: float
+    compute: float
+    slots: int
+    slots_in_use: int
+
+    @property
+    def seconds(self) -> float:
+        """How long the loops over the loader have taken."""
+        return self.startup + self.wait + self.transfer + self.compute
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps a second while looping; 0 before the first."""
+        return self.steps / self.seconds if self.steps else 0.0
+
+    def __sub__(self, earlier: LoaderStats) -> LoaderStats:
+        """Return what happened since an earlier snapshot; the slots are those of now."""
+        if not isinstance(earlier, LoaderStats):
+            return NotImplemented
+        flows = [field.name for field in fields(self) if not field.name.startswith("slots")]
+        changes: dict[str, Any] = {name: getattr(self, name) - getattr(earlier, name) for name in flows}
+        return replace(self, **changes)
 
 
 class Meter:
     """The counters behind `LoaderStats`, in nanoseconds; one writer a counter, so no lock."""
 
-    __slots__ = ("batches", "fetch", "nbytes", "stage", "stall", "transfer", "wait")
+    __slots__ = (
+        "_ring", "batches", "compute", "copy", "fetch", "nbytes", "stage", "stall", "startup", "steps",
+        "transfer", "wait",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.batches = self.nbytes = 0
-        self.fetch = self.stage = self.stall = self.wait = self.transfer = 0
+        self.steps = self.batches = self.nbytes = 0
+        self.fetch = self.stage = self.stall = self.copy = 0
+        self.startup = self.wait = self.transfer = self.compute = 0
+        self._ring: ref[Ring] | None = None
+
+    def watch(self, ring: Ring) -> None:
+        """Count the slots of this ring, that of the latest epoch."""
+        self._ring = ref(ring)
 
     def staged(self, begun: int, fetched: int, ready: int, nbytes: int) -> None:
         """Count one batch: `begun` reading, `fetched`, slot `ready` to be written, and written now."""
@@ -64,123 +121,41 @@ class Meter:
         self.fetch += fetched - begun
         self.stall += ready - fetched
         self.stage += now - ready
-        if _spans is not None:
+        if is_tracing():
             mark("fetch", begun, fetched)
             mark("stage", ready, now)
 
-    def fetched(self, begun: int, done: int, nbytes: int, worker: str | None = None) -> None:
-        """Count one batch, fetched and written into its slot from `begun` to `done` by the given worker."""
+    def fetched(self, busy: int, nbytes: int) -> None:
+        """Count one batch, fetched and written into its slot; whoever did it was `busy` with it so long."""
         self.batches += 1
         self.nbytes += nbytes
-        self.fetch += done - begun
-        if _spans is not None:
-            mark("fetch", begun, done, worker)
+        self.fetch += busy
+
+    def delivered(self, asked: int, waited: int, handed: int, *, first: bool) -> None:
+        """Count one step: `asked` for, `waited` for so long, `handed` over; perhaps an epoch's first."""
+        self.steps += 1
+        if first:
+            self.startup += waited
+        else:
+            self.wait += waited
+        self.transfer += handed - asked - waited
 
     def snapshot(self) -> LoaderStats:
-        """Return the counters as seconds."""
+        """Return the counters, times as seconds."""
+        ring = None if self._ring is None else self._ring()
+        slots = ring.count if ring is not None and ring.allocated else 0
         return LoaderStats(
-            self.batches,
-            self.nbytes,
-            *(
-                count * _NANOSECONDS
-                for count in (self.fetch, self.stage, self.stall, self.wait, self.transfer)
-            ),
+            steps=self.steps,
+            batches=self.batches,
+            nbytes=self.nbytes,
+            fetch=self.fetch * _NANOSECONDS,
+            stage=self.stage * _NANOSECONDS,
+            stall=self.stall * _NANOSECONDS,
+            copy=self.copy * _NANOSECONDS,
+            startup=self.startup * _NANOSECONDS,
+            wait=self.wait * _NANOSECONDS,
+            transfer=self.transfer * _NANOSECONDS,
+            compute=self.compute * _NANOSECONDS,
+            slots=slots,
+            slots_in_use=slots - ring.free if ring is not None and slots else 0,
         )
-
-
-class Span(NamedTuple):
-    """One stretch of time on one thread; times in nanoseconds of `time.perf_counter_ns`."""
-
-    name: str
-    thread: str
-    start: int
-    end: int
-
-
-_spans: list[Span] | None = None
-
-
-def is_tracing() -> bool:
-    """Return whether a trace is running: what only it wants to know need not be worked out otherwise."""
-    return _spans is not None
-
-
-def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
-    """Add a span of the calling thread, or of the one named, to the running trace, if there is one."""
-    if _spans is not None:
-        _spans.append(Span(name, thread or threading.current_thread().name, start, end))
-
-
-@contextmanager
-def span(name: str) -> Iterator[None]:
-    """Mark what the block does, e.g. a training step, in the running trace.
-
-    >>> with span("compute"):
-    ...     total = sum(range(10))
-    """
-    start = perf_counter_ns()
-    try:
-        yield
-    finally:
-        mark(name, start, perf_counter_ns())
-
-
-@contextmanager
-def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
-    """Record what every loader does within the block: fetch, stage, wait, transfer, one row a thread.
-
-    Parameters
-    ----------
-    path : path-like or None
-        Where to write the trace in the Chrome trace event format, which Perfetto and chrome://tracing
-        open. None only gathers the spans.
-
-    Yields
-    ------
-    list of Span
-        Grows while the block runs.
-
-    Raises
-    ------
-    RuntimeError
-        A trace is already running: there is one a process.
-
-    Examples
-    --------
-    >>> with trace() as spans, span("compute"):
-    ...     total = sum(range(10))
-    >>> [one.name for one in spans]
-    ['compute']
-    """
-    global _spans
-    if _spans is not None:
-        raise RuntimeError("a trace is already running in this process; end it before starting another")
-    spans = _spans = []
-    try:
-        yield spans
-    finally:
-        _spans = None
-        if path is not None:
-            Path(path).write_text(json.dumps(chrome_trace(spans)))
-
-
-def chrome_trace(spans: list[Span]) -> dict[str, object]:
-    """Return spans in the Chrome trace event format: complete events, microseconds, named threads."""
-    rows = {name: row for row, name in enumerate(dict.fromkeys(one.thread for one in spans))}
-    process = os.getpid()
-    names: list[dict[str, object]] = [
-        {"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": {"name": name}}
-        for name, row in rows.items()
-    ]
-    events: list[dict[str, object]] = [
-        {
-            "ph": "X",
-            "name": one.name,
-            "pid": process,
-            "tid": rows[one.thread],
-            "ts": one.start / 1000,
-            "dur": (one.end - one.start) / 1000,
-        }
-        for one in spans
-    ]
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.collate.stream import StagedBatch
+from gpuloader.copy_timing import CopyTimer
 from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
 from gpuloader.interop import NativeOutput, Output
 from gpuloader.program import Program, Programmer
@@ -18,6 +19,7 @@ from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.lease import Lease, lease_views
 from gpuloader.staging.ring import Ring, Slot
+from gpuloader.stats import Meter
 
 SPARE = 2
 """Batches a place's user usually holds at once: the one in hand and the one just asked for."""
@@ -73,6 +75,8 @@ class Lane:
         Where the staged slots come from and return to.
     prefetch : int
         Batches copied ahead of the consumer; 0 on a direct device.
+    meter : Meter
+        Counts how long copies take.
     output : Output or None
         Whose arrays the user gets, and on which stream they are used; None: the device's own.
     programmer : Programmer or None
@@ -84,6 +88,7 @@ class Lane:
         device: Device,
         ring: Ring,
         prefetch: int,
+        meter: Meter,
         output: Output | None = None,
         programmer: Programmer | None = None,
     ) -> None:
@@ -97,6 +102,7 @@ class Lane:
         self._freed: deque[DeviceSlot] = deque()
         self._copying: deque[Landing] = deque()
         self._copy_stream = None if device.direct else device.stream()
+        self._timer = CopyTimer(device, self._copy_stream, meter)
 
     def issue(self, staged: StagedBatch) -> Landing:
         """Put the copy of a staged batch on the copy stream; the host slot returns once that has run."""
@@ -111,6 +117,7 @@ class Lane:
         if slot.used:
             self.device.wait(self._copy_stream, slot.released)
             slot.used = False
+        begun = self._timer.begin()
         self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         landing = Landing(staged, slot)
         try:
@@ -120,6 +127,7 @@ class Lane:
         finally:  # the copy is under way, whatever became of the program
             self.device.record(slot.ready, self._copy_stream)
             self._copying.append(landing)
+            self._timer.end(begun)
         return landing
 
     def _program(self, staged: StagedBatch) -> Program | None:
@@ -169,6 +177,7 @@ class Lane:
                 self._free.append(slot)
         while self._copying and self._is_copied(self._copying[0]):
             self._ring.release(self._copying.popleft().staged.slot)
+        self._timer.collect()
 
     def _is_copied(self, landing: Landing) -> bool:
         return landing.slot is not None and self.device.query(landing.slot.ready)
@@ -187,6 +196,7 @@ class Lane:
         """Wait for every copy under way: host memory may go only after its last copy."""
         while self.finish_oldest_copy():
             pass
+        self._timer.forget()
 
 
 def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 from collections import Counter, deque
+from time import perf_counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,6 +37,10 @@ class CudaError(RuntimeError):
 class Mark:
     def __init__(self):
         self.reached = False
+        self.time = 0.0
+
+    def reach(self):
+        self.reached, self.time = True, perf_counter()
 
 
 class Thread(threading.local):
@@ -74,6 +79,7 @@ class FakeRuntime:
         self.work = {}
         self.marks = {}
         self.device_of = {}  # of streams and events
+        self.timed = set()
 
     def check(self, name):
         self.calls[name] += 1
@@ -118,7 +124,7 @@ class FakeRuntime:
         if self.device_of[event] != self.device_of_stream(stream):
             raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
         mark = self.marks[event] = Mark()
-        self.queue(stream).append((None, lambda: setattr(mark, "reached", True)))
+        self.queue(stream).append((None, mark.reach))
 
     def streamWaitEvent(self, stream, event):
         self.check("streamWaitEvent")
@@ -136,6 +142,14 @@ class FakeRuntime:
         self.check("eventSynchronize")
         while not self.is_reached(event):
             assert self.step(), "the host waits for an event that nothing will reach"
+
+    def eventElapsedTime(self, start, end):
+        self.check("eventElapsedTime")
+        if not {start, end} <= self.timed:
+            raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
+        if not (self.is_reached(start) and self.is_reached(end)):
+            raise CudaError(NOT_READY, "cudaErrorNotReady")
+        return (self.marks[end].time - self.marks[start].time) * 1000
 
     def hostRegister(self, address, nbytes, flags):
         self.check("hostRegister")
@@ -229,9 +243,10 @@ def make_cupy(real, runtime):
     class Event:
         def __init__(self, block=False, disable_timing=False):
             assert block
-            assert disable_timing
             runtime.check("eventCreate")
             self.ptr = next(runtime.numbers)
+            if not disable_timing:
+                runtime.timed.add(self.ptr)
             runtime.device_of[self.ptr] = runtime.thread.device
 
     default = SimpleNamespace(ptr=0)

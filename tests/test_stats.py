@@ -1,13 +1,15 @@
-"""Counters, spans and the trace of them."""
+"""Counters: what a loader says of where the time went."""
 
-import json
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, trace
-from gpuloader.stats import Span, chrome_trace, span
-from gpuloader.testing import simulated_places
+from gpuloader import DataLoader
+from gpuloader.copy_timing import EVERY
+from gpuloader.devices.simulated import SimulatedDevice
+from gpuloader.testing import CustomPlace, simulated_places
 
 
 def load(count=5, **options):
@@ -36,105 +38,6 @@ def test_a_snapshot_does_not_change():
         before.batches = 3
 
 
-@pytest.mark.parametrize("places", ["cpu", simulated_places(2)], ids=["cpu", "simulated"])
-def test_a_trace_tells_who_did_what(tmp_path, places):
-    loader = DataLoader.from_generator(capacity=2)
-    loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(4)), places=places)
-    path = tmp_path / "trace.json"
-    with trace(path) as spans:
-        for _ in loader:
-            with span("compute"):
-                pass
-    assert {one.name for one in spans} == {"fetch", "stage", "wait", "deliver", "compute"}
-    assert {one.thread for one in spans if one.name == "stage"} == {"gpuloader-reader"}
-    assert {one.thread for one in spans if one.name == "compute"} == {"MainThread"}
-    assert all(one.start <= one.end for one in spans)
-    events = json.loads(path.read_text())["traceEvents"]
-    named = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert set(named.values()) == {"MainThread", "gpuloader-reader"}
-    complete = [event for event in events if event["ph"] == "X"]
-    assert len(complete) == len(spans)
-    assert all(event["dur"] >= 0 and event["tid"] in named for event in complete)
-
-
-def test_there_is_one_trace_at_a_time_and_none_afterwards():
-    with trace() as spans, pytest.raises(RuntimeError, match="already running"), trace():
-        pass
-    list(load())
-    assert spans == []
-
-
-def test_a_trace_is_written_when_the_block_fails(tmp_path):
-    with pytest.raises(KeyError), trace(tmp_path / "trace.json"), span("compute"):
-        raise KeyError
-    assert "compute" in (tmp_path / "trace.json").read_text()
-
-
-def test_a_trace_may_be_followed_by_another_even_after_a_failure(tmp_path):
-    with pytest.raises(KeyError), trace():
-        raise KeyError
-    with trace(tmp_path / "second.json") as spans:
-        list(load(1))
-    assert {"fetch", "stage", "wait", "deliver"} <= {one.name for one in spans}
-    assert json.loads((tmp_path / "second.json").read_text())["traceEvents"]
-
-
-def test_an_inner_trace_that_was_refused_does_not_end_the_outer_one():
-    with trace() as spans:
-        with pytest.raises(RuntimeError, match="already running"), trace():
-            pass
-        with span("after"):
-            pass
-    assert [one.name for one in spans] == ["after"]
-
-
-def test_an_empty_trace_is_valid(tmp_path):
-    with trace(str(tmp_path / "empty.json")):
-        pass
-    assert json.loads((tmp_path / "empty.json").read_text())["traceEvents"] == []
-
-
-def test_a_trace_that_cannot_be_written_says_so_and_ends(tmp_path):
-    with pytest.raises(FileNotFoundError), trace(tmp_path / "absent" / "trace.json"):
-        pass
-    with trace() as spans:
-        pass
-    assert spans == []
-
-
-def test_spans_outside_a_trace_leave_nothing():
-    with span("before"):
-        pass
-    with trace() as spans:
-        pass
-    assert spans == []
-
-
-def test_a_span_is_marked_when_its_block_fails():
-    with trace() as spans, pytest.raises(KeyError), span("compute"):
-        raise KeyError
-    assert [one.name for one in spans] == ["compute"]
-
-
-def test_the_chrome_trace_has_microseconds_and_a_row_a_thread():
-    spans = [Span("a", "one", 1_000, 3_500), Span("b", "two", 2_000, 2_000), Span("c", "one", 4_000, 5_000)]
-    events = chrome_trace(spans)["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
-    assert set(rows) == {"one", "two"}
-    assert len(set(rows.values())) == 2
-    assert [
-        (event["name"], event["tid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"
-    ] == [("a", rows["one"], 1.0, 2.5), ("b", rows["two"], 2.0, 0.0), ("c", rows["one"], 4.0, 1.0)]
-
-
-@pytest.mark.parametrize("double_buffer", [True, False])
-def test_every_batch_is_fetched_staged_and_delivered_once_in_a_trace(double_buffer):
-    with trace() as spans:
-        list(load(4, use_double_buffer=double_buffer))
-    names = [one.name for one in spans]
-    assert names.count("stage") == names.count("deliver") == 4
-
-
 def test_bytes_are_those_of_the_slots_with_their_alignment():
     loader = DataLoader.from_generator(capacity=2)
     loader.set_batch_generator(
@@ -152,3 +55,115 @@ def test_samples_and_sample_lists_are_counted_as_batches():
     loader.set_sample_list_generator(lambda: [[(np.zeros(8),)] * 2] * 4, places="cpu")
     list(loader)
     assert (loader.stats().batches, loader.stats().nbytes) == (7, 15 * 64)
+
+
+def test_the_time_of_a_loop_is_the_sum_of_its_parts():
+    loader = load(6)
+    begun = time.perf_counter()
+    for _ in loader:
+        time.sleep(0.002)
+    seconds = time.perf_counter() - begun
+    stats = loader.stats()
+    assert stats.steps == 6
+    assert stats.compute >= 6 * 0.002
+    assert stats.seconds == pytest.approx(stats.startup + stats.wait + stats.transfer + stats.compute)
+    assert 0.5 * seconds < stats.seconds <= seconds
+    assert stats.steps_per_second == pytest.approx(6 / stats.seconds)
+
+
+def test_a_slow_reader_shows_as_startup_and_then_as_wait():
+    def slow():
+        for _ in range(4):
+            time.sleep(0.01)
+            yield [np.zeros(4)]
+
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(slow, places="cpu")
+    list(loader)
+    stats = loader.stats()
+    assert stats.startup >= 0.009
+    assert stats.wait >= 0.02
+    assert stats.fetch >= 0.036
+
+
+def test_the_difference_of_two_snapshots_is_what_lies_between_them():
+    loader = load(5)
+    list(loader)
+    first = loader.stats()
+    list(loader)
+    second = loader.stats() - first
+    assert (second.steps, second.batches, second.nbytes) == (5, 5, 5 * 256)
+    assert second.seconds == pytest.approx(loader.stats().seconds - first.seconds)
+    assert second.slots == first.slots
+    with pytest.raises(TypeError):
+        first - 1
+
+
+def test_slots_are_counted_while_they_are_in_use():
+    loader = DataLoader(list(range(40)), places="cpu", batch_size=4)
+    assert (loader.stats().slots, loader.stats().slots_in_use) == (0, 0)
+    epoch = iter(loader)
+    kept = [next(epoch), next(epoch)]
+    assert loader.stats().slots >= loader.stats().slots_in_use == 2
+    del kept
+    next(epoch)
+    assert loader.stats().slots_in_use == 1
+    epoch.close()
+
+
+def test_two_consumers_of_one_epoch_are_both_counted():
+    loader = load(30)
+    epoch = iter(loader)
+    threads = [threading.Thread(target=lambda: list(epoch)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loader.stats().steps == 30
+
+
+def test_the_work_of_thread_workers_is_summed():
+    class Slow:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return np.float32(index)
+
+    loader = DataLoader(Slow(), places="cpu", batch_size=4, num_workers=4, worker_type="thread")
+    list(loader)
+    assert loader.stats().fetch >= 8 * 0.01
+
+
+def test_copies_are_timed_where_there_are_any():
+    """On the simulated device a copy takes a virtual second; one in `EVERY` is timed and stands for all."""
+    loader = load(3 * EVERY)
+    list(loader)
+    assert loader.stats().copy == 0
+    places = simulated_places(1)
+    copied = DataLoader.from_generator(capacity=2).set_batch_generator(
+        lambda: ([np.zeros((4, 8))] for _ in range(3 * EVERY)), places=places
+    )
+    for (batch,) in copied:
+        np.asarray(batch)
+    assert copied.stats().copy == pytest.approx(3 * EVERY * 1.0)
+
+
+class CountingDevice(SimulatedDevice):
+    def __init__(self):
+        super().__init__()
+        self.timed_events = 0
+
+    def event(self, *, timed=False):
+        self.timed_events += timed
+        return super().event(timed=timed)
+
+
+def test_timing_copies_keeps_few_events():
+    place = CustomPlace(CountingDevice())
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(
+        lambda: ([np.zeros((4, 8))] for _ in range(20 * EVERY)), places=place
+    )
+    for (batch,) in loader:
+        np.asarray(batch)
+    assert 2 <= place.device.timed_events <= 6

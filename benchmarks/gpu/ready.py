@@ -64,8 +64,8 @@ class ReadyRoad:
 
     def __init__(self, nbytes: int, prefetch: int = 1, capacity: int = 2) -> None:
         self._layout = arrange((((nbytes,), np.dtype(np.uint8)),))
-        self._road = build_road([open_device(CUDAPlace(0))], capacity, prefetch=prefetch)
         self._meter = Meter()
+        self._road = build_road([open_device(CUDAPlace(0))], capacity, prefetch=prefetch, meter=self._meter)
 
     @property
     def slots(self) -> int:

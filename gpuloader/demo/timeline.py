@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpuloader.stats import Span
+from gpuloader.tracing import Span
 
 COLOURS = {
     "fetch": "#4c78a8",

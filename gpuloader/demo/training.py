@@ -15,7 +15,8 @@ from gpuloader.loader import DataLoader
 from gpuloader.places import Place
 from gpuloader.sources import mnist
 from gpuloader.sources.digits import DigitSet
-from gpuloader.stats import LoaderStats, Span, span, trace
+from gpuloader.stats import LoaderStats
+from gpuloader.tracing import Span, span, trace
 
 BATCH_SIZE = 100
 CAPACITY = 8

@@ -56,8 +56,8 @@ class Device(Protocol):
     def stream(self) -> Stream:
         """Return a new stream that is ordered against others by events alone."""
 
-    def event(self) -> Event:
-        """Return a new event; never recorded, it counts as complete."""
+    def event(self, *, timed: bool = False) -> Event:
+        """Return a new event; never recorded, it counts as complete. A `timed` one knows when it was."""
 
     def copy_async(
         self, target: DeviceMemory, source: HostMemory, nbytes: int, stream: Stream, offset: int = 0
@@ -78,6 +78,9 @@ class Device(Protocol):
 
     def synchronize(self, event: Event) -> None:
         """Hold the calling thread until the mark is reached."""
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        """Return the seconds between two timed events that were reached."""
 
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
         """Return what programs compute with: one array a field, which keeps the memory alive."""

@@ -9,12 +9,13 @@ a freed block to the next copy without looking at kernels that still read it, wh
 from __future__ import annotations
 
 import contextlib
-import os
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from gpuloader.devices.base import HostMemory
-from gpuloader.errors import LoaderError, PlaceError, StagingMemoryError
+from gpuloader.errors import LoaderError, PlaceError, StagingMemoryError, describe_error
+from gpuloader.platforms import after_fork
 from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
@@ -40,7 +41,7 @@ def _note_fork() -> None:
     _forked = True
 
 
-os.register_at_fork(after_in_child=_note_fork)
+after_fork(_note_fork)
 
 
 def require_cuda(index: int) -> int:
@@ -73,6 +74,48 @@ def require_cuda(index: int) -> int:
         visible = ", ".join(f"gpu:{number}" for number in range(count))
         raise PlaceError(f"gpu:{index} is not there: this process sees {count} ({visible})")
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMachine:
+    """What CuPy and the driver say of this machine.
+
+    Attributes
+    ----------
+    cupy : str or None
+        Its version; None where it cannot be imported.
+    runtime, driver : int
+        The CUDA that CuPy was built for and the newest that the driver knows, as 1000 major + 10 minor; 0
+        where there is none.
+    devices : tuple of (str, int, str)
+        Name, bytes of memory and compute capability of each device there is.
+    failure : str
+        Why there are none; empty where there are.
+    """
+
+    cupy: str | None = None
+    runtime: int = 0
+    driver: int = 0
+    devices: tuple[tuple[str, int, str], ...] = ()
+    failure: str = ""
+
+
+def describe_machine() -> CudaMachine:
+    """Return what there is, whatever is missing or fails."""
+    if cupy is None:
+        return CudaMachine(failure=_import_error)
+    built = known = 0
+    try:
+        runtime = cupy.cuda.runtime
+        built, known = runtime.runtimeGetVersion(), runtime.driverGetVersion()
+        properties = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
+    except Exception as error:  # of CUDA, or of a library that CuPy does not find
+        return CudaMachine(cupy.__version__, built, known, failure=describe_error(error))
+    devices = tuple(
+        (one["name"].decode(), int(one["totalGlobalMem"]), f"{one['major']}.{one['minor']}")
+        for one in properties
+    )
+    return CudaMachine(cupy.__version__, built, known, devices)
 
 
 def _refuse_fork(index: int) -> None:
@@ -174,10 +217,10 @@ class CudaDevice:
         with _Current(self._index):
             return cupy.cuda.Stream(non_blocking=True)
 
-    def event(self) -> Any:
-        """Return an event without timing, on which a host thread sleeps rather than spins."""
+    def event(self, *, timed: bool = False) -> Any:
+        """Return an event on which a host thread sleeps rather than spins; without timing it costs less."""
         with _Current(self._index):
-            return cupy.cuda.Event(block=True, disable_timing=True)
+            return cupy.cuda.Event(block=True, disable_timing=not timed)
 
     def copy_async(
         self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any, offset: int = 0
@@ -222,6 +265,12 @@ class CudaDevice:
         if not _forked:
             with _Current(self._index):
                 self._runtime.eventSynchronize(event.ptr)
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Return the seconds between two timed events that were reached, half a microsecond fine."""
+        with _Current(self._index):
+            milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
+        return milliseconds / 1000
 
     def consumer_stream(self) -> Any:
         """Return CuPy's current stream of the calling thread on this device."""

@@ -65,7 +65,7 @@ class HostDevice:
         """Return the host's one order of work."""
         return _ONLY_STREAM
 
-    def event(self) -> str:
+    def event(self, *, timed: bool = False) -> str:
         """Return the mark that is always reached."""
         return _ONLY_EVENT
 
@@ -87,6 +87,10 @@ class HostDevice:
 
     def synchronize(self, event: str) -> None:
         """Nothing is ever pending."""
+
+    def elapsed(self, start: str, end: str) -> float:
+        """Return 0: nothing is ever pending."""
+        return 0.0
 
     def run(self, program: Program, memory: HostBuffer, stream: str) -> None:
         """Compute, now."""

@@ -182,8 +182,8 @@ class SimulatedDevice:
             self._streams.append(stream)
             return stream
 
-    def event(self) -> SimulatedEvent:
-        """Return a new event."""
+    def event(self, *, timed: bool = False) -> SimulatedEvent:  # noqa: ARG002
+        """Return a new event; all of them know the virtual time."""
         return SimulatedEvent()
 
     def copy_async(
@@ -277,6 +277,12 @@ class SimulatedDevice:
                     raise LoaderError(f"{self.name}: the host waits for an event that nothing will reach")
             if mark is not None:
                 self.now = max(self.now, mark.time)
+
+    def elapsed(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
+        """Return the virtual seconds between two events that were reached."""
+        assert start.mark is not None
+        assert end.mark is not None
+        return end.mark.time - start.mark.time
 
     def finish(self, stream: SimulatedStream) -> None:
         """Hold the host until all work on `stream` has run."""

@@ -17,6 +17,7 @@ from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.thread import CLOSING_TIME
 from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
+from gpuloader.tracing import WORKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Threads:
             threading.Thread(
                 target=_work,
                 args=(number, tasks, crew, self.bell, self._at_work, self._failures),
-                name=f"gpuloader-worker-{number}",
+                name=f"{WORKER}-{number}",
                 daemon=True,
             )
             for number, tasks in enumerate(queues)

@@ -18,6 +18,7 @@ from gpuloader.fetch.crew import Crew
 from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.thread_workers import PART_NBYTES, ThreadStreams, ThreadWorkers
+from gpuloader.platforms import check_processes
 from gpuloader.sources.dataset import array_source
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring
@@ -140,6 +141,8 @@ class Fetching:
         self._start_method = workers.start_method
         self._count = self._useful_count()
         self.in_processes = self._count > 0 and workers.kind == "process" and self._gatherer is None
+        if self.in_processes:
+            check_processes()
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._collation

@@ -12,6 +12,7 @@ from gpuloader.sources.randomness import Draw, exchange_draw
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.stats import Meter
+from gpuloader.tracing import mark
 
 
 class InlineFetch:
@@ -119,7 +120,9 @@ def stage_inline(
             if staged is None:
                 return
             spot.hand_on()
-            meter.fetched(begun, perf_counter_ns(), staged.layout.nbytes)
+            ended = perf_counter_ns()
+            meter.fetched(ended - begun, staged.layout.nbytes)
+            mark("fetch", begun, ended)
             yield staged
     finally:
         spot.give_back()

@@ -30,12 +30,12 @@ class Job:
         Whether `staged`, `error` or, for a worker at its items' end, neither of them is there.
     deaths : int
         How many workers died of it, perhaps.
-    begun, end : int
-        When it was worked on, in nanoseconds of `time.perf_counter_ns`; 0 before.
+    busy : int
+        Nanoseconds that were spent on it, summed over all who did.
     """
 
     __slots__ = (
-        "begun", "deaths", "done", "end", "error", "indices", "number", "row", "slot", "staged", "worker",
+        "busy", "deaths", "done", "error", "indices", "number", "row", "slot", "staged", "worker",
     )  # fmt: skip
 
     def __init__(self, number: int, indices: Indices) -> None:
@@ -47,7 +47,7 @@ class Job:
         self.done = False
         self.staged: StagedBatch | None = None
         self.error: BaseException | None = None
-        self.deaths = self.begun = self.end = 0
+        self.deaths = self.busy = 0
 
     def finish(self, staged: StagedBatch | None, error: BaseException | None = None) -> None:
         """Say how the job ended."""
@@ -167,7 +167,7 @@ class Window:
         return self._exhausted and not self.jobs
 
 
-def deliver(window: Window, meter: Meter, worker: str) -> StagedBatch | None:
+def deliver(window: Window, meter: Meter) -> StagedBatch | None:
     """Return the batch that is due, or None if it is not done yet; raise its error, or `QueueClosed`."""
     job = window.due()
     if job is None:
@@ -178,5 +178,5 @@ def deliver(window: Window, meter: Meter, worker: str) -> StagedBatch | None:
         window.free(job)
         raise job.error
     assert job.staged is not None
-    meter.fetched(job.begun, job.end, job.staged.layout.nbytes, worker)
+    meter.fetched(job.busy, job.staged.layout.nbytes)
     return job.staged

@@ -20,6 +20,7 @@ from gpuloader.fetch.pool import MOST_DEATHS, Pool, Terms
 from gpuloader.fetch.processes import GRACE, WorkerProcess
 from gpuloader.fetch.wire import NO_BATCH, Kind, Message, receive
 from gpuloader.stats import Meter
+from gpuloader.tracing import WORKER, mark
 
 
 class ProcessWorkers:
@@ -111,7 +112,7 @@ class ProcessWorkers:
             self._hear(0)  # of workers that died since the last epoch
         try:
             self._hand_out()
-            return deliver(self._window, self._meter, "gpuloader-worker")
+            return deliver(self._window, self._meter)
         except KeyboardInterrupt:  # half-way
             self._broken = True
             raise
@@ -191,7 +192,9 @@ class ProcessWorkers:
             if worker.number in self._turns:
                 self._turns.remove(worker.number)
         else:
-            job.begun, job.end = message.c, message.d
+            begun, end = message.c, message.d
+            job.busy = end - begun
+            mark("fetch", begun, end, f"{WORKER}-{worker.number}")
             objects, state = (), None
             if message.payload:
                 look, objects, state = pickle.loads(message.payload)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import signal
 import socket
 import weakref
 from collections import deque
@@ -17,7 +16,8 @@ from gpuloader.errors import LoaderError
 from gpuloader.fetch import worker
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.starting import Start, forget_server, prepared
-from gpuloader.fetch.wire import Board, Kind, Message, pair, send
+from gpuloader.fetch.wire import Board, Kind, Message, send
+from gpuloader.platforms import after_fork, kill_process, message_pair
 from gpuloader.sources.processes import open_sentinel, start_process, starting
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
@@ -34,8 +34,7 @@ def _disown_all() -> None:
         one.disown()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+after_fork(_disown_all)
 
 
 class WorkerProcess:
@@ -70,7 +69,7 @@ class WorkerProcess:
         self._arenas: set[int] = set()
         context: Any = multiprocessing.get_context(start.method)
         with starting():
-            self.link, theirs = pair()
+            self.link, theirs = message_pair()
             try:
                 self._process = context.Process(
                     target=worker.run,
@@ -187,16 +186,8 @@ def _end(link: socket.socket, process: Any, sentinel: int, owner: int) -> None:
 
 
 def _kill(process: Any, sentinel: int) -> None:
-    if sentinel != process.sentinel:
-        # By its descriptor: a number that the fork server has given back may be another process by now.
-        try:
-            signal.pidfd_send_signal(sentinel, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        except OSError:  # a sandboxed kernel
-            pass
-        else:
-            return
+    if sentinel != process.sentinel and kill_process(sentinel):
+        return
     if process.is_alive():
         process.kill()
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.fetch.pickling import SinkFull, blame, dump, has_cloudpickle
-from gpuloader.staging.arena import available_memory
+from gpuloader.platforms import available_memory, open_memory_file, reserve, seal
 
 IN_BAND_LIMIT = 32 << 20
 """Bytes of pickle beyond the out-of-band arrays above which an object is huge Python objects.
@@ -35,8 +35,6 @@ _STEP = 16 << 20  # bytes of pickle between two looks at the memory there is
 _HEADER = struct.Struct("<8sQQQ")  # magic, bytes of pickle (right behind it), where the table is, its length
 _ENTRY = struct.Struct("<QQ")  # a buffer: where it is, its bytes
 _MAGIC = b"gpuload1"
-_F_ADD_SEALS = 1033
-_SEAL_FOR_GOOD = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 _HINT = "; with cloudpickle installed, functions and classes go by value"
 
 
@@ -105,7 +103,7 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     Raises
     ------
     Unshippable
-        The object cannot be pickled, is too much of Python objects, or the system has no memory files.
+        The object cannot be pickled, is too much of Python objects, or no memory file can be made.
     StagingMemoryError
         There is not enough memory for the file.
 
@@ -127,7 +125,7 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
         except Exception as error:
             raise Unshippable(_explain(value, error, limit)) from error
         nbytes = _write_beside(descriptor, pickled.nbytes, contents.memory)
-        _seal(descriptor)
+        seal(descriptor, writable=False)
     except BaseException:
         os.close(descriptor)
         raise
@@ -194,10 +192,8 @@ class _PickleFile:
 
 
 def _memory_file() -> int:
-    if not hasattr(os, "memfd_create"):  # macOS and Windows
-        raise Unshippable("this system has no memory files (memfd_create) to share a data set by")
     try:
-        return os.memfd_create("gpuloader-dataset", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return open_memory_file("gpuloader-dataset")
     except OSError as error:
         raise Unshippable(f"the memory file to share a data set by could not be made: {error}") from error
 
@@ -218,7 +214,7 @@ def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]
         table += _ENTRY.pack(placed[same][0], one.nbytes)
     _check_memory(end - table_start)
     try:
-        os.posix_fallocate(descriptor, 0, end)
+        reserve(descriptor, end)
     except OSError as error:
         raise StagingMemoryError(_shortage(end, str(error))) from error
     _write(descriptor, _HEADER.pack(_MAGIC, pickle_nbytes, table_start, len(memory)), 0)
@@ -266,12 +262,6 @@ def _shortage(nbytes: int, reason: str) -> str:
         "keep large arrays in files and map them (np.memmap), start the workers by forking, or raise the "
         "memory limit of this machine or container"
     )
-
-
-def _seal(descriptor: int) -> None:
-    import fcntl
-
-    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEAL_FOR_GOOD)
 
 
 def _explain(value: object, error: Exception, limit: int | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.fetch.shipping import Parcel, Unshippable, pack
 from gpuloader.fetch.worker import Setup
+from gpuloader.platforms import may_fork_unasked
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
 
     Without a wish, a fork server does it, which has NumPy and this package loaded and no thread or lock of
     the user's program; a data set that cannot be pickled, or is so many Python objects that unpickling
-    copies in each worker would cost more, is forked.
+    copies in each worker would cost more, is forked where that is safe.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     """
     if method == "fork":
         return Start("fork", setup, None)
-    may_fork = method is None and "fork" in multiprocessing.get_all_start_methods()
+    may_fork = method is None and may_fork_unasked()
     try:
         parcel = pack(setup) if method is None else pack(setup, limit=None)
     except StagingMemoryError:
@@ -65,7 +66,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
                 "it picklable, or pass start_method='fork' or worker_type='thread'"
             ) from reason
         return Start("fork", setup, None)
-    if parcel.needs_main and method is None:
+    if parcel.needs_main and may_fork:
         # Importing the user's main module in every worker could start the whole program once more.
         parcel.close()
         return Start("fork", setup, None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
 import sys
-from contextlib import suppress
 
 import numpy as np
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -25,20 +22,6 @@ def take_signals() -> None:
 def forswear_cuda() -> None:
     """Hide all GPUs from what the data set uses."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def keep_freed_memory() -> None:
-    """Have the C library reuse the memory of a sample for the next one, instead of returning it each time.
-
-    A young process hands every array of more than 128 KiB back to the system, and pays for fresh pages with
-    the next: some 150 page faults a picture.
-    """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):  # another C library than GNU's
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def seed_globals(seed: int) -> None:

@@ -18,6 +18,7 @@ from gpuloader.fetch.crew import Crew, Task, Threads
 from gpuloader.fetch.failures import as_failure
 from gpuloader.fetch.jobs import Job, Window, deliver
 from gpuloader.stats import Meter
+from gpuloader.tracing import mark
 
 PART_NBYTES = 1 << 20
 """Arrays are taken by several threads where each gets so many bytes; below, handing over costs more."""
@@ -46,11 +47,13 @@ class _Parts:
                 self._assembly.fetch(start, stop, settles=give_up is not None)
         except BaseException as raised:
             error = raised
+        ended = perf_counter_ns()
+        mark("fetch", begun, ended)
         with self._lock:
             # The first in the batch's order, whoever was faster; a part that waited in vain says nothing.
             if error is not None and (self._error is None or _rank(start, error) < _rank(*self._error[1:])):
                 self._error = worker, start, error
-            self._job.begun = min(self._job.begun or begun, begun)
+            self._job.busy += ended - begun
             self._left -= 1
             is_last = not self._left
         if error is not None and give_up is not None:
@@ -78,7 +81,6 @@ def _rank(start: int, error: BaseException) -> tuple[bool, int]:
 def _end_job(
     job: Job, staged: StagedBatch | None, error: BaseException | None, worker: int, threads: Threads
 ) -> None:
-    job.end = perf_counter_ns()
     if error is not None:
         error = as_failure(error, job.number, worker)
         if isinstance(error, SampleError):
@@ -125,7 +127,7 @@ class ThreadWorkers:
         self._settled = self._settled or _is_settled(self._assembler)
         while (self._settled or window.is_idle) and (job := window.next_job()) is not None:
             self._hand_out(job)
-        return deliver(window, self._meter, "gpuloader-worker")
+        return deliver(window, self._meter)
 
     def _hand_out(self, job: Job) -> None:
         assembler = self._assembler
@@ -194,7 +196,7 @@ class ThreadStreams:
         window = self._window
         self._forget_ended()
         self._hand_out()
-        return deliver(window, self._meter, "gpuloader-worker")
+        return deliver(window, self._meter)
 
     def _hand_out(self) -> None:
         window = self._window
@@ -216,12 +218,15 @@ class ThreadStreams:
     def _run(self, job: Job, worker: int) -> None:
         staged: StagedBatch | None = None
         error: BaseException | None = None
-        job.begun = perf_counter_ns()
+        begun = perf_counter_ns()
         try:
             if not self._threads.closed.is_set():
                 staged = self._streams[worker].stage(job.number, partial(self._window.reserve, job))
         except BaseException as raised:
             error = raised
+        ended = perf_counter_ns()
+        job.busy = ended - begun
+        mark("fetch", begun, ended)
         _end_job(job, staged, error, worker, self._threads)
 
     def close(self) -> bool:

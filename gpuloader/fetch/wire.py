@@ -1,6 +1,7 @@
 """What the loader and a worker process say to each other: short messages over a socket pair.
 
-A message is a header of 44 bytes and, rarely, something pickled behind it. Indices travel in a shared board
+A message is a header of 44 bytes and, rarely, something pickled behind it, whose length the header has: not
+every system has sockets that keep messages apart. Indices travel in a shared board
 and samples in the slots, so a task and its answer are headers alone. What is too long for a message goes in
 a memory file whose descriptor the message carries.
 """
@@ -23,9 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.fetch.pickling import has_cloudpickle
+from gpuloader.platforms import open_memory_file, reserve
 
-_HEADER = struct.Struct("<BB2xIIQQQQ")
+_HEADER = struct.Struct("<BBHIIQQQQ")
 _LONGEST = 32 << 10  # bytes of a message; the kernel's default for a socket's buffer is 208 KiB
+_LONGEST_IN_STREAM = 1 << 10  # there only short messages are taken by the kernel as a whole or not at all
+_STREAM = int(socket.SOCK_STREAM)
 _INT_NBYTES = 4
 NO_ROW = 0xFFFFFFFF
 """In the place of a board's row: the indices are behind the header."""
@@ -80,11 +84,6 @@ class Message:
     descriptor: int | None = None
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets that keep messages apart."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
 def send(link: socket.socket, message: Message, flags: int = 0) -> None:
     """Send a message; its descriptor stays open here.
 
@@ -99,20 +98,21 @@ def send(link: socket.socket, message: Message, flags: int = 0) -> None:
     OSError
         There are no descriptors or memory left to send it with.
     """
-    spilled = len(message.payload) > _LONGEST
-    header = _HEADER.pack(
-        message.kind, spilled, message.a, message.arena, message.b, message.c, message.d, message.e
-    )
-    if spilled:
-        descriptor = _spill(message.payload)
-        try:
-            socket.send_fds(link, [header], [descriptor], flags)
-        finally:
+    payload, descriptor = message.payload, message.descriptor
+    if spilled := len(payload) > (_LONGEST_IN_STREAM if _is_stream(link) else _LONGEST):
+        payload, descriptor = b"", _spill(payload)
+    head = message.kind, spilled, len(payload), message.a, message.arena
+    data = _HEADER.pack(*head, message.b, message.c, message.d, message.e) + payload
+    try:
+        if descriptor is None:
+            sent = link.send(data, flags)
+        else:
+            sent = socket.send_fds(link, [data], [descriptor], flags)
+        if sent < len(data):
+            link.sendall(data[sent:])
+    finally:
+        if spilled and descriptor is not None:
             os.close(descriptor)
-    elif message.descriptor is not None:
-        socket.send_fds(link, [header + message.payload], [message.descriptor], flags)
-    else:
-        link.send(header + message.payload, flags)
 
 
 def receive(link: socket.socket, flags: int = 0) -> Message | None:
@@ -128,16 +128,17 @@ def receive(link: socket.socket, flags: int = 0) -> Message | None:
         What came with the message did not fit among this process's open files.
     """
     try:
-        data, ancillary, arrived, _ = link.recvmsg(
-            _LONGEST + _HEADER.size, socket.CMSG_SPACE(_INT_NBYTES), flags
-        )
+        room = _HEADER.size if (is_stream := _is_stream(link)) else _HEADER.size + _LONGEST
+        data, ancillary, arrived, _ = link.recvmsg(room, socket.CMSG_SPACE(_INT_NBYTES), flags)
+        if is_stream and data:
+            data = _read_rest(link, data)
     except ConnectionError:
         return None
     if not data:
         return None
     if arrived & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, "a message was lost: too many open files")
-    kind, spilled, a, arena, b, c, d, e = _HEADER.unpack_from(data)
+    kind, spilled, _, a, arena, b, c, d, e = _HEADER.unpack_from(data)
     message = Message(kind, a, arena, b, c, d, e, data[_HEADER.size :])
     for _, _, packed in ancillary:
         message.descriptor = int.from_bytes(packed[:_INT_NBYTES], "little")
@@ -147,8 +148,29 @@ def receive(link: socket.socket, flags: int = 0) -> Message | None:
     return message
 
 
+def _is_stream(link: socket.socket) -> bool:
+    """Return whether a link does not keep messages apart."""
+    return (
+        super(socket.socket, link).type == _STREAM
+    )  # not `link.type`: making the enum costs as much as reading
+
+
+def _read_rest(link: socket.socket, data: bytes) -> bytes:
+    """Return a message of which a stream gave the beginning, nothing where the other side died amid it."""
+    while True:
+        missing = _HEADER.size - len(data)
+        if missing <= 0:
+            missing += _HEADER.unpack_from(data)[2]
+        if not missing:
+            return data
+        more = link.recv(missing, socket.MSG_WAITALL)
+        if not more:
+            return b""
+        data += more
+
+
 def _spill(payload: bytes) -> int:
-    descriptor = os.memfd_create("gpuloader-message", os.MFD_CLOEXEC)
+    descriptor = open_memory_file("gpuloader-message")
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(payload)
@@ -208,9 +230,9 @@ class Board:
     @classmethod
     def create(cls, rows: int, columns: int) -> tuple[Board, int]:
         """Return a new board, and the descriptor that others map it by."""
-        descriptor = os.memfd_create("gpuloader-board", os.MFD_CLOEXEC)
+        descriptor = open_memory_file("gpuloader-board")
         try:
-            os.posix_fallocate(descriptor, 0, _board_nbytes(rows, columns))
+            reserve(descriptor, _board_nbytes(rows, columns))
             return cls(descriptor, rows, columns), descriptor
         except BaseException:
             with contextlib.suppress(OSError):

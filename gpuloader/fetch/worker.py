@@ -22,14 +22,9 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.failures import as_failure, flush_output, pack_failure
 from gpuloader.fetch.shipping import unpack
-from gpuloader.fetch.surroundings import (
-    forswear_cuda,
-    keep_freed_memory,
-    limit_threads,
-    seed_globals,
-    take_signals,
-)
+from gpuloader.fetch.surroundings import forswear_cuda, limit_threads, seed_globals, take_signals
 from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
+from gpuloader.platforms import keep_freed_memory
 from gpuloader.sources.processes import die_with_parent
 from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
