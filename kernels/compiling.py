@@ -36,7 +36,7 @@ def kernel_names() -> list[str]:
     """Return the names of all kernels, one a .cu file.
 
     >>> kernel_names()
-    ['cast', 'checksum', 'gather', 'normalize', 'one_hot', 'pad', 'shuffle', 'spin']
+    ['cast', 'checksum', 'crop', 'gather', 'normalize', 'one_hot', 'pad', 'shuffle', 'spin']
     """
     files = resources.files("gpuloader.kernels").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
@@ -68,7 +68,6 @@ def read_source(name: str) -> str:
     )
 
 
-@cache
 def load_kernel(name: str, entry: str | None = None) -> Any:
     """Return a kernel ready to launch on the current device; compiled when first launched there.
 
@@ -81,7 +80,14 @@ def load_kernel(name: str, entry: str | None = None) -> Any:
     """
     import cupy
 
-    entry = name if entry is None else entry
+    return _load(name, name if entry is None else entry, cupy.cuda.runtime.getDevice())
+
+
+@cache
+def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
+    """Return a kernel for one device; what another one's compiler and driver made of it is not its own."""
+    import cupy
+
     if "<" not in entry:
         return cupy.RawKernel(read_source(name), entry, options=OPTIONS)
     module = cupy.RawModule(code=read_source(name), options=OPTIONS, name_expressions=(entry,))

@@ -1,4 +1,4 @@
-// gather: out[i] = source[indices[i]], rows of any size.
+// gather: out[i] = source[indices[i]], rows of any size; with a span, out[i] = source[indices[first + i]].
 //
 // A copy, so all that counts is that lanes beside each other touch words beside each other, and that words
 // are as large as the rows and both addresses allow (the launcher picks them: 16, 8, 4, 2 or 1 bytes). A
@@ -8,16 +8,31 @@
 //
 // Rows are not checked: whoever calls knows that they are in the source.
 //
+// A span is the first and the last position of a batch in `indices`, an epoch's order that lies on the device:
+// then nothing but these two numbers has to come from the host. Past the last position, that one is taken
+// again. Without indices a position is the row itself.
+//
 // Launch: any grid, any block in two dimensions. Twin and launcher: gather.py.
 
+__device__ inline unsigned long long find_row(const long long* indices, const long long* span,
+                                              unsigned long long row) {
+    unsigned long long position = row;
+    if (span != nullptr) {
+        const unsigned long long last = static_cast<unsigned long long>(span[1]);
+        position += static_cast<unsigned long long>(span[0]);
+        position = position < last ? position : last;
+    }
+    return indices == nullptr ? position : static_cast<unsigned long long>(indices[position]);
+}
+
 template <typename Word>
-__device__ inline void copy_rows(const Word* source, const long long* indices, Word* out,
+__device__ inline void copy_rows(const Word* source, const long long* indices, const long long* span, Word* out,
                                  unsigned long long rows, unsigned long long words) {
     const unsigned long long first = static_cast<unsigned long long>(blockIdx.y) * blockDim.x + threadIdx.x;
     const unsigned long long step = static_cast<unsigned long long>(gridDim.y) * blockDim.x;
     for (unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * blockDim.y + threadIdx.y;
          row < rows; row += static_cast<unsigned long long>(gridDim.x) * blockDim.y) {
-        const Word* from = source + static_cast<unsigned long long>(indices[row]) * words;
+        const Word* from = source + find_row(indices, span, row) * words;
         Word* to = out + row * words;
         for (unsigned long long word = first; word < words; word += step) {
             to[word] = from[word];
@@ -27,6 +42,7 @@ __device__ inline void copy_rows(const Word* source, const long long* indices, W
 
 template <typename Word>
 __global__ void gather(const void* __restrict__ source, const long long* __restrict__ indices,
-                       void* __restrict__ out, unsigned long long rows, unsigned long long words) {
-    copy_rows(static_cast<const Word*>(source), indices, static_cast<Word*>(out), rows, words);
+                       const long long* __restrict__ span, void* __restrict__ out, unsigned long long rows,
+                       unsigned long long words) {
+    copy_rows(static_cast<const Word*>(source), indices, span, static_cast<Word*>(out), rows, words);
 }

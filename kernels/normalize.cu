@@ -15,14 +15,14 @@
 // The constants come by value, in the kernel's parameters: a launch allocates and copies nothing. Divisions
 // are one or two of 32 bits a thread; samples are told apart by the grid's y.
 //
-// A window (top, left, flip) that reaches over the edge is moved inside: the host cannot look at what lies on
-// the device without waiting, and nothing may be read from outside the image.
+// A window is top, left and flip; see windows.cuh.
 //
 // Subnormals, of inputs and results, are kept; see numbers.cuh.
 //
 // Launch: any grid, blocks in one dimension. Twin and launcher: normalize.py.
 
 #include "numbers.cuh"
+#include "windows.cuh"
 
 struct Channels {
     float factor[16];
@@ -40,10 +40,6 @@ struct Images {
 struct Window {
     int start, row, pixel, plane;
 };
-
-__device__ inline int moved_inside(int offset, int room) {
-    return offset < 0 ? 0 : offset > room ? room : offset;
-}
 
 __device__ inline Window find_window(const Images& images, const int* window) {
     const int pixel = images.planar ? 1 : images.channels;

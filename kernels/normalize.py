@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from gpuloader.kernels.crop import check_window, cut_windows
 from gpuloader.kernels.dtypes import FLOATS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.launching import (
     NO_ARRAY,
     Library,
     check_array,
-    check_size,
     find_device,
     launch,
     obtain,
@@ -156,11 +156,7 @@ def _cut(pixels: NDArray[Any], windows: NDArray[np.int32] | None, height: int, w
     if windows is None:
         return pixels[:, :height, :width]
     result = np.empty((len(pixels), height, width, pixels.shape[3]), pixels.dtype)
-    for image, target, (top, left, flip) in zip(pixels, result, windows.tolist(), strict=True):
-        y = min(max(top, 0), pixels.shape[1] - height)
-        x = min(max(left, 0), pixels.shape[2] - width)
-        window = image[y : y + height, x : x + width]
-        target[...] = window[:, ::-1] if flip else window
+    cut_windows(pixels, windows, result)
     return result
 
 
@@ -209,10 +205,7 @@ def _plan(
         )
     if channels * height * width >= _MOST_VALUES:
         raise ValueError(f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape}")
-    if size is not None and (not isinstance(size, Sequence) or len(size) != 2):
-        raise ValueError(f"size must be (height, width), got {size!r}")
-    out_height = height if size is None else check_size("height in size", size[0], 0, height + 1)
-    out_width = width if size is None else check_size("width in size", size[1], 0, width + 1)
+    out_height, out_width = (height, width) if size is None else check_window(size, height, width)
     if windows is not None:
         check_array("windows", windows, library, shape=(samples, 3), dtypes=[np.int32])
     name, held = resolve_target(dtype, _TARGETS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import settings
 
 from gpuloader.kernels.compiling import kernel_entries, read_source
@@ -115,7 +116,7 @@ def check_shape(grid, block):
 
 def pack(argument, parameter):
     """Return what CuPy lets cuLaunchKernel read for an argument, if it is what the parameter takes."""
-    import cupy
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
     if isinstance(argument, cupy.ndarray):
         kind = f"*{argument.dtype.kind}{argument.dtype.itemsize}"

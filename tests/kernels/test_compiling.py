@@ -83,11 +83,25 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
             return entry
 
     monkeypatch.setattr(cupy, "RawModule", Module)
-    load = compiling.load_kernel.__wrapped__
-    assert load("gather", "gather<uint4>") == "gather<uint4>"
-    assert modules[0]["name_expressions"] == ("gather<uint4>",)
-    assert load("shuffle", "hash_numbers").name == "hash_numbers"
-    assert load("spin").name == "spin"
+    current = [0]
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: current[0])
+    compiling._load.cache_clear()
+    load = compiling.load_kernel
+    try:
+        assert load("gather", "gather<uint4>") == "gather<uint4>"
+        assert modules[0]["name_expressions"] == ("gather<uint4>",)
+        assert load("shuffle", "hash_numbers").name == "hash_numbers"
+        first = load("spin")
+        assert first.name == "spin"
+        assert load("spin") is load("spin", "spin") is first
+        current[0] = 1  # a kernel is a device's own
+        assert load("spin") is not first
+        load("gather", "gather<uint4>")
+        assert len(modules) == 2
+        current[0] = 0
+        assert load("spin") is first
+    finally:
+        compiling._load.cache_clear()
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):

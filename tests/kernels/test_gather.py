@@ -42,6 +42,48 @@ def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_
     out.check()
 
 
+@given(
+    problem=problems(),
+    ends=st.tuples(*[st.integers(0, 19)] * 2),
+    count=st.integers(0, 25),
+    has_order=st.booleans(),
+    shape=st.none() | st.tuples(*shapes),
+)
+@examples(200)
+def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
+    """Rows at consecutive positions of an order, or in sequence; the last again where they are too few."""
+    source, indices = problem
+    device.shape = shape
+    order = indices if has_order else None
+    most = len(indices if has_order else source)
+    if not most:
+        return
+    first, last = sorted(one % most for one in ends)
+    positions = [min(first + number, last) for number in range(count)]
+    expected = source[indices[positions] if has_order else positions]
+    span = np.array([first, last])
+    out = Placed(np.zeros_like(expected))
+    on_host = np.zeros_like(expected)
+    given = None if order is None else place(order)
+    assert gather(place(source), given, span=place(span), out=out.array) is out.array
+    assert gather_on_host(source, order, span=span, out=on_host) is on_host
+    assert read(out.array).tobytes() == expected.tobytes() == on_host.tobytes()
+    out.check()
+
+
+def test_a_span_needs_what_it_is_to_fill(device):
+    source, span = np.zeros((3, 2)), np.array([0, 1])
+    for function, where in ((gather_on_host, np.asarray), (gather, place)):
+        with pytest.raises(TypeError, match="out must be a"):
+            function(where(source), where(np.array([0, 1])), span=where(span))
+        with pytest.raises(ValueError, match=r"span must have shape \(2,\), got \(3,\)"):
+            function(where(source), None, span=where(np.zeros(3, np.int64)), out=where(np.zeros((1, 2))))
+        with pytest.raises(TypeError, match="indices must be a"):
+            function(where(source), None)
+        with pytest.raises(ValueError, match=r"out must have shape \(1, 2\), got \(1, 3\)"):
+            function(where(source), None, span=where(span), out=where(np.zeros((1, 3))))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "complex64", "complex128"])
 @pytest.mark.parametrize("width", [1, 3, 4, 16, 300])
 def test_they_agree_at_any_offset(device, dtype, width):

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader.kernels.crop import crop, crop_on_host
+from tests.kernels.shim import Placed, examples, place, read
+
+DTYPES = ["bool", "uint8", "int16", "float16", "int32", "float32", "int64", "float64"]
+LAYOUTS = ["HWC", "CHW"]
+shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(st.integers(1, 70))
+
+
+@st.composite
+def problems(draw):
+    samples, channels = draw(st.integers(0, 4)), draw(st.integers(1, 5) | st.just(20))
+    height, width = draw(st.integers(0, 9)), draw(st.integers(0, 21))
+    layout = draw(st.sampled_from(LAYOUTS))
+    shape = (samples, height, width, channels) if layout == "HWC" else (samples, channels, height, width)
+    images = np.zeros(shape, draw(st.sampled_from(DTYPES)))
+    images.reshape(-1).view(np.uint8)[:] = np.arange(images.nbytes) % (2 if images.dtype == "bool" else 251)
+    size = draw(st.integers(0, height)), draw(st.integers(0, width))
+    # Offsets outside the image too, which both move inside.
+    ends = st.integers(-3, 12) | st.sampled_from([-(2**31), 2**31 - 1])
+    windows = draw(st.lists(st.tuples(ends, ends, st.integers(0, 1)), min_size=samples, max_size=samples))
+    return images, size, np.array(windows, np.int32).reshape(samples, 3), layout
+
+
+@given(
+    problem=problems(),
+    offsets=st.tuples(*[st.integers(0, 9)] * 2),
+    shape=st.none() | st.tuples(*shapes),
+    given_out=st.booleans(),
+)
+@examples(300)
+def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_out):
+    images, size, windows, layout = problem
+    device.shape = shape
+    at = Placed(images, offsets[0] * images.itemsize)
+    expected = crop_on_host(images, size, windows, layout=layout)
+    out = Placed(np.zeros_like(expected), offsets[1] * images.itemsize)
+    result = crop(at.array, size, place(windows), layout=layout, out=out.array if given_out else None)
+    assert (result is out.array) == given_out
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    assert read(result).tobytes() == expected.tobytes()
+    out.check()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_twin_is_what_numpy_cuts(layout, dtype):
+    images = np.random.default_rng(0).integers(0, 2, (3, 8, 10, 3)).astype(dtype)
+    windows = np.array([[0, 0, 0], [1, 2, 1], [3, 4, 7]], np.int32)
+    expected = np.empty((3, 5, 6, 3), dtype)
+    for sample, (top, left, flip) in enumerate(windows.tolist()):
+        window = images[sample, top : top + 5, left : left + 6]
+        expected[sample] = window[:, ::-1] if flip else window
+    turn = (lambda array: array) if layout == "HWC" else (lambda array: array.transpose(0, 3, 1, 2).copy())
+    result = crop_on_host(turn(images), (5, 6), windows, layout=layout)
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, turn(expected))
+
+
+def test_more_samples_than_a_grid_has_rows(device):
+    device.shape = None
+    images = np.arange(70_000 * 4, dtype=np.uint32).reshape(70_000, 2, 2, 1)
+    windows = np.zeros((70_000, 3), np.int32)
+    windows[:, 2] = np.arange(70_000) % 2
+    result = crop(place(images), (1, 2), place(windows))
+    np.testing.assert_array_equal(read(result), crop_on_host(images, (1, 2), windows))
+    entry, grid, block, _ = device.launches[-1]
+    assert (entry, grid, block) == ("crop<unsigned int>", (1, 65535), (32,))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        ({"images": np.zeros((2, 4, 5), np.uint8)}, ValueError, "images must have shape"),
+        (
+            {"images": np.zeros((2, 4, 5, 3), complex)},
+            TypeError,
+            "numbers of 1, 2, 4 or 8 bytes, got complex128",
+        ),
+        ({"images": np.zeros((2, 4, 5, 0), np.uint8)}, ValueError, "images must have 1 channel or more"),
+        ({"size": (5, 5)}, ValueError, "height in size must be from 0 to 4, got 5"),
+        ({"size": (4, 6)}, ValueError, "width in size must be from 0 to 5, got 6"),
+        ({"size": 4}, ValueError, r"size must be \(height, width\), got 4"),
+        ({"layout": "NHWC"}, ValueError, "layout must be 'HWC' or 'CHW', got 'NHWC'"),
+        ({"windows": np.zeros((1, 3), np.int32)}, ValueError, r"windows must have shape \(2, 3\)"),
+        ({"windows": np.zeros((2, 3), np.int64)}, TypeError, "windows must be of int32, got int64"),
+    ],
+)
+def test_launcher_and_twin_refuse_alike(device, change, error, problem):
+    arguments = {
+        "images": np.zeros((2, 4, 5, 3), np.uint8),
+        "size": (2, 2),
+        "windows": np.zeros((2, 3), np.int32),
+    } | change
+    with pytest.raises(error, match=problem):
+        crop_on_host(**arguments)
+    placed = {
+        key: place(value) if isinstance(value, np.ndarray) else value for key, value in arguments.items()
+    }
+    with pytest.raises(error, match=problem):
+        crop(**placed)
