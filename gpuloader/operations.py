@@ -63,6 +63,72 @@ class GatherRows:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherSpan:
+    """Takes the rows at consecutive positions of an order that lies where batches land.
+
+    Attributes
+    ----------
+    source : array
+        All rows.
+    order : array or None
+        The rows in their order, int64; None: they are taken in sequence.
+    """
+
+    source: Any
+    order: Any = None
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Take the rows with the twin."""
+        from gpuloader.kernels.gather import gather_on_host
+
+        gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
+
+    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Take the rows with a kernel."""
+        from gpuloader.kernels.gather import gather
+
+        gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """Writes the beginning of a seeded permutation, that of `Shuffled` orders.
+
+    Attributes
+    ----------
+    count, seed, epoch : int
+        As those of the order.
+    """
+
+    count: int
+    seed: int
+    epoch: int
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:  # noqa: ARG002
+        """Write it with the twin."""
+        from gpuloader.kernels.shuffle import shuffle_on_host
+
+        shuffle_on_host(self.count, self.seed, self.epoch, 0, len(outputs[0]), out=outputs[0])
+
+    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:  # noqa: ARG002
+        """Write it with kernels."""
+        from gpuloader.kernels.shuffle import shuffle
+
+        shuffle(self.count, self.seed, self.epoch, 0, len(outputs[0]), out=outputs[0], stream=stream)
+
+
+def span_specs(count: int) -> tuple[Spec, ...]:
+    """Return what is staged of a batch at consecutive positions of an order: 16 bytes, however large it is.
+
+    An array without bytes, which says how many samples there are, and the first and the last position.
+
+    >>> [shape for shape, _ in span_specs(100)]
+    [(100, 0), (2,)]
+    """
+    return ((count, 0), np.dtype(np.uint8)), ((2,), np.dtype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCall:
     """A kernel and its twin, with everything but the arrays settled.
 

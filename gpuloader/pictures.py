@@ -12,39 +12,81 @@ from numpy.typing import DTypeLike
 
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
+from gpuloader.kernels.crop import crop, crop_on_host
 from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.normalize import normalize, normalize_on_host
-from gpuloader.operations import KernelCall, Plain, Spec, no_rows
+from gpuloader.operations import KernelCall, Spec, no_rows
 from gpuloader.spec import Array
 
 _LAYOUTS = ("HWC", "CHW")
 _TARGETS = ("float16", "bfloat16", "float32")
+_WINDOW = 3  # numbers of a window: top, left, flip
 
 
 @dataclass(frozen=True)
-class RandomCropFlip(Plain):
-    """A random window of each picture, mirrored by lot; runs in one pass with the `Normalize` behind it.
+class RandomCropFlip:
+    """A random window of each picture, mirrored by lot; in one pass with a `Normalize` right behind it.
 
     Attributes
     ----------
     field : str or None
-        Which field; None: the first that is an array.
+        Which field, of any numbers of 1 to 8 bytes; None: the first that is an array.
     size : tuple of int
         Height and width of the window.
     flip : bool
         Whether half of the pictures, by lot, are mirrored left to right.
+    layout : str or None
+        'HWC' or 'CHW', of the samples and of the result; None: as the `Normalize` behind it says, else 'HWC'.
     """
 
     field: str | None
     size: tuple[int, int]
     flip: bool = True
+    layout: str | None = None
 
     def __post_init__(self) -> None:
         check_window(self.size)
+        if self.layout is not None:
+            check_layout("layout", self.layout)
 
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall:  # noqa: ARG002
-        """Refuse: `fuse` has not found a `Normalize`."""
-        raise SampleError("RandomCropFlip must come right before the Normalize of its field")
+    @property
+    def draws(self) -> int:
+        """Numbers drawn for each sample: where its window begins, and whether it is mirrored."""
+        return _WINDOW
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
+        """Return top, left and flip of each sample."""
+        _, height, width = self._sizes(inputs)
+        return draw_windows(words, (height, width), self.size, flip=self.flip)
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Accept any content."""
+
+    def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
+        return find_sizes(inputs, self.layout or "HWC")
+
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+        """Return the computation for a batch, where no `Normalize` does it along."""
+        channels, height, width = self._sizes(inputs)
+        check_room(self.size, height, width)
+        layout = self.layout or "HWC"
+        tall, wide = self.size
+        shape = (tall, wide, channels) if layout == "HWC" else (channels, tall, wide)
+        (samples, *_), dtype = inputs[0]
+        call, twin = (partial(self._run, function, (tall, wide), layout) for function in (crop, crop_on_host))
+        empty = [no_rows(inputs[0]), np.zeros((0, _WINDOW), np.int32)]
+        return KernelCall.settle(empty, ((samples, *shape), dtype), call, twin)
+
+    @staticmethod
+    def _run(
+        function: Callable[..., Any],
+        size: tuple[int, int],
+        layout: str,
+        images: Any,
+        windows: Any,
+        **where: Any,
+    ) -> None:
+        function(images, size, windows, layout=layout, **where)
 
 
 @dataclass(frozen=True)
@@ -82,8 +124,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         for name, value in (("layout", self.layout), ("to", self.to)):
-            if value not in _LAYOUTS:
-                raise ValueError(f"{name} must be 'HWC' or 'CHW', got {value!r}")
+            check_layout(name, value)
         resolve_target(self.dtype, _TARGETS)
         if self.crop is not None:
             check_window(self.crop)
@@ -91,37 +132,24 @@ class Normalize:
     @property
     def draws(self) -> int:
         """Numbers drawn for each sample: where its window begins, and whether it is mirrored."""
-        return 3 if self.crop is not None or self.flip else 0
+        return _WINDOW if self.crop is not None or self.flip else 0
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left and flip of each sample."""
         _, height, width = self._sizes(inputs)
-        tall, wide = self.crop or (height, width)
-        drawn = np.empty((len(words), 3), np.int32)
-        drawn[:, 0] = words[:, 0] % np.uint64(height - tall + 1)
-        drawn[:, 1] = words[:, 1] % np.uint64(width - wide + 1)
-        drawn[:, 2] = words[:, 2] >> np.uint64(63) if self.flip else 0
-        return drawn
+        return draw_windows(words, (height, width), self.crop or (height, width), flip=self.flip)
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Accept any content."""
 
     def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
-        """Return channels, height and width."""
-        shape, dtype = inputs[0]
-        if len(inputs) != 1 or len(shape) != 4 or dtype not in (np.uint8, np.float32):
-            raise SampleError(
-                f"expected pictures, uint8 or float32, in the layout {self.layout}, got {dtype} {shape[1:]}"
-            )
-        height, width, channels = shape[1:] if self.layout == "HWC" else (*shape[2:], shape[1])
-        return channels, height, width
+        return find_sizes(inputs, self.layout, (np.uint8, np.float32))
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         channels, height, width = self._sizes(inputs)
         tall, wide = self.crop or (height, width)
-        if tall > height or wide > width:
-            raise SampleError(f"expected pictures of {tall} x {wide} at least, got {height} x {width}")
+        check_room((tall, wide), height, width)
         size = (tall, wide, channels) if self.to == "HWC" else (channels, tall, wide)
         _, held = resolve_target(self.dtype, _TARGETS)
         empty = [no_rows(inputs[0])] + [np.zeros((0, self.draws), np.int32)] * bool(self.draws)
@@ -162,3 +190,51 @@ def check_window(size: object) -> None:
         raise ValueError(f"a window's size must be height and width, got {size!r}")
     for name, value in zip(("height", "width"), size, strict=True):
         check_count(name, value)
+
+
+def check_layout(name: str, layout: object) -> None:
+    """Raise `ValueError` unless a layout is one of the two known.
+
+    >>> check_layout("layout", "CHW")
+    """
+    if layout not in _LAYOUTS:
+        raise ValueError(f"{name} must be 'HWC' or 'CHW', got {layout!r}")
+
+
+def check_room(size: tuple[int, int], height: int, width: int) -> None:
+    """Raise `SampleError` where pictures of this height and width are smaller than a window.
+
+    >>> check_room((28, 28), 32, 32)
+    """
+    tall, wide = size
+    if tall > height or wide > width:
+        raise SampleError(f"expected pictures of {tall} x {wide} at least, got {height} x {width}")
+
+
+def find_sizes(
+    inputs: Sequence[Spec], layout: str, dtypes: Sequence[DTypeLike] | None = None
+) -> tuple[int, int, int]:
+    """Return channels, height and width of a field of pictures; raise `SampleError` where it is none.
+
+    >>> find_sizes([((8, 3, 32, 40), np.dtype("uint8"))], "CHW")
+    (3, 32, 40)
+    """
+    shape, dtype = inputs[0]
+    if len(inputs) != 1 or len(shape) != 4 or (dtypes is not None and dtype not in dtypes):
+        expected = "" if dtypes is None else " " + " or ".join(np.dtype(one).name for one in dtypes) + ","
+        raise SampleError(f"expected pictures,{expected} in the layout {layout}, got {dtype} {shape[1:]}")
+    height, width, channels = shape[1:] if layout == "HWC" else (*shape[2:], shape[1])
+    return channels, height, width
+
+
+def draw_windows(words: Array, room: tuple[int, int], size: tuple[int, int], *, flip: bool) -> Array:
+    """Return top, left and flip of each sample's window, all equally likely, from uint64 (samples, 3).
+
+    >>> draw_windows(np.zeros((1, 3), np.uint64), (32, 32), (28, 28), flip=True)
+    array([[0, 0, 0]], dtype=int32)
+    """
+    drawn = np.empty((len(words), _WINDOW), np.int32)
+    for column in (0, 1):
+        drawn[:, column] = words[:, column] % np.uint64(room[column] - size[column] + 1)
+    drawn[:, 2] = words[:, 2] >> np.uint64(63) if flip else 0
+    return drawn

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
-from gpuloader.operations import Computation, GatherRows, Operation, Spec
+from gpuloader.operations import Computation, GatherRows, GatherSpan, Operation, Spec
 from gpuloader.permutation import derive_key, hash_positions
 from gpuloader.sources.randomness import as_number, current_draw
 from gpuloader.spec import Array, Indices
@@ -140,16 +140,25 @@ class Programmer:
     sources : sequence of GatherRows or None
         Where the fields come from if only the numbers of their rows are staged: from arrays that already lie
         where batches land.
+    order : array or None
+        The rows in the order of the epoch, int64, lying there as well, for batches of which a span of it is
+        staged; see `span_specs`. None: spans are of the rows in sequence.
     """
 
-    def __init__(self, transforms: Sequence[Transform], sources: Sequence[GatherRows] | None = None) -> None:
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        sources: Sequence[GatherRows] | None = None,
+        order: Any = None,
+    ) -> None:
         self.transforms = tuple(transforms)
         self.sources = None if sources is None else tuple(sources)
+        self.order = order
         self._made: dict[Any, Program] = {}
         self._last: tuple[Layout | None, Program | None] = None, None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Programmer, (self.transforms, self.sources)
+        return Programmer, (self.transforms, self.sources, self.order)
 
     def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
         """Return the program for a staged layout.
@@ -229,19 +238,23 @@ class _Writer:
         self._present: dict[str, tuple[int, ...]] = {}
         self._steps: list[Step] = []
         if self._sources is not None:
-            self._gather(self._sources)
+            self._gather(self._sources, programmer.order)
             return
         first = 0
         for name, level in zip(names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
 
-    def _gather(self, sources: Sequence[GatherRows]) -> None:
-        count = self._fields[0].shape[0]
+    def _gather(self, sources: Sequence[GatherRows], order: Any) -> None:
+        count, *rest = self._fields[0].shape
         for name, source in zip(self._names, sources, strict=True):
             output = self._add(((count, *source.shape), source.dtype))
             self._present[name] = (output,)
-            self._steps.append(Step(source, (0,), (output,), name, "gather"))
+            if rest:  # a span; see `span_specs`
+                step = Step(GatherSpan(source.source, order), (1,), (output,), name, "gather")
+            else:
+                step = Step(source, (0,), (output,), name, "gather")
+            self._steps.append(step)
 
     def _add(self, spec: Spec) -> int:
         shape, dtype = spec

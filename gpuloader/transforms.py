@@ -145,33 +145,35 @@ class Pad(Plain):
 
 
 def fuse(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return transforms with every `RandomCropFlip` taken into the `Normalize` behind it.
+    """Return transforms with a `RandomCropFlip` and the `Normalize` right behind it made one.
+
+    A `Normalize` of another field, or with a window of its own, stays apart.
 
     Raises
     ------
     ValueError
-        There is none behind it, or that has a window of its own.
+        Of two that would be one, each names another layout.
 
     >>> [type(one).__name__ for one in fuse([RandomCropFlip(None, (4, 4)), Normalize(None)])]
     ['Normalize']
     """
     fused: list[Transform] = []
-    window: RandomCropFlip | None = None
     for transform in transforms:
-        if window is not None:
-            follows = isinstance(transform, Normalize) and transform.field == window.field
-            if not isinstance(transform, Normalize) or not follows or transform.draws:
-                break
-            transform, window = replace(transform, crop=window.size, flip=window.flip), None
-        if isinstance(transform, RandomCropFlip):
-            window = transform
+        before = fused[-1] if fused else None
+        if (
+            isinstance(before, RandomCropFlip)
+            and isinstance(transform, Normalize)
+            and transform.field == before.field
+            and not transform.draws
+        ):
+            if before.layout not in (None, transform.layout):
+                raise ValueError(
+                    f"RandomCropFlip has the layout {before.layout} and the Normalize right behind it "
+                    f"{transform.layout}"
+                )
+            fused[-1] = replace(transform, crop=before.size, flip=before.flip)
         else:
             fused.append(transform)
-    if window is not None:
-        raise ValueError(
-            "RandomCropFlip must be followed by the Normalize of the same field, which has no window of its "
-            "own: they run in one pass"
-        )
     return fused
 
 

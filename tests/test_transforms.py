@@ -163,6 +163,55 @@ class TestTheSamePictures:
         assert 3 < mirrored < COUNT - 3
 
 
+class TestWindowsAlone:
+    """`RandomCropFlip` without a `Normalize` behind it: another kernel, the same windows."""
+
+    def pictures(self, dtype="uint8", layout="HWC"):
+        pictures = (PICTURES % 2 if dtype == "bool" else PICTURES).astype(dtype)
+        return pictures if layout == "HWC" else np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
+
+    @pytest.mark.parametrize("layout", ["HWC", "CHW"])
+    @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float32", "float64"])
+    def test_are_those_of_a_normalize(self, dtype, layout):
+        dataset = TensorDataset(self.pictures(dtype, layout), LABELS)
+        wanted, labels = expected(steps=[RandomCropFlip("0", (6, 5)), Normalize("0", to=layout)])
+        for places in ("cpu", simulated_places(1), simulated_places(3)):
+            for cache in (None, "device"):
+                step = RandomCropFlip("0", (6, 5), layout=None if layout == "HWC" else layout)
+                found = by_label_row(load(dataset, places, steps=[step], cache=cache))
+                assert found[0].dtype == dtype
+                shown = wanted % 2 if dtype == "bool" else wanted.astype(np.uint8).astype(dtype)
+                assert_same(found, [shown.astype(dtype), labels])
+
+    def test_are_drawn_for_each_field_and_each_transform(self):
+        """A second window within the first, in front of a `Normalize` with a window of its own."""
+        steps = [
+            RandomCropFlip("0", (8, 7)),
+            RandomCropFlip("0", (6, 5)),
+            Normalize("0", crop=(4, 4), flip=True),
+        ]
+        wanted = expected(steps=steps)
+        assert wanted[0].shape == (COUNT, 3, 4, 4)
+        assert_same(by_label_row(load(places=simulated_places(2), steps=steps)), wanted)
+        assert_same(by_label_row(load(Samples(), steps=steps, num_workers=2)), wanted)
+
+    def test_in_front_of_what_does_not_crop(self):
+        steps = [RandomCropFlip("0", (6, 5)), OneHot("1", 5), Normalize("0")]
+        apart = expected(steps=steps)
+        assert_same(apart, expected(steps=[steps[0], steps[2], steps[1]]))
+        steps = [RandomCropFlip("0", (6, 5), flip=False), Cast("0", "float16", 0.5)]
+        assert expected(steps=steps)[0].dtype == np.float16
+
+    def test_of_all_of_a_picture_only_mirror(self):
+        images, _ = expected(steps=[RandomCropFlip("0", (9, 8))], shuffle=False)
+        mirrored = 0
+        for image, picture in zip(images, PICTURES, strict=True):
+            flipped = not np.array_equal(image, picture)
+            mirrored += flipped
+            np.testing.assert_array_equal(image, picture[:, ::-1] if flipped else picture)
+        assert 3 < mirrored < COUNT - 3
+
+
 class TestDraws:
     def windows(self, keys, seed=3, epoch=0, size=(6, 5), **options):
         """Return what samples with the given indices draw: top, left, flip, read off the pictures."""
@@ -529,6 +578,8 @@ class TestErrors:
             ),
             ([OneHot("0", 3), Normalize("0")], r"field '0'.*: expected pictures"),
             ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"of 10 x 3 at least, got 9 x 8"),
+            ([RandomCropFlip("0", (3, 10))], r"field '0'.*of 3 x 10 at least, got 9 x 8"),
+            ([RandomCropFlip("1", (3, 3))], r"field '1'.*: expected pictures, in the layout HWC, got int64"),
             ([Normalize("0"), OneHot("0", 4)], r"field '0'.*: expected integers as labels, got float32"),
             ([Pad("1", 4)], r"field '1'.*: expected a ragged field of level 1 to pad"),
             ([Normalize("0", mean=(1, 2))], r"field '0'.*: mean must be one number for each of 3 channels"),
@@ -562,10 +613,11 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("steps", "error", "message"),
         [
-            ([RandomCropFlip("0", (4, 4))], ValueError, "must be followed by the Normalize"),
-            ([RandomCropFlip("0", (4, 4)), Normalize("1")], ValueError, "must be followed by the Normalize"),
-            ([RandomCropFlip("0", (4, 4)), Normalize("0", flip=True)], ValueError, "no window of its own"),
-            ([RandomCropFlip("0", (4, 4))] * 2, ValueError, "must be followed by the Normalize"),
+            (
+                [RandomCropFlip("0", (4, 4), layout="CHW"), Normalize("0")],
+                ValueError,
+                "RandomCropFlip has the layout CHW and the Normalize right behind it, .* HWC",
+            ),
             ([np.sqrt], TypeError, "expected a transform, got ufunc"),
             (["normalize"], TypeError, "expected a transform, got str"),
         ],
@@ -578,6 +630,7 @@ class TestErrors:
         ("make", "error", "message"),
         [
             (lambda: RandomCropFlip("0", 4), ValueError, "height and width, got 4"),
+            (lambda: RandomCropFlip("0", (4, 4), layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW'"),
             (lambda: RandomCropFlip("0", (4, 0)), ValueError, "width must be an integer of 1 or more, got 0"),
             (lambda: Normalize("0", crop=(4,)), ValueError, "height and width"),
             (lambda: Normalize("0", layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW', got 'WHC'"),
