@@ -12,7 +12,7 @@ MNIST ?=
 .PHONY: demo test lint kernels bench clean
 
 demo: .venv/demo.stamp
-	$(BIN)/python -m gpuloader.demo $(if $(MNIST),--data $(MNIST))
+	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest

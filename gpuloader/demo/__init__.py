@@ -1,1 +1,1 @@
-"""The main job: train on MNIST twice, synchronously and asynchronously, and show the difference."""
+"""The main job: train on MNIST, synchronously and asynchronously, and show the difference."""

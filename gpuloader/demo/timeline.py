@@ -1,4 +1,4 @@
-"""A picture of who was busy with what, and when: the synchronous run above the asynchronous one."""
+"""A picture of who was busy with what, and when: runs that are compared one above the other."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ def choose_window(spans: list[Span], steps: int) -> tuple[int, int]:
     return ends[middle - 1], ends[min(middle - 1 + steps, len(ends) - 1)]
 
 
-def draw(pairs: list[tuple[str, list[Span], list[Span]]], path: Path, *, steps: int = 8) -> None:
-    """Write one panel a run, two runs a pair, to a PNG file.
+def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8) -> None:
+    """Write one panel a run to a PNG file.
 
     Parameters
     ----------
-    pairs : list of (str, list of Span, list of Span)
-        A title, the spans of the synchronous run and those of the asynchronous one.
+    groups : dict of str to dict of str to list of Span
+        The spans of runs by their names, in groups that are compared; the group's title.
     path : pathlib.Path
         The file to write.
     steps : int
-        Synchronous steps to show; the asynchronous run is drawn over as much time.
+        Steps of a group's first run to show; the others are drawn over as much time.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    figure = Figure(figsize=(11, 2.9 * len(pairs)), dpi=120, layout="constrained")
-    panels: Any = figure.subplots(2 * len(pairs), 1, squeeze=False)[:, 0]
-    for index, (title, synchronous, asynchronous) in enumerate(pairs):
-        start, end = choose_window(synchronous, steps)
-        width = end - start
-        _draw_run(panels[2 * index], synchronous, start, width, f"{title}: synchronous")
-        begun, _ = choose_window(asynchronous, steps)
-        _draw_run(panels[2 * index + 1], asynchronous, begun, width, f"{title}: asynchronous")
-        panels[2 * index + 1].set_xlabel("milliseconds")
+    count = sum(map(len, groups.values()))
+    figure = Figure(figsize=(11, 0.3 + 1.45 * count), dpi=120, layout="constrained")
+    panels: Any = iter(figure.subplots(count, 1, squeeze=False)[:, 0])
+    for title, runs in groups.items():
+        width = 0
+        for name, spans in runs.items():
+            start, end = choose_window(spans, steps)
+            width = width or end - start
+            panel = next(panels)
+            _draw_run(panel, spans, start, width, f"{title}: {name}")
+        panel.set_xlabel("milliseconds")
     figure.legend(
         handles=[Patch(color=colour, label=name) for name, colour in COLOURS.items()],
         loc="outside upper right",

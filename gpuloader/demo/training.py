@@ -60,6 +60,7 @@ def train(
     asynchronous: bool,
     read_wait: float = 0.0,
     compute_wait: float = 0.0,
+    after_step: Callable[[int, Any], object] | None = None,
 ) -> Run:
     """Train from fresh parameters; equal arguments give equal losses, however the data is read.
 
@@ -75,6 +76,8 @@ def train(
         True: a thread reads ahead. False: reading, copying and computing take turns.
     read_wait, compute_wait : float
         Seconds to wait in each read, as for a slow disk, and in each step, as for a larger model.
+    after_step : callable or None
+        Called with the number of steps done and the loss of the last, which may still be on its way.
 
     Examples
     --------
@@ -97,6 +100,8 @@ def train(
                     losses.append(model.step(images, labels))
                     if compute_wait:
                         time.sleep(compute_wait)
+                if after_step is not None:
+                    after_step(len(losses), losses[-1])
         # Only now: to ask for a loss makes the host wait for the device.
         known = np.array([float(loss) for loss in losses], np.float32)
         seconds = time.perf_counter() - start

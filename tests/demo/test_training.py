@@ -1,11 +1,8 @@
-"""The main job: equal losses both ways, and what the demonstration writes."""
+"""The main job: equal losses both ways."""
 
 import numpy as np
-import pytest
 
 from gpuloader import CPUPlace
-from gpuloader.demo.__main__ import main
-from gpuloader.demo.linear import LinearModel
 from gpuloader.demo.training import train
 from gpuloader.sources import mnist
 from gpuloader.testing import simulated_places
@@ -39,31 +36,16 @@ def test_waiting_changes_nothing():
     assert slowed.stats.fetch >= 5 * 0.001
 
 
-def test_the_demonstration_says_that_losses_are_equal_and_writes_three_files(tmp_path, capsys):
-    assert main(["--epochs", "1", "--wait", "0.1", "--output", str(tmp_path), "--place", "cpu"]) == 0
-    printed = capsys.readouterr().out
-    assert "equal, bit for bit" in printed
-    assert "NO" not in printed
-    losses = np.load(tmp_path / "losses.npz")
-    np.testing.assert_array_equal(losses["synchronous"], losses["asynchronous"])
-    assert LinearModel.load(tmp_path / "parameters.npz").weight.shape == (784, 1)
-    assert (tmp_path / "timeline.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--data", "/nowhere/mnist.json.gz"], "No such file"), (["--place", "abacus"], "not a place")],
-)
-def test_what_cannot_be_done_is_said_without_a_traceback(arguments, message, tmp_path, capsys):
-    assert main([*arguments, "--output", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [["--epochs", "0"], ["--wait", "-1"], ["--epochs", "many"]])
-def test_wrong_numbers_are_refused(arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+def test_after_each_step_its_number_and_loss_are_told():
+    told = []
+    run = train(
+        mnist.sample().valid,
+        CPUPlace(),
+        epochs=2,
+        asynchronous=True,
+        after_step=lambda steps, loss: told.append((steps, float(loss))),
+    )
+    assert told == list(enumerate(run.losses.tolist(), start=1))
 
 
 def test_the_simulated_device_reads_the_same_digits():

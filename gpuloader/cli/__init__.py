@@ -1,0 +1,32 @@
+"""The command line: ``gpuloader mnist`` and ``gpuloader doctor``.
+
+Nothing but this file may be imported without typer and rich, which the extra ``cli`` installs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpuloader.errors import missing_package
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        from gpuloader.cli.app import app
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("typer", "rich"):
+            raise
+        sys.exit(_say(str(missing_package("the command line", package, "cli")), 2))
+    except KeyboardInterrupt:
+        sys.exit(_say("Interrupted.", INTERRUPTED))
+    app()
+
+
+def _say(line: str, code: int) -> int:
+    sys.stderr.write(f"{line}\n")
+    return code

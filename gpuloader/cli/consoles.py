@@ -1,0 +1,47 @@
+"""Where the command line writes: results to standard output, failures to standard error, in one red line."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gpuloader.errors import LoaderError, describe_error
+from gpuloader.places import Place, parse_place
+
+
+def open_console() -> Console:
+    """Return a console on what standard output is now."""
+    return Console(highlight=False)
+
+
+def say_failure(message: str) -> None:
+    """Write one red line to standard error."""
+    line = Text(" ".join(message.split()), style="red")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(line)
+
+
+def fail(error: BaseException | str) -> NoReturn:
+    """Say what was wrong and end the command with exit code 2."""
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        error = f"{name}{error.strerror}"
+    elif isinstance(error, LoaderError):
+        error = str(error)
+    elif isinstance(error, BaseException):
+        error = describe_error(error)
+    say_failure(error)
+    raise typer.Exit(2)
+
+
+def read_place(text: str | None) -> Place | None:
+    """Return the place a command was given, or end it."""
+    if text is None:
+        return None
+    try:
+        return parse_place(text)
+    except LoaderError as error:
+        fail(error)

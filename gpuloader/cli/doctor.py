@@ -1,0 +1,43 @@
+"""``gpuloader doctor``: whether everything a loader needs works here."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from gpuloader.cli.consoles import open_console, read_place
+
+
+def doctor(
+    place: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Where batches are to land: cpu, gpu:0, gpu_pinned, …"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Look at this machine, try what a loader needs, and say what to do.
+
+    The exit code is 1 if a loader would fail here, else 0.
+    """
+    from gpuloader.doctor.examination import examine
+
+    wanted = read_place(place)
+    if as_json:
+        report = examine(wanted)
+        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    else:
+        from gpuloader.cli.report import show_report
+
+        console = open_console()
+        with console.status("Looking …") if console.is_terminal else nullcontext() as status:
+            report = examine(
+                wanted,
+                tell=lambda what: status.update(f"Looking at {what} …") if status is not None else None,
+            )
+        console.print(show_report(report))
+    raise typer.Exit(0 if report.works else 1)

@@ -1,0 +1,85 @@
+"""What training runs came to: their losses, where the time went, and what that means."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from gpuloader.demo.training import Run
+
+_ROWS = 8
+
+
+def losses_table(runs: dict[str, Run]) -> Table:
+    """Return some of the losses of runs, and for several whether they are equal."""
+    table = _table("Loss")
+    for heading in ("step", *runs, *(["equal"] if len(runs) > 1 else [])):
+        table.add_column(heading, justify="right")
+    losses = [run.losses for run in runs.values()]
+    last = len(losses[0]) - 1
+    for step in sorted({round(last * row / (_ROWS - 1)) for row in range(_ROWS)}):
+        values = [one[step] for one in losses]
+        equal = [Text("yes", "green") if len(set(values)) == 1 else Text("NO", "bold red")] * (len(runs) > 1)
+        table.add_row(f"{step:,}", *(f"{value:.6f}" for value in values), *equal)
+    return table
+
+
+def times_table(groups: dict[str, dict[str, Run]], wait: float) -> Table:
+    """Return where a step's time went, in microseconds, for each run; `wait` is in seconds."""
+    compared = any(len(runs) > 1 for runs in groups.values())
+    table = _table("Where a step's time went, in microseconds")
+    table.add_column("", no_wrap=True)
+    for heading in (
+        "fetch",
+        "stage",
+        "wait",
+        "deliver",
+        "compute",
+        "total",
+        *(["ratio"] if compared else []),
+    ):
+        table.add_column(heading, justify="right")
+    for title, runs in groups.items():
+        first = next(iter(runs.values()))
+        table.add_row(Text(f"{title}{f', {wait * 1e3:g} ms' if title == 'with waits' else ''}", "bold"))
+        for way, run in runs.items():
+            stats, steps = run.stats, len(run.losses)
+            times = (stats.fetch, stats.stage, stats.wait, stats.transfer, run.compute, run.seconds)
+            ratio = run.seconds / first.seconds
+            table.add_row(
+                f"  {way}",
+                *(f"{time / steps * 1e6:,.0f}" for time in times),
+                *([Text(f"{ratio:.2f}", "green" if ratio < 0.95 else "")] if compared else []),
+            )
+    return table
+
+
+EXPLANATION = (
+    "Read asynchronously, fetch and stage run beside the rest; wait is what the training still sees of them."
+)
+
+
+def verdict(runs: dict[str, Run]) -> str:
+    """Return in a sentence or two what reading asynchronously gained as it is."""
+    synchronous, asynchronous = runs.values()
+    ratio = asynchronous.seconds / synchronous.seconds
+    if ratio < 0.95:
+        return f"As it is, reading asynchronously takes {ratio:.2f} of the synchronous time."
+    micros = synchronous.seconds / len(synchronous.losses) * 1e6
+    return (
+        f"As it is, a step takes {micros:,.0f} µs: too short to gain from a second thread here (ratio "
+        f"{ratio:.2f}). Hiding pays where reading or computing takes longer, as with the waits."
+    )
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        border_style="dim",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )

@@ -1,0 +1,61 @@
+"""The findings about a machine as a table."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from gpuloader.doctor.finding import Finding, Report, Section, Verdict
+
+_MARKS: dict[Verdict, tuple[str, str]] = {
+    "good": ("✓", "green"),
+    "note": ("!", "yellow"),
+    "bad": ("✗", "bold red"),
+}
+
+
+def show_report(report: Report) -> RenderableType:
+    """Return the report to be printed: a table a section, and what it comes to."""
+    sections = [part for section in report.sections for part in _show_section(section)]
+    return Group(*sections, _show_summary(report))
+
+
+def _show_section(section: Section) -> tuple[RenderableType, ...]:
+    # The longest name there is decides, so that the sections stand one below the other.
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(width=1)
+    table.add_column(width=16, no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for finding in section.findings:
+        mark, style = _MARKS[finding.verdict]
+        table.add_row(Text(mark, style), Text(finding.name), _show_value(finding, style))
+    return Rule(Text(section.title, "bold"), align="left", style="dim"), table, Text()
+
+
+def _show_value(finding: Finding, style: str) -> Text:
+    value = Text(finding.value, "dim" if finding.verdict == "good" else style)
+    if finding.advice:
+        value.append(f"\n{finding.advice}", "default not bold")
+    return value
+
+
+def _show_summary(report: Report) -> Panel:
+    notes, bad = report.count("note"), report.count("bad")
+    counts = " and ".join(
+        _count(number, name) for number, name in ((bad, "problem"), (notes, "note")) if number
+    )
+    if bad:
+        text, style = f"A loader would fail here: {counts} above.", "red"
+    elif notes:
+        text, style = f"A loader works here; {counts} above.", "yellow"
+    else:
+        text, style = "Everything a loader needs is here.", "green"
+    return Panel(Text(text, f"bold {style}"), box=box.ROUNDED, border_style=style, expand=False)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"

@@ -1,0 +1,114 @@
+"""Findings about Python, NumPy, optional packages and the kernels."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuloader.doctor.finding import Finding
+from gpuloader.kernels.compiling import kernel_names, read_source
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_NUMPY = (1, 26)
+
+USED = {
+    "cloudpickle": (
+        "workers",
+        "Without it, data sets defined in a notebook or holding closures are forked rather than sent.",
+    ),
+    "threadpoolctl": (
+        "workers",
+        "Without it, the linear algebra of every worker process may start a thread a core.",
+    ),
+}
+"""Packages the loader makes use of: the extra that installs them, and what goes without."""
+
+FRAMEWORKS = {"torch": "torch", "jax": "jax", "paddle": "paddlepaddle"}
+"""Output and the distribution it needs; Paddle's for GPUs has a name of its own."""
+
+
+def installed_distributions() -> dict[str, str]:
+    """Return the version of every installed distribution by its name in lower case; imports none.
+
+    >>> "numpy" in installed_distributions()
+    True
+    """
+    found: dict[str, str] = {}
+    for one in importlib.metadata.distributions():
+        name = one.metadata["Name"]
+        if name:
+            found.setdefault(name.lower(), one.version)  # the first on the path is the one that is imported
+    return found
+
+
+def software_findings(installed: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Return the findings, given the version of every installed distribution."""
+    return (
+        Finding("gpuloader", installed.get("gpuloader", "not installed, run from its folder")),
+        python_finding(sys.version_info[:3], platform.system(), platform.machine()),
+        numpy_finding(np.__version__),
+        kernels_finding(),
+        *(_used_finding(name, installed) for name in USED),
+        _frameworks_finding(installed),
+    )
+
+
+def python_finding(version: tuple[int, ...], system: str, machine: str) -> Finding:
+    """Return whether the interpreter is new enough, and its system one with worker processes.
+
+    >>> python_finding((3, 12, 1), "Linux", "x86_64").value
+    '3.12.1 on Linux x86_64'
+    """
+    value = f"{'.'.join(map(str, version))} on {system} {machine}"
+    if version[:2] < OLDEST_PYTHON:
+        return Finding("Python", value, "bad", "Use Python 3.11 or later.")
+    if system == "Windows":
+        advice = "Worker processes need memory files and sockets: use worker_type='thread'."
+        return Finding("Python", value, "note", advice)
+    return Finding("Python", value)
+
+
+def numpy_finding(version: str) -> Finding:
+    """Return whether NumPy is new enough.
+
+    >>> numpy_finding("1.24.0").verdict, numpy_finding("2.4.6").verdict
+    ('bad', 'good')
+    """
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers < OLDEST_NUMPY:
+        advice = "Install NumPy 1.26 or later: pip install 'numpy>=1.26'."
+        return Finding("NumPy", version, "bad", advice)
+    return Finding("NumPy", version)
+
+
+def kernels_finding() -> Finding:
+    """Return whether the sources of the kernels came with the package."""
+    try:
+        names = [name for name in kernel_names() if read_source(name)]
+    except OSError:
+        names = []
+    if not names:
+        advice = "The package is incomplete; install it again: pip install --force-reinstall gpuloader."
+        return Finding("kernels", "none found", "bad", advice)
+    return Finding("kernels", ", ".join(names))
+
+
+def _used_finding(name: str, installed: Mapping[str, str]) -> Finding:
+    extra, without = USED[name]
+    if name in installed:
+        return Finding(name, installed[name])
+    return Finding(name, "not installed", "note", f"{without} To have it: pip install 'gpuloader[{extra}]'.")
+
+
+def _frameworks_finding(installed: Mapping[str, str]) -> Finding:
+    """Name the frameworks that batches can be handed to; that there is none is all right."""
+    known = {
+        name: installed.get(distribution) or installed.get(f"{distribution}-gpu")
+        for name, distribution in FRAMEWORKS.items()
+    }
+    present = [f"{name} {version}" for name, version in known.items() if version]
+    return Finding("frameworks", ", ".join(present) or "none of torch, jax, paddle")

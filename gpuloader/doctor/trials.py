@@ -1,0 +1,105 @@
+"""What is tried for real, each in a process of its own: ``python -m gpuloader.doctor.trials NAME``.
+
+The last line it prints is the trial's answer as JSON; of one that failed, its ``problem``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+from gpuloader.devices import open_device
+from gpuloader.devices.base import Device
+from gpuloader.errors import LoaderError, describe_error
+from gpuloader.kernels.compiling import find_nvrtc
+from gpuloader.loader import DataLoader
+from gpuloader.places import parse_place
+from gpuloader.staging.arena import Arena
+
+COPIED = 256 << 20
+"""Bytes of a copy to a device: enough that starting it does not count."""
+
+
+def describe_gpus() -> dict[str, Any]:
+    """Return what CuPy and the driver say, and whether the kernels' compiler is there."""
+    from gpuloader.devices.cuda import describe_machine
+
+    return {**asdict(describe_machine()), "nvrtc": find_nvrtc() is not None}
+
+
+def fetch_by_worker() -> dict[str, Any]:
+    """Have one worker process, started by the fork server, fetch a few samples."""
+    start = perf_counter()
+    loader = DataLoader(
+        [1, 2, 3, 4], places="cpu", batch_size=2, num_workers=1, start_method="forkserver", timeout=60
+    )
+    batches = [batch.tolist() for batch in loader]
+    if batches != [[1, 2], [3, 4]]:
+        raise RuntimeError(f"a worker process gave {batches} in the place of [[1, 2], [3, 4]]")
+    return {"seconds": perf_counter() - start}
+
+
+def copy_to_device(name: str, nbytes: str = str(COPIED)) -> dict[str, Any]:
+    """Time copies to a device from pageable and, if its driver locks them, from page-locked memory."""
+    return time_copies(open_device(parse_place(name)), int(nbytes))
+
+
+def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
+    """Return bytes a second of both kinds of copy, 0 for the kind that could not be had, and why.
+
+    Examples
+    --------
+    >>> from gpuloader.testing import SimulatedDevice
+    >>> found = time_copies(SimulatedDevice("simulated:0"), 1 << 16)
+    >>> found["pageable"] > 0, found["refusal"]
+    (True, '')
+    """
+    pageable = _bandwidth(device, Arena(nbytes, shared=True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        start = perf_counter()
+        arena = Arena(nbytes, device.locker)
+        seconds = perf_counter() - start
+    refusal = "" if arena.page_locked or not caught else str(caught[0].message)
+    pinned = _bandwidth(device, arena) if arena.page_locked else 0.0
+    return {"pageable": pageable, "pinned": pinned, "seconds": seconds, "refusal": refusal}
+
+
+def _bandwidth(device: Device, source: Arena, repeats: int = 4) -> float:
+    target, stream, event = device.alloc(source.nbytes), device.stream(), device.event()
+    best = 0.0
+    for _ in range(repeats):
+        start = perf_counter()
+        device.copy_async(target, source, source.nbytes, stream)
+        device.record(event, stream)
+        device.synchronize(event)
+        best = max(best, source.nbytes / (perf_counter() - start))
+    return best
+
+
+TRIALS: dict[str, Callable[..., dict[str, Any]]] = {
+    "gpus": describe_gpus,
+    "worker": fetch_by_worker,
+    "copies": copy_to_device,
+}
+
+
+def main() -> None:
+    """Run the trial that the command line names, with its arguments, and print its answer or its failure."""
+    name, *arguments = sys.argv[1:]
+    try:
+        answer = TRIALS[name](*arguments)
+    except LoaderError as error:
+        answer = {"problem": str(error)}
+    except Exception as error:
+        answer = {"problem": describe_error(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
