@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import dataset_start, datasets, footprint, loading, overlap
+from benchmarks import dataset_start, datasets, footprint, loading, overlap, watching
 from benchmarks.measure import describe_machine
 
 CASES = {
@@ -32,6 +32,7 @@ CASES = {
     "worker_memory": dataset_start.worker_memory,
     "hidden_time": overlap.hidden_time,
     "main_job": overlap.main_job,
+    "watching": watching.watching,
     "memory": footprint.memory,
     "many_loaders": footprint.many_loaders,
     "import_time": footprint.import_time,

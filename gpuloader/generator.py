@@ -15,24 +15,27 @@ from gpuloader.devices import default_place, open_device
 from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road, take_road
 from gpuloader.errors import EOFException, LoaderError
+from gpuloader.explaining import Setup
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.inline import InlineFetch
 from gpuloader.fetch.thread import ThreadFetch
 from gpuloader.interop import Output, open_output
+from gpuloader.measured import Measured
 from gpuloader.pipeline import DeliveredStep
 from gpuloader.places import parse_places
+from gpuloader.platforms import usable_cores
 from gpuloader.ragged import gather_fields
 from gpuloader.sources.contract import check_reader
 from gpuloader.sources.reader import multiprocess_reader
 from gpuloader.spec import FeedSpec, resolve_feeds
 from gpuloader.staging.ring import Ring
 from gpuloader.state import Course, Progress, read_state
-from gpuloader.stats import LoaderStats, Meter
+from gpuloader.stats import Meter
 
 Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
 
 
-class GeneratorLoader:
+class GeneratorLoader(Measured):
     """What `DataLoader.from_generator` returns; see there for the parameters.
 
     Give it a source with one of the three setters, then loop over it (``iterable=True``), or `start` it,
@@ -262,14 +265,8 @@ class GeneratorLoader:
     def __next__(self) -> Any:
         return self.next()
 
-    def stats(self) -> LoaderStats:
-        """Return where the time went since the loader was made.
-
-        >>> from gpuloader import DataLoader
-        >>> DataLoader.from_generator(capacity=2).stats().batches
-        0
-        """
-        return self._meter.snapshot()
+    def _setup(self) -> Setup:
+        return Setup("reader", int(self._double_buffer), "thread", usable_cores(), len(self._devices) or 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the user of the latest epoch has come, as plain JSON-able data.
