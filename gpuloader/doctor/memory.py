@@ -17,7 +17,7 @@ from gpuloader.staging.arena import Arena
 LITTLE, TOO_LITTLE = 1 << 30, 64 << 20
 SMALL_SHARED = 1 << 30
 """Docker gives /dev/shm 64 MiB unless it is told otherwise."""
-COPIED = 64 << 20
+COPIED = 32 << 20
 """Bytes of the copy that is timed: more than the processor's caches hold, unless they are large."""
 SLOW = 2e9
 

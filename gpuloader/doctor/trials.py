@@ -21,7 +21,7 @@ from gpuloader.loader import DataLoader
 from gpuloader.places import parse_place
 from gpuloader.staging.arena import Arena
 
-COPIED = 256 << 20
+COPIED = 64 << 20
 """Bytes of a copy to a device: enough that starting it does not count."""
 
 

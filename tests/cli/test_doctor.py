@@ -1,0 +1,122 @@
+"""``gpuloader doctor``: what it prints, as a table and as JSON, and its exit code."""
+
+import io
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gpuloader.cli.app import app
+from gpuloader.cli.report import show_report
+from gpuloader.doctor import examination
+from gpuloader.doctor.finding import Finding, Report, Section
+from tests.doctor.machines import COPIES, Trials, cuda, write_driver
+
+
+@pytest.fixture
+def invoke(monkeypatch, tmp_path):
+    """Run the command on a machine that has what the test says."""
+
+    def run(*arguments, installed=("numpy",), driver=None, **answers):
+        if driver:
+            write_driver(tmp_path, driver)
+        monkeypatch.setattr(
+            examination, "installed_distributions", lambda: dict.fromkeys(installed, "14.2.0")
+        )
+        examine = partial(examination.examine, root=tmp_path, attempt=Trials(**answers))
+        with monkeypatch.context() as patched:
+            patched.setattr(examination, "examine", examine)
+            return CliRunner().invoke(app, ["doctor", *arguments])
+
+    return run
+
+
+GPU = {"installed": ("numpy", "cupy-cuda13x"), "driver": "580.65.06", "gpus": cuda()}
+OTHER = {**GPU, "gpus": cuda(driver=12040, devices=(), failure="cudaErrorInsufficientDriver")}
+REFUSED = {**GPU, "copies": {**COPIES, "pinned": 0.0, "refusal": "out of memory"}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "machine", "code"),
+    [
+        ([], {}, 0),
+        (["--place", "cpu"], {}, 0),
+        (["--place", "gpu:0"], {}, 1),
+        ([], GPU, 0),
+        (["--place", "gpu:0"], GPU, 0),
+        (["--place", "gpu_pinned"], GPU, 0),
+        (["--place", "gpu:1"], GPU, 1),
+        ([], OTHER, 1),
+        (["--place", "cpu"], OTHER, 0),
+        ([], REFUSED, 0),
+        ([], {**GPU, "copies": "no answer within 60 s"}, 1),
+        ([], {"worker": "no answer within 60 s"}, 1),
+    ],
+)
+def test_the_exit_code_says_whether_a_loader_would_work(invoke, arguments, machine, code):
+    shown = invoke(*arguments, "--json", **machine)
+    assert shown.exit_code == code
+    assert shown.stderr == ""
+    findings = json.loads(shown.stdout)
+    assert any(one["verdict"] == "bad" for one in findings) == (code == 1)
+    assert {"section", "name", "value", "verdict", "advice"} == set(findings[0])
+    assert all(one["advice"] for one in findings if one["verdict"] != "good")
+
+
+def test_the_table_fits_eighty_columns_and_says_what_to_do(invoke):
+    shown = invoke("--place", "gpu:0")
+    assert shown.exit_code == 1
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for word in ("Software", "GPU", "Processors", "Memory", "✗", "✓", "pip install 'gpuloader[cuda13]'"):
+        assert word in shown.stdout
+    assert "A loader would fail here: 2 problems" in shown.stdout
+
+
+def test_a_refused_lock_is_told_with_the_limit_that_may_be_the_cause(invoke, monkeypatch):
+    from gpuloader.doctor import memory
+
+    monkeypatch.setattr(memory, "_lock_limit", lambda: 8 << 20)
+    findings = {one["name"]: one for one in json.loads(invoke("--json", **REFUSED).stdout)}
+    assert findings["page-locking"]["verdict"] == "note"
+    assert findings["memlock limit"]["value"] == "8.0 MiB"
+    assert "ulimit -l" in findings["memlock limit"]["advice"]
+
+
+def test_a_place_that_is_none_is_told_in_one_line(invoke):
+    shown = invoke("--place", "abacus")
+    assert shown.exit_code == 2
+    assert shown.stdout == ""
+    assert shown.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "summary"),
+    [
+        (["good"], "Everything a loader needs is here."),
+        (["good", "note", "note"], "A loader works here; 2 notes above."),
+        (["bad", "note"], "A loader would fail here: 1 problem and 1 note above."),
+        (["bad"], "A loader would fail here: 1 problem above."),
+    ],
+)
+def test_the_summary_counts(verdicts, summary):
+    findings = tuple(Finding("name", "value", verdict, "advice") for verdict in verdicts)
+    console = Console(width=80, file=io.StringIO())
+    console.print(show_report(Report((Section("Title", findings),))))
+    assert summary in console.file.getvalue()
+
+
+def test_on_this_machine_it_ends_and_prints_json_alone():
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuloader", "doctor", "--json", "--place", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    findings = json.loads(done.stdout)
+    assert done.returncode == int(any(one["verdict"] == "bad" for one in findings))
+    assert {one["section"] for one in findings} == {"Software", "GPU", "Processors", "Memory"}

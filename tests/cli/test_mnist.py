@@ -1,0 +1,170 @@
+"""``gpuloader mnist``: one way or both, what it writes, how it fails, and how it is interrupted."""
+
+import io
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gpuloader.cli import mnist as command
+from gpuloader.cli.app import app
+from gpuloader.cli.progress import Bar, show_bars
+from gpuloader.demo.linear import LinearModel
+
+
+@pytest.fixture
+def invoke(monkeypatch):
+    monkeypatch.delenv("GPULOADER_MNIST", raising=False)
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["mnist", "--place", "cpu", "--epochs", "1", *arguments])
+
+    return run
+
+
+def test_both_ways_are_compared_and_their_results_written(invoke, tmp_path):
+    shown = invoke("--wait", "0.1", "--output", str(tmp_path / "new" / "folder"))
+    assert shown.exit_code == 0, shown.output
+    for word in ("4,000 digits", "synchronous", "asynchronous", "equal, bit for bit", "with waits, 0.1 ms"):
+        assert word in shown.stdout
+    assert "NO" not in shown.stdout
+    assert shown.stderr == ""
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    with np.load(tmp_path / "new" / "folder" / "losses.npz") as losses:
+        np.testing.assert_array_equal(losses["synchronous"], losses["asynchronous"])
+    assert (tmp_path / "new" / "folder" / "timeline.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_without_a_wait_the_pair_with_waits_is_left_out(invoke):
+    shown = invoke("--both", "--wait", "0")
+    assert shown.exit_code == 0
+    assert "with waits" not in shown.stdout.replace("as with the waits", "")
+    assert "ratio" in shown.stdout
+
+
+@pytest.mark.parametrize("way", ["--sync", "--async"])
+def test_one_way_trains_once_and_stores_what_it_learned(invoke, way, tmp_path):
+    shown = invoke(way, "--save", str(tmp_path / "digits.npz"))
+    assert shown.exit_code == 0
+    assert "ratio" not in shown.stdout
+    assert "Where a step's time went" in shown.stdout
+    assert ("asynchronous" in shown.stdout) == (way == "--async")
+    assert LinearModel.load(tmp_path / "digits.npz").weight.any()
+
+
+def test_both_ways_store_the_same_parameters(invoke, tmp_path):
+    for way in ("--sync", "--async", "--both"):
+        assert invoke(way, "--wait", "0", "--save", str(tmp_path / way)).exit_code == 0
+    one, other, both = (LinearModel.load(tmp_path / way).weight for way in ("--sync", "--async", "--both"))
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(one, both)
+
+
+def test_ways_that_differ_are_a_failure(invoke, monkeypatch):
+    from gpuloader.demo import comparison
+
+    monkeypatch.setattr(comparison, "are_equal", lambda runs: False)
+    shown = invoke("--wait", "0")
+    assert shown.exit_code == 1
+    assert "different losses or parameters" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "/nowhere/mnist.json.gz"], "/nowhere/mnist.json.gz: No such file"),
+        (["--place", "abacus"], "not a place: 'abacus'"),
+        (["--wait", "-1"], "--wait must be from 0 to 10000 milliseconds, got -1"),
+        (["--wait", "nan"], "got nan"),
+        (["--wait", "inf"], "got inf"),
+        (["--sync", "--async"], "exclude each other"),
+        (["--save", "/nowhere/digits.npz"], "/nowhere/digits.npz: No such file"),
+        (["--output", "/dev/null/folder"], "/dev/null"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(invoke, arguments, message):
+    shown = invoke(*arguments)
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert shown.stderr.count("\n") == 1
+    assert shown.stdout == ""
+
+
+def test_a_foreign_file_is_told_in_one_line(invoke, tmp_path):
+    path = tmp_path / "digits.json.gz"
+    path.write_bytes(b"no digits at all")
+    shown = invoke("--data", str(path))
+    assert shown.exit_code == 2
+    assert str(path) in shown.stderr
+    assert shown.stderr.count("\n") == 1
+
+
+def test_the_variable_names_the_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPULOADER_MNIST", str(tmp_path / "missing.json.gz"))
+    shown = CliRunner().invoke(app, ["mnist"])
+    assert shown.exit_code == 2
+    assert "missing.json.gz" in shown.stderr
+
+
+def test_a_missing_picture_is_explained(invoke, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    shown = invoke("--sync", "--output", str(tmp_path))
+    assert shown.exit_code == 0
+    assert "pip install 'gpuloader[demo]'" in " ".join(shown.stdout.split())
+
+
+def test_a_terminal_sees_bars(invoke, monkeypatch):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(command, "open_console", lambda: terminal)
+    assert invoke("--wait", "0.1").exit_code == 0
+    shown = screen.getvalue()
+    assert shown.count("40/40") >= 4
+    for name in ("as it is, synchronous", "with waits, asynchronous"):
+        assert name in shown
+    assert "loss" in shown
+    assert "/s" in shown
+
+
+def test_where_nobody_looks_there_are_no_bars():
+    with show_bars(Console(file=io.StringIO())) as progress:
+        assert progress is None
+
+
+def test_a_bar_asks_for_losses_seldom():
+    class Loss:
+        def __float__(self):
+            asked.append(self)
+            return 1.0
+
+    asked = []
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with show_bars(terminal) as progress:
+        bar = Bar(progress, "a run", 2000)
+        for step in range(1, 2001):
+            bar(step, Loss())
+    assert 1 <= len(asked) < 1000
+    assert "2000/2000" in terminal.file.getvalue()
+
+
+def test_ctrl_c_ends_it_with_one_line():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuloader", "mnist", "--place", "cpu", "--async", "--epochs", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert "digits" in process.stdout.readline()  # from here on it trains
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert errors == "Interrupted.\n"
+    assert output == ""

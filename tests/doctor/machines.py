@@ -1,0 +1,55 @@
+"""Machines that are not there: what their kernels say, and what trials on them would find."""
+
+from gpuloader.doctor.attempt import Outcome
+
+NO_DEVICES = "CUDARuntimeError: cudaErrorNoDevice: no CUDA-capable device is detected"
+GPU = ["NVIDIA H100", 80 << 30, "9.0"]
+COPIES = {"pageable": 9e9, "pinned": 50e9, "seconds": 0.02, "refusal": ""}
+
+
+def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0"):
+    """Return what CuPy says."""
+    return {
+        "cupy": cupy,
+        "runtime": runtime,
+        "driver": driver,
+        "devices": list(devices),
+        "failure": failure,
+        "nvrtc": nvrtc,
+    }
+
+
+class Trials:
+    """Answers in the place of trials; a text is the problem of one that fails. Notes what was tried."""
+
+    def __init__(self, **answers):
+        self.answers = {"worker": {"seconds": 0.5}, "copies": COPIES, **answers}
+        self.tried = []
+
+    def __call__(self, trial, *arguments, seconds):
+        assert 0 < seconds <= 60
+        self.tried.append((trial, *arguments))
+        answer = self.answers[trial]
+        return Outcome(problem=answer) if isinstance(answer, str) else Outcome(answer)
+
+
+def write_driver(root, version="580.65.06"):
+    """Write what a loaded driver says below a root."""
+    folder = root / "proc/driver/nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text(
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder)\n"
+        "GCC version:  gcc version 12.3.0\n"
+    )
+    return root
+
+
+def verdicts(findings):
+    """Return the verdict of each finding by name."""
+    return {one.name: one.verdict for one in findings}
+
+
+def named(findings, name):
+    """Return the finding of this name."""
+    (found,) = (one for one in findings if one.name == name)
+    return found
