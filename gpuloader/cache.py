@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,18 @@ from numpy.typing import NDArray
 
 from gpuloader.checks import check_word
 from gpuloader.collate.structure import Structure
-from gpuloader.devices.base import Device
+from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.operations import GatherRows
-from gpuloader.program import Programmer, Transform
+from gpuloader.operations import GatherRows, Permute
+from gpuloader.permutation import SORTED_AT_MOST
+from gpuloader.plan import OrderedPlan, Plan
+from gpuloader.platforms import available_memory
+from gpuloader.program import Program, Programmer, Step, Transform
 from gpuloader.sources.dataset import array_source
+from gpuloader.sources.order import InOrder, Shuffled
 from gpuloader.spec import Array
-from gpuloader.staging.arena import available_memory
-from gpuloader.transfer import upload
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.transfer import Lane, upload
 
 CACHES = ("host", "device")
 
@@ -127,24 +133,125 @@ def _reserve(parts: Sequence[Array], count: int) -> list[Array]:
     return [np.empty((count, *part.shape[1:]), part.dtype) for part in parts]
 
 
-def resident_programmers(
-    source: ArraySource, devices: Sequence[Device], transforms: Sequence[Transform]
-) -> list[Programmer]:
-    """Bring a source's arrays to every device and return what gathers batches there, one a device.
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What one lane computes batches with.
+
+    Attributes
+    ----------
+    count : int
+        Entries of the order that it holds, 0 for none.
+    memory : DeviceMemory
+        Where they lie.
+    layout : Layout
+        How.
+    programmer : Programmer
+        Works out programs that gather by them.
+    """
+
+    count: int
+    memory: DeviceMemory
+    layout: Layout
+    programmer: Programmer
+
+    @classmethod
+    def make(cls, device: Device, count: int, make: Callable[[Any], Programmer]) -> _Table:
+        layout = arrange((((count,), np.dtype(np.int64)),))
+        if not count:
+            return cls(0, None, layout, make(None))
+        try:
+            memory = device.alloc(layout.nbytes)
+        except StagingMemoryError as error:
+            raise StagingMemoryError(
+                f"the order of an epoch, {layout.nbytes:,} bytes, does not fit on {device.name} beside the "
+                f"cached arrays, use cache='host': {error}"
+            ) from error
+        [order] = device.arrays(memory, layout)
+        return cls(count, memory, layout, make(order))
+
+    def permuting(self, order: Shuffled) -> Program:
+        """Return what writes an order's entries."""
+        step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
+        return Program(self.layout, self.layout, (), (), (step,), self.layout, ())
+
+
+class Resident:
+    """A source's arrays on the devices of a loader's places, and beside them the order of each epoch.
+
+    Where an epoch's order is ours, each lane computes it on its device before the epoch's first batch, and
+    batches are gathered by their positions in it. Of other orders the numbers of rows come with each batch.
+
+    Parameters
+    ----------
+    source : ArraySource
+        The arrays; sample i is row i.
+    devices : sequence of Device
+        One a place; the arrays are brought once to each.
+    transforms : sequence of Transform
+        What is done to batches behind the gathering.
 
     Raises
     ------
     StagingMemoryError
         A device has too little memory; gives the numbers.
     """
-    programmers: list[Programmer] = []
-    for device in devices:
-        try:
-            resident = upload(source.arrays, device)
-        except StagingMemoryError as error:
-            nbytes = sum(array.nbytes for array in source.arrays)
-            raise StagingMemoryError(
-                f"a cache of {nbytes:,} bytes does not fit on {device.name}, use cache='host': {error}"
-            ) from error
-        programmers.append(Programmer(transforms, source.gathers(resident)))
-    return programmers
+
+    def __init__(
+        self, source: ArraySource, devices: Sequence[Device], transforms: Sequence[Transform]
+    ) -> None:
+        self._rows = len(source.arrays[0])
+        self._transforms = tuple(transforms)
+        there: dict[int, list[GatherRows]] = {}
+        for device in devices:
+            if id(device) not in there:  # several places may be of one device
+                there[id(device)] = source.gathers(_bring(source, device))
+        self._gathers = [there[id(device)] for device in devices]
+        self._tables: weakref.WeakKeyDictionary[Lane, _Table] = weakref.WeakKeyDictionary()
+
+    def find_order(self, plan: Plan) -> InOrder | Shuffled | None:
+        """Return the order whose consecutive positions are the plan's batches, if devices can have it.
+
+        >>> source = ArraySource((np.zeros(9),), None, Structure.flat(["0"]))
+        >>> Resident(source, [], []).find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
+        InOrder(count=9)
+        """
+        order = plan.order if isinstance(plan, OrderedPlan) else None
+        if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
+            return order
+        return None
+
+    def begin(self, order: InOrder | Shuffled | None, lanes: Sequence[Lane]) -> None:
+        """Have each lane, one a place, compute an epoch's order before its batches; None: they bring theirs.
+
+        Raises
+        ------
+        StagingMemoryError
+            A device has too little memory for the order: 8 bytes a sample.
+        """
+        for lane, gathers in zip(lanes, self._gathers, strict=True):
+            count = _count_entries(order)
+            table = self._tables.get(lane)
+            if table is None or table.count != count:
+                table = self._tables[lane] = _Table.make(
+                    lane.device, count, partial(Programmer, self._transforms, gathers)
+                )
+            lane.programmer = table.programmer
+            if isinstance(order, Shuffled) and count:
+                lane.compute(table.permuting(order), table.memory)
+
+
+def _count_entries(order: InOrder | Shuffled | None) -> int:
+    """Return how many entries of an order lie on a device; one that is sorted is made as a whole."""
+    if not isinstance(order, Shuffled):
+        return 0
+    return order.count if order.count <= SORTED_AT_MOST else len(order)
+
+
+def _bring(source: ArraySource, device: Device) -> list[Any]:
+    try:
+        return upload(source.arrays, device)
+    except StagingMemoryError as error:
+        nbytes = sum(array.nbytes for array in source.arrays)
+        raise StagingMemoryError(
+            f"a cache of {nbytes:,} bytes does not fit on {device.name}, use cache='host': {error}"
+        ) from error

@@ -8,16 +8,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpuloader.cache import ArraySource, resident_programmers
+from gpuloader.cache import ArraySource, Resident
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road, take_road
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
 from gpuloader.interop import Output
-from gpuloader.plan import Batching, Plan
+from gpuloader.plan import Batching, OrderedPlan, Plan
 from gpuloader.presenting import Presenter
 from gpuloader.program import Programmer
+from gpuloader.sources.order import InOrder, Shuffled
+from gpuloader.sources.stretch import Stretch
 from gpuloader.split import ShardedPlan
 from gpuloader.state import Progress
 from gpuloader.stats import Meter
@@ -99,14 +101,17 @@ class Loading:
         self._drop_step = drop_last or shards > 1
         self._meter = meter
         self._programmers: Sequence[Programmer | None] = [collation.programmer] * len(devices)
-        self._fetching = self._make_fetching(collation, None)
+        self._resident: Resident | None = None
+        self._fetching = self._make_fetching(collation, workers, None)
         self._idle = idle
 
-    def _make_fetching(self, collation: Collation, gatherer: Gatherer | None) -> Fetching:
+    def _make_fetching(
+        self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None
+    ) -> Fetching:
         return Fetching(
             self._dataset,
             collation,
-            self.workers,
+            workers,
             items_a_batch=self.size if self._iterable else None,
             batch_size=self.size,
             drop_last=self._drop_batch,
@@ -137,16 +142,17 @@ class Loading:
         StagingMemoryError
             A device has too little memory.
         """
-        collation = self._collation
-        on_devices = resident and not any(device.direct for device in self._devices)
-        if on_devices:
+        collation, workers = self._collation, self.workers
+        if not resident or any(device.direct for device in self._devices):
+            gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
+        else:
             source = source.compact()
             transforms = () if collation.programmer is None else collation.programmer.transforms
-            self._programmers = list(resident_programmers(source, self._devices, transforms))
+            self._resident = Resident(source, self._devices, transforms)
             collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
-        stager = RowStager if on_devices else Gatherer
-        gatherer = stager(source.arrays, source.rows, collation, source.structure)
-        self._fetching = self._make_fetching(collation, gatherer)
+            gatherer = RowStager(source.arrays, None, collation, source.structure)
+            workers = replace(workers, count=0)  # what is left to stage is not worth a message to anyone
+        self._fetching = self._make_fetching(collation, workers, gatherer)
 
     def begin(self, progress: Progress) -> Epoch:
         """Open an epoch where its user has come to."""
@@ -159,7 +165,9 @@ class Loading:
             outputs=self._outputs,
             programmers=self._programmers,
         )
-        sharded, one = self._plan(progress)
+        order, sharded, one = self._plan(progress)
+        if self._resident is not None:
+            self._resident.begin(order, road.lanes)
         fetch = self._fetching.open(one, road.ring, self._meter)
         return Epoch(
             road,
@@ -171,20 +179,24 @@ class Loading:
             ended=progress.end,
         )
 
-    def _plan(self, progress: Progress) -> tuple[ShardedPlan | None, Pass]:
+    def _plan(self, progress: Progress) -> tuple[InOrder | Shuffled | None, ShardedPlan | None, Pass]:
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
         if self._iterable:
-            return None, Pass(
-                progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn
-            )
+            one = Pass(progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn)
+            return None, None, one
         plan: Plan = self._batching.plan(progress.seed, progress.epoch)
+        order = None if self._resident is None else self._resident.find_order(plan)
+        if order is not None and isinstance(plan, OrderedPlan):
+            plan = replace(plan, order=InOrder(len(order)))  # of positions in the order, which devices have
         sharded = ShardedPlan(plan, self.shards, self._remainder) if self.shards > 1 else None
-        plan = sharded or plan
-        numbered: Iterator[tuple[int, Any]] = enumerate(plan.batches(start), start)
+        batches: Iterator[Any] = (sharded or plan).batches(start)
+        if order is not None:
+            batches = (Stretch.of(order, positions) for positions in batches)
+        numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        return sharded, Pass(progress.seed, progress.epoch, numbered, {})
+        return order, sharded, Pass(progress.seed, progress.epoch, numbered, {})
 
     def close(self) -> None:
         """End worker processes that stay between epochs."""

@@ -80,7 +80,8 @@ class Lane:
     output : Output or None
         Whose arrays the user gets, and on which stream they are used; None: the device's own.
     programmer : Programmer or None
-        Works out what is done to batches on the device, behind their copy.
+        Works out what is done to batches on the device, behind their copy; another one may take its place
+        between two epochs.
     """
 
     def __init__(
@@ -93,16 +94,20 @@ class Lane:
         programmer: Programmer | None = None,
     ) -> None:
         self.device = device
-        self._programmer = None if device.direct else programmer
+        self.programmer = None if device.direct else programmer
         self._output = output or NativeOutput(device)
         self._convert = None if output is None else output.convert
         self._ring = ring
-        self._slots_kept = prefetch + 1 + SPARE
+        self.prefetch = prefetch
         self._free: deque[DeviceSlot] = deque()
         self._freed: deque[DeviceSlot] = deque()
         self._copying: deque[Landing] = deque()
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
+
+    def compute(self, program: Program, memory: DeviceMemory) -> None:
+        """Put a program over other memory on the copy stream: behind earlier batches, ahead of later ones."""
+        self.device.run(program, memory, self._copy_stream)
 
     def issue(self, staged: StagedBatch) -> Landing:
         """Put the copy of a staged batch on the copy stream; the host slot returns once that has run."""
@@ -131,10 +136,10 @@ class Lane:
         return landing
 
     def _program(self, staged: StagedBatch) -> Program | None:
-        if self._programmer is None or staged.structure is None:
+        if self.programmer is None or staged.structure is None:
             return None
         names = staged.structure.array_names
-        return self._programmer.program(names, staged.levels, staged.layout, drawn=True)
+        return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
     def _take(self, nbytes: int) -> DeviceSlot:
         if self._free:
@@ -173,7 +178,7 @@ class Lane:
             slot = self._freed.popleft()
             self.device.record(slot.released, slot.stream)
             slot.used = True
-            if len(self._free) < self._slots_kept:
+            if len(self._free) < self.prefetch + 1 + SPARE:
                 self._free.append(slot)
         while self._copying and self._is_copied(self._copying[0]):
             self._ring.release(self._copying.popleft().staged.slot)

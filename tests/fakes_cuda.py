@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from gpuloader import operations
-from gpuloader.kernels import gather as kernels
+from gpuloader.kernels import gather, shuffle
 
 INVALID_HANDLE = 400
 NOT_READY = 600
@@ -293,9 +293,17 @@ def run_twins(monkeypatch, runtime):
         runtime.check("launch")
         runtime.launch(lambda: operation.twin(*map(as_host, inputs), out=as_host(outputs[0])), stream.ptr)
 
-    def gather(source, indices, *, out, stream):
-        runtime.check("launch")
-        runtime.launch(lambda: as_host(source).take(as_host(indices), 0, as_host(out)), stream.ptr)
+    def later(twin):
+        """Return what puts a twin on a stream; arguments that are arrays lie on the device."""
+
+        def call(*arguments, stream, **named):
+            runtime.check("launch")
+            held = [as_host(one) if hasattr(one, "data") else one for one in arguments]
+            named = {name: as_host(one) for name, one in named.items()}
+            runtime.launch(lambda: twin(*held, **named), stream.ptr)
+
+        return call
 
     monkeypatch.setattr(operations.KernelCall, "on_device", call)
-    monkeypatch.setattr(kernels, "gather", gather)
+    monkeypatch.setattr(gather, "gather", later(gather.gather_on_host))
+    monkeypatch.setattr(shuffle, "shuffle", later(shuffle.shuffle_on_host))

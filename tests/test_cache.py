@@ -5,16 +5,21 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuloader import (
+    BatchSampler,
     CPUPlace,
     DataLoader,
     Dataset,
+    DistributedBatchSampler,
     IterableDataset,
+    RandomSampler,
+    Sampler,
     StagingMemoryError,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     cache,
     data,
@@ -23,7 +28,10 @@ from gpuloader import (
 )
 from gpuloader.devices.host import HostDevice
 from gpuloader.errors import LoaderError, SampleError
-from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
+from gpuloader.permutation import SORTED_AT_MOST
+from gpuloader.sources.order import Shuffled
+from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
+from gpuloader.transfer import Lane
 from gpuloader.transforms import Cast, Normalize, RandomCropFlip
 from tests.fakes import nothing_left_behind
 
@@ -188,6 +196,169 @@ class TestTheSameBatches:
             epochs(Counting(), places=make_places(places), **options)
 
 
+def copied_by(monkeypatch, device):
+    """Return a list of the bytes of every copy to a device, from now on."""
+    sizes, copy = [], device.copy_async
+
+    def copy_async(target, source, nbytes, stream, offset=0):
+        sizes.append(nbytes)
+        copy(target, source, nbytes, stream, offset)
+
+    monkeypatch.setattr(device, "copy_async", copy_async)
+    return sizes
+
+
+class Kept(Sampler):
+    """An order of the user's own."""
+
+    def __iter__(self):
+        yield from range(COUNT - 1, -1, -1)
+
+    def __len__(self):
+        return COUNT
+
+
+ENDS = 16  # bytes of a batch's first and last position
+
+
+class TestTheOrderOnTheDevice:
+    """An epoch's permutation is computed there; a batch brings its ends, and other orders row numbers."""
+
+    @pytest.mark.parametrize(
+        ("options", "nbytes"),
+        [
+            ({"shuffle": True}, ENDS),
+            ({"shuffle": False}, ENDS),
+            (
+                {"batch_size": 1, "batch_sampler": BatchSampler(range(COUNT), shuffle=True, batch_size=7)},
+                ENDS,
+            ),
+            ({"sampler": RandomSampler(range(COUNT), num_samples=35)}, ENDS),
+            ({"sampler": RandomSampler(range(COUNT), replacement=True)}, 7 * 8),
+            ({"sampler": SubsetRandomSampler(range(0, COUNT, 2))}, 7 * 8),
+            ({"sampler": Kept()}, 7 * 8),
+            ({"batch_size": 1, "batch_sampler": DistributedBatchSampler(range(COUNT), 7, 2, 1, True)}, 7 * 8),
+        ],
+    )
+    def test_what_a_batch_brings(self, monkeypatch, options, nbytes):
+        device = SimulatedDevice()
+        options = {"batch_size": 7, **options}
+        loader = DataLoader(Counting(), places=CustomPlace(device), cache="device", seed=4, **options)
+        plain = DataLoader(Counting(), places="cpu", seed=4, **options)
+        assert_same(as_numpy(list(loader)), as_numpy(list(plain)))
+        sizes = copied_by(monkeypatch, device)
+        for _ in range(2):
+            assert_same(as_numpy(list(loader)), as_numpy(list(plain)))
+        assert set(sizes) == {nbytes}
+        assert len(sizes) == 2 * len(plain)
+
+    def test_nothing_is_permuted_on_the_host(self, monkeypatch):
+        """Not where no transform draws: then nobody here asks which samples a batch has."""
+        loader = DataLoader(
+            TensorDataset(np.arange(50)),
+            places=simulated_places(1),
+            batch_size=8,
+            shuffle=True,
+            cache="device",
+        )
+        monkeypatch.setattr(Shuffled, "slice", None)
+        monkeypatch.setattr(Shuffled, "at", None)
+        found = np.concatenate([np.asarray(numbers) for _ in range(2) for [numbers] in loader])
+        assert sorted(found.tolist()) == sorted([*range(50)] * 2)
+
+    @pytest.mark.parametrize("count", [1, SORTED_AT_MOST, SORTED_AT_MOST + 1, 300_000])
+    @pytest.mark.parametrize("draws", [None, 1000])
+    def test_is_the_hosts_sorted_or_computed(self, count, draws):
+        rows = TensorDataset(np.arange(count))
+        sampler = RandomSampler(rows, num_samples=None if draws is None else min(draws, count))
+        options = {"batch_size": 40_000, "sampler": sampler, "seed": 2**64 - 1}
+        plain = DataLoader(rows, places="cpu", **options)
+        loader = DataLoader(rows, places=simulated_places(2), cache="device", **options)
+        for _ in range(2):
+            wanted = np.concatenate([numbers.copy() for [numbers] in plain])
+            found = np.concatenate([np.asarray(part) for step in loader for [part] in step])
+            np.testing.assert_array_equal(found, wanted)
+
+    @given(
+        count=st.integers(0, 60),
+        size=st.integers(1, 20),
+        places=st.integers(1, 4),
+        remainder=st.sampled_from(["drop", "pad", None]),
+        shuffle=st.booleans(),
+        drop_last=st.booleans(),
+        start=st.integers(0, 8),
+        seed=st.integers(0, 2**64 - 1),
+        draws=st.booleans(),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_is_the_same_wherever_it_is_entered(
+        self, count, size, places, remainder, shuffle, drop_last, start, seed, draws
+    ):
+        """In shards or in turn, padded or not, from the start or resumed, over two epochs."""
+        assume(remainder != "drop" or size >= places)
+        steps = [RandomCropFlip("0", (2, 2)), Cast("1", "float32")] if draws else []
+        pictures = np.arange(count * 12, dtype=np.uint16).reshape(count, 4, 3, 1)
+        dataset = TensorDataset(pictures, np.arange(count) * 3)
+        options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last, "transforms": steps}
+        if remainder is not None:
+            options |= {"split": "shards", "remainder": remainder}
+        plain = DataLoader(dataset, places=[CPUPlace()] * places, seed=seed, **options)
+        wanted = [as_numpy(list(plain)) for _ in range(2)]
+        where = simulated_places(places, seed % 100)
+        loader = DataLoader(dataset, places=where, cache="device", seed=seed, **options)
+        epoch = iter(loader)
+        begun = [as_numpy(step) for _, step in zip(range(start), epoch, strict=False)]
+        assert_same(begun, wanted[0][:start])
+        again = DataLoader(dataset, places=simulated_places(places), cache="device", seed=seed, **options)
+        again.load_state_dict(loader.state_dict())
+        for rest in (as_numpy(list(epoch)), as_numpy(list(again))):
+            if len(begun) == start:  # else the state is one behind the end
+                assert_same(rest, wanted[0][start:])
+        assert_same(as_numpy(list(loader)), wanted[1])
+
+    def test_epochs_side_by_side_have_each_their_own(self):
+        dataset = TensorDataset(np.arange(COUNT))
+        options = {"batch_size": 8, "shuffle": True, "seed": 4}
+        plain = DataLoader(dataset, places="cpu", **options)
+        wanted = [as_numpy(list(plain)) for _ in range(4)]
+        loader = DataLoader(dataset, places=simulated_places(1), cache="device", **options)
+        for first in (0, 2):  # the second time over what the first left
+            both = list(zip(iter(loader), iter(loader), strict=True))
+            assert_same(as_numpy([one for one, _ in both]), wanted[first])
+            assert_same(as_numpy([other for _, other in both]), wanted[first + 1])
+
+    def test_two_places_on_one_device_share_the_arrays(self, monkeypatch):
+        device = SimulatedDevice()
+        sizes = copied_by(monkeypatch, device)
+        rows = np.arange(4000)
+        loader = DataLoader(
+            TensorDataset(rows),
+            places=[CustomPlace(device)] * 2,
+            batch_size=100,
+            shuffle=True,
+            cache="device",
+        )
+        found = [np.asarray(part) for step in loader for [part] in step]
+        assert sizes == [rows.nbytes] + [ENDS] * 40
+        assert sorted(np.concatenate(found).tolist()) == rows.tolist()
+
+    def test_is_computed_ahead_of_the_batches_that_read_it(self, monkeypatch):
+        """On another stream than theirs it would come too late, or while an earlier epoch still reads."""
+        compute = Lane.compute
+        monkeypatch.setattr(
+            Lane,
+            "compute",
+            lambda lane, program, memory: lane.device.run(program, memory, lane.device.stream()),
+        )
+        where = simulated_places(1, seed=3)
+        rows = TensorDataset(np.arange(COUNT))
+        wrong = DataLoader(rows, places=where, batch_size=8, shuffle=True, seed=4, cache="device")
+        with pytest.raises((IndexError, RaceError)):  # what lies there before is no row
+            for _ in range(5):
+                list(wrong)
+        monkeypatch.setattr(Lane, "compute", compute)
+
+
 def test_nothing_is_left_behind():
     with nothing_left_behind():
         for kind in KINDS:
@@ -221,6 +392,18 @@ class TestTooLittleMemory:
             place = CustomPlace(SimulatedDevice(memory_limit=1000))
             with pytest.raises(StagingMemoryError, match=r"1,072 bytes on simulated:0: 1,000 are left"):
                 epochs(Counting(), cache="device", places=place)
+
+    def test_for_the_order_beside_the_arrays(self):
+        """The arrays take 1,072 bytes, their order 560; a sequence needs no order."""
+        with nothing_left_behind():
+            place = CustomPlace(SimulatedDevice(memory_limit=1500))
+            with pytest.raises(
+                StagingMemoryError,
+                match=r"order of an epoch, 560 bytes, does not fit on simulated:0.*cache='host'",
+            ):
+                epochs(Counting(), cache="device", places=place, shuffle=True)
+            place = CustomPlace(SimulatedDevice(memory_limit=20_000))
+            epochs(Counting(), cache="device", places=place, shuffle=True)
 
 
 class TestWhatCannotBeKept:

@@ -14,6 +14,8 @@ from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
 from gpuloader.errors import SampleError
+from gpuloader.operations import span_specs
+from gpuloader.sources.stretch import Stretch
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
@@ -175,16 +177,51 @@ class Gatherer:
 
 
 class RowStager(Gatherer):
-    """Stages only which rows a batch has, for arrays that already lie where batches land."""
+    """Stages only which rows a batch has, for arrays that already lie where batches land.
+
+    Of a `Stretch` of an order that lies there as well it stages the ends alone; see `span_specs`.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        rows: NDArray[np.int64] | None,
+        collation: Collation | None = None,
+        structure: Structure | None = None,
+    ) -> None:
+        super().__init__(arrays, rows, collation, structure)
+        programmer = self._collation.programmer
+        self._draws = programmer is not None and any(one.draws for one in programmer.transforms)
+        self._spans: dict[int, Layout] = {}
 
     def _specs(self, count: int) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
         return (((count,), np.dtype(np.int64)),)
+
+    def _span(self, count: int) -> Layout:
+        layout = self._spans.get(count)
+        if layout is None:
+            if len(self._spans) > 8:
+                self._spans.clear()
+            layout = self._spans[count] = arrange(span_specs(count))
+        return layout
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the row numbers."""
         if type(rows) is range:
             rows = np.arange(rows.start, rows.stop, rows.step)
         targets[0][...] = rows
+
+    def assemble(self, number: int, indices: Indices | Stretch, reserve: Reserve) -> StagedBatch:
+        """Stage batch `number`; raises as `begin`."""
+        if not isinstance(indices, Stretch):
+            return super().assemble(number, indices, reserve)
+        layout = self._span(indices.count)
+        slot = reserve(self._room(number, layout))
+        _, span = slot.views(layout)
+        span[0], span[1] = indices.first, indices.last
+        staged = StagedBatch(slot, layout, self._levels, number, self._structure)
+        # What the host has no use for it does not look up: it may be a permutation that was never made here.
+        return self._complete(staged, indices.indices() if self._draws else ())
 
 
 class Gathering:
