@@ -276,6 +276,8 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
 def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
     if wanted is not None and wanted.kind in "iu":
         with contextlib.suppress(ValueError, OverflowError):  # "2.5", or out of range: `cast` decides
+            if wanted.kind == "u" and any("-" in text for text in array.astype(str).flat):
+                return array.astype(np.float64)  # NumPy 1.26 would take "-1" for 2**64 - 1
             return array.astype(f"{wanted.kind}8")
     return array.astype(np.float64)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import threading
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
+from gpuloader.platforms import after_fork, open_process
 
 _starting = threading.Lock()
 
@@ -30,8 +30,7 @@ def _renew_lock() -> None:
     _starting = threading.Lock()  # a child is forked while the lock is held
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+after_fork(_renew_lock)
 
 
 def start_process(process: Any) -> None:
@@ -48,12 +47,8 @@ def open_sentinel(process: Any) -> int:
 
     It is the process's own ``sentinel`` where the system has nothing better; otherwise the caller's to close.
     """
-    if sys.platform == "linux":
-        try:
-            return os.pidfd_open(process.pid)
-        except OSError:  # an old or sandboxed kernel
-            pass
-    return int(process.sentinel)
+    descriptor = open_process(process.pid)
+    return int(process.sentinel) if descriptor is None else descriptor
 
 
 def describe_death(code: int | None) -> tuple[str, int | None]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import warnings
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import StagingMemoryError
-
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
-_F_ADD_SEALS = 1033
-_SEAL_AGAINST_RESIZE = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+from gpuloader.platforms import (
+    available_memory,
+    has_memory_files,
+    map_private,
+    map_shared,
+    open_memory_file,
+    prefault,
+    reserve,
+    seal,
+)
 
 
 class PageLocker(Protocol):
@@ -41,7 +45,7 @@ class Arena:
     Memory that a device copies from lies in a memory file, sealed against resizing and shared with forked
     children: a private page would move when it is written after a fork, away from where the device reads.
     Other memory is private and anonymous, since only there Linux gives huge pages, and large batches are
-    written a sixth faster into those.
+    written a sixth faster into those. What stands in for a memory file says `gpuloader.platforms`.
 
     Parameters
     ----------
@@ -78,25 +82,24 @@ class Arena:
         available = available_memory()
         if available is not None and nbytes > available:
             raise StagingMemoryError(_shortage(nbytes, f"only {available:,} bytes are available"))
-        self._mapping = self._map_file(nbytes) if shared or locker is not None else _map_anonymous(nbytes)
+        try:
+            self._mapping = self._map(nbytes, locker is not None, shared)
+        except (OSError, ValueError) as error:
+            raise StagingMemoryError(_shortage(nbytes, str(error))) from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
         self.address: int = self.bytes.ctypes.data
         self._locker = locker
         if locker is not None:
             self._page_lock(locker)
 
-    def _map_file(self, nbytes: int) -> mmap.mmap:
-        if not hasattr(os, "memfd_create"):  # macOS and Windows
-            return _map_anonymous(nbytes)
-        try:
-            self.descriptor = os.memfd_create("gpuloader-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self.descriptor, nbytes)
-            os.posix_fallocate(self.descriptor, 0, nbytes)
-            _seal(self.descriptor)
-            mapping = mmap.mmap(self.descriptor, nbytes)
-            _prefault(mapping)
-        except (OSError, ValueError) as error:
-            raise StagingMemoryError(_shortage(nbytes, str(error))) from error
+    def _map(self, nbytes: int, locked: bool, shared: bool) -> mmap.mmap:
+        if not shared and not (locked and has_memory_files()):
+            return map_shared(nbytes) if locked else map_private(nbytes)
+        self.descriptor = open_memory_file("gpuloader-arena")
+        reserve(self.descriptor, nbytes)
+        seal(self.descriptor, writable=True)
+        mapping = mmap.mmap(self.descriptor, nbytes)
+        prefault(mapping)
         return mapping
 
     def _page_lock(self, locker: PageLocker) -> None:
@@ -121,72 +124,6 @@ class Arena:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-
-
-def available_memory() -> int | None:
-    """Return the bytes this process may still take, by the kernel's estimate and its control group's limit.
-
-    None where neither is known (no ``/proc/meminfo``).
-
-    >>> available_memory() is None or available_memory() > 0
-    True
-    """
-    known = [size for size in (_system_available(), _control_group_available()) if size is not None]
-    return min(known, default=None)
-
-
-def _system_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else None
-
-
-def _control_group_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-        cache = [
-            int(line.split()[1])
-            for line in (root / "memory.stat").read_text().splitlines()
-            if line.startswith(("inactive_file ", "active_file "))
-        ]
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(int(limit) - used + sum(cache), 0)
-
-
-def _seal(descriptor: int) -> None:
-    import fcntl
-
-    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEAL_AGAINST_RESIZE)
-
-
-def _map_anonymous(nbytes: int) -> mmap.mmap:
-    try:
-        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-            return mmap.mmap(-1, nbytes)
-        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel built without them
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-        _prefault(mapping)
-    except (OSError, ValueError) as error:
-        raise StagingMemoryError(_shortage(nbytes, str(error))) from error
-    return mapping
-
-
-def _prefault(mapping: mmap.mmap) -> None:
-    try:
-        mapping.madvise(_MADV_POPULATE_WRITE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # An older kernel, or another system: touch every page instead.
-        pages: NDArray[Any] = np.frombuffer(mapping, np.uint8)
-        pages[:: mmap.PAGESIZE] = 0
 
 
 def _shortage(nbytes: int, reason: str) -> str:

@@ -2,15 +2,16 @@
 
 import fcntl
 import gc
+import mmap
 import os
 from collections import deque
 
 import numpy as np
 import pytest
 
-from gpuloader import StagingMemoryError
+from gpuloader import StagingMemoryError, platforms
 from gpuloader.staging import arena as module
-from gpuloader.staging.arena import Arena, _control_group_available, available_memory
+from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import lease_views
 from gpuloader.staging.ring import Slot
@@ -35,6 +36,12 @@ class Locker:
                 for start, end in (line.split()[0].split("-") for line in maps)
             )
         self.calls.append(("unlock", address, mapped))
+
+
+@pytest.fixture
+def without_memory_files(monkeypatch):
+    for name in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
 
 
 @pytest.mark.parametrize("locker", [None, Locker()], ids=["anonymous", "file"])
@@ -137,50 +144,35 @@ def test_views_keep_the_memory_when_the_arena_is_forgotten():
     assert part.tolist() == [5] * 10
 
 
-def test_a_system_without_memory_files_gets_an_anonymous_mapping(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
+def test_a_system_without_memory_files_gets_an_anonymous_mapping(without_memory_files):
     locker = Locker()
     arena = Arena(4096, locker)
     assert (arena.descriptor, arena.page_locked) == (None, True)
-    arena.bytes[:] = 3
+    if (child := os.fork()) == 0:
+        arena.bytes[:] = np.uint8(3)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert arena.bytes[0] == 3  # it did not move
 
 
-def test_a_kernel_that_cannot_populate_gets_its_pages_touched(monkeypatch):
-    monkeypatch.setattr(module, "_MADV_POPULATE_WRITE", 9999)
-    arena = Arena(1 << 16)
-    assert not arena.bytes.any()
-
-
-def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 100\ninactive_file 200\n")
-    assert _control_group_available(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _control_group_available(tmp_path) is None
-    assert _control_group_available(tmp_path / "absent") is None
-
-
-def test_a_control_group_beyond_its_limit_has_nothing_left(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("1200\n")
-    (tmp_path / "memory.stat").write_text("anon 1200\n")
-    assert _control_group_available(tmp_path) == 0
+def test_without_memory_files_other_processes_map_a_file_that_has_no_name(without_memory_files):
+    arena = Arena(5000, shared=True)
+    assert os.fstat(arena.descriptor).st_size == 5000
+    assert os.fstat(arena.descriptor).st_nlink == 0
+    arena.bytes[:] = 7
+    with mmap.mmap(arena.descriptor, 5000) as other:
+        assert other[:] == b"\7" * 5000
 
 
 def test_an_arena_keeps_within_its_control_group(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{1 << 19}\n")
     (tmp_path / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
-    monkeypatch.setattr(module, "_control_group_available", lambda: _control_group_available(tmp_path))
+    limit = platforms._control_group_available
+    monkeypatch.setattr(platforms, "_control_group_available", lambda: limit(tmp_path))
     assert Arena(1 << 19).nbytes == 1 << 19
     with pytest.raises(StagingMemoryError, match=r"524,289 bytes .* only 524,288 bytes are available"):
         Arena((1 << 19) + 1)
-
-
-def test_what_is_available_is_less_than_what_there_is():
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-    assert 0 < available_memory() <= total
 
 
 def test_a_forked_child_does_not_disturb_memory_a_device_copies_from():
