@@ -175,8 +175,9 @@ class Lane:
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy has run."""
         while self._freed:
-            slot = self._freed.popleft()
-            self.device.record(slot.released, slot.stream)
+            slot = self._freed[0]
+            self.device.record(slot.released, slot.stream)  # refused, the slot waits there for another time
+            self._freed.popleft()
             slot.used = True
             if len(self._free) < self.prefetch + 1 + SPARE:
                 self._free.append(slot)

@@ -34,6 +34,14 @@ class CudaError(RuntimeError):
         self.status = status
 
 
+class DriverError(RuntimeError):
+    """In the place of CUDADriverError, which launches raise."""
+
+    def __init__(self, status, text="CUDA_ERROR"):
+        super().__init__(f"{text}: status {status}")
+        self.status = status
+
+
 class Mark:
     def __init__(self):
         self.reached = False
@@ -60,19 +68,22 @@ class FakeRuntime:
         If not 0, the status that every call gives, as after a kernel that wrote where it must not.
     memory_left : int
         Largest allocation that succeeds.
+    capturing : set of int
+        Streams that are captured into a graph: work put on them joins it and does not run.
     registered : dict
         Address to size of page-locked memory.
     """
 
     CUDARuntimeError = CudaError
 
-    def __init__(self, devices=1, driver=13000):
+    def __init__(self, devices=1, driver=13000, built=13020):
         self.calls = Counter()
-        self.devices, self.driver = devices, driver
+        self.devices, self.driver, self.built = devices, driver, built
         self.registered = {}
         self.refuse_registering = False
         self.failed = 0
         self.memory_left = 1 << 40
+        self.capturing = set()
         self.thread = Thread()
         self.process = os.getpid()
         self.numbers = itertools.count(1)
@@ -91,6 +102,9 @@ class FakeRuntime:
     def driverGetVersion(self):
         return self.driver
 
+    def runtimeGetVersion(self):
+        return self.built
+
     def getDeviceCount(self):
         return self.devices
 
@@ -107,8 +121,13 @@ class FakeRuntime:
         self.check("memGetInfo")
         return self.memory_left, 1 << 40
 
+    def streamIsCapturing(self, stream):
+        self.check("streamIsCapturing")
+        return stream in self.capturing
+
     def queue(self, stream):
         """Return a stream's work; the default stream's is its own on every device."""
+        assert stream not in self.capturing, "work of the loader's has become part of a graph"
         return self.work.setdefault(stream or -1 - self.thread.device, deque())
 
     def device_of_stream(self, stream):
@@ -265,6 +284,8 @@ def make_cupy(real, runtime):
             UnownedMemory=real.cuda.UnownedMemory,
             MemoryPointer=real.cuda.MemoryPointer,
             memory=real.cuda.memory,
+            compiler=real.cuda.compiler,
+            driver=SimpleNamespace(CUDADriverError=DriverError),
             runtime=runtime,
             is_available=lambda: runtime.devices > 0 and runtime.driver > 0,
             get_current_stream=get_current_stream,

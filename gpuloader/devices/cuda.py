@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from gpuloader.devices.base import HostMemory
+from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, tell_failure, translate
 from gpuloader.errors import LoaderError, PlaceError, StagingMemoryError, describe_error
 from gpuloader.platforms import after_fork
 from gpuloader.program import Program
@@ -59,16 +60,7 @@ def require_cuda(index: int) -> int:
         )
     _refuse_fork(index)
     if not cupy.cuda.is_available():
-        version = cupy.cuda.runtime.driverGetVersion()
-        found = (
-            "no NVIDIA driver was found"
-            if version == 0
-            else f"the driver knows CUDA {version // 1000}.{version % 1000 // 10} but shows no usable device"
-        )
-        raise PlaceError(
-            f"gpu:{index} is not there: {found} (CuPy {cupy.__version__} is installed); "
-            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use CPUPlace()"
-        )
+        raise PlaceError(f"gpu:{index} is not there: {explain_absence(cupy)}, or use CPUPlace()")
     count: int = cupy.cuda.runtime.getDeviceCount()
     if index >= count:
         visible = ", ".join(f"gpu:{number}" for number in range(count))
@@ -141,23 +133,19 @@ class _Current:
         try:
             self._device.__enter__()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise _failure(self._index, error) from error
+            raise tell_failure(self._index, error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        failed = cupy.cuda.runtime.CUDARuntimeError
         try:
             self._device.__exit__(kind, error, trace)
-        except failed as second:  # a device that has failed refuses this as well; the first tells more
-            if error is None:
-                raise _failure(self._index, second) from second
-        if isinstance(error, failed):
-            raise _failure(self._index, error) from error
-
-
-def _failure(index: int, error: Exception) -> LoaderError:
-    return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
+        except cupy.cuda.runtime.CUDARuntimeError as second:
+            if error is None:  # else a failed device refuses this as well; the first tells more
+                raise tell_failure(self._index, second) from second
+        failure = None if error is None else translate(cupy, self._index, error)
+        if failure is not None:
+            raise failure from error
 
 
 class CudaMemory:
@@ -236,12 +224,20 @@ class CudaDevice:
         if _forked:
             return
         with _Current(self._index):  # the default stream's handle, 0, means that of the current device
+            self._refuse_capture(stream)
             self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Make `stream` wait for `event` on the device."""
+        """Make `stream` wait for `event` on the device; raise `LoaderError` while it is captured."""
         with _Current(self._index):
+            self._refuse_capture(stream)
             self._runtime.streamWaitEvent(stream.ptr, event.ptr)
+
+    def _refuse_capture(self, stream: Any) -> None:
+        """Raise where work of ours would become part of a graph, or end its capture."""
+        # The default stream cannot be captured.
+        if stream.ptr and self._runtime.streamIsCapturing(stream.ptr):
+            raise tell_capture(self._index, "its stream is being captured")
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` is done.
@@ -253,6 +249,8 @@ class CudaDevice:
         """
         _refuse_fork(self._index)
         status: int = self._runtime.eventQuery(event.ptr)
+        if status in CAPTURED:
+            raise tell_capture(self._index, f"CUDA error {status}")
         if status not in (0, _EVENT_NOT_READY):
             raise LoaderError(f"{self.name} failed with CUDA error {status} while a copy was awaited")
         return status == 0

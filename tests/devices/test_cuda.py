@@ -11,10 +11,12 @@ import pytest
 
 from gpuloader import CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, LoaderError, PlaceError, data
 from gpuloader import devices as devices_module
-from gpuloader.devices import cuda, cuda_places, default_place, open_device
+from gpuloader.devices import cuda, cuda_failures, cuda_places, default_place, open_device
 from gpuloader.errors import StagingMemoryError
 from gpuloader.places import CPUPlace
-from tests.fakes_cuda import CudaError, FakeRuntime, make_cupy, read
+from tests.devices.conformance import LAYOUT
+from tests.fakes import nothing_left_behind
+from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -237,6 +239,149 @@ class TestForkedChild:
         )
 
 
+class TestMemoryRunsOut:
+    def test_in_the_middle_of_an_epoch(self, runtime):
+        """A user keeps more than fits: an error, what is kept stays as it is, and later epochs go on."""
+        loader = load(30)
+        epoch = iter(loader)
+        kept = [next(epoch) for _ in range(6)]
+        runtime.memory_left = 100
+        with pytest.raises(StagingMemoryError, match=r"could not be had .* keep fewer batches"):
+            while True:
+                kept.append(next(epoch))
+        assert list(epoch) == []
+        runtime.finish()
+        assert [float(read(images)[0, 0]) for images, _ in kept] == list(range(len(kept)))
+        runtime.memory_left = 1 << 40
+        kept.clear()
+        numbers = []
+        for images, _ in loader:
+            runtime.finish()
+            numbers.append(int(read(images)[0, 0]))
+        assert numbers == list(range(30))
+
+    def test_costs_no_slot(self, runtime):
+        with nothing_left_behind():
+            loader = load(10)
+            list(loader)
+            for _ in range(3):
+                runtime.memory_left, device = 100, open_device(CUDAPlace(0))
+                epoch = iter(loader)
+                with pytest.raises(StagingMemoryError):
+                    kept = [next(epoch) for _ in range(9)]
+                runtime.memory_left = 1 << 40
+                [road] = loader._idle
+                assert road.ring.free == road.ring.count
+                assert device is open_device(CUDAPlace(0))
+            kept = None
+            del loader, epoch, road, kept
+
+    def test_in_cupys_own_pool(self, runtime):
+        device = open_device(CUDAPlace(0))
+
+        class Sorting:
+            room = LAYOUT
+
+            def run_on_device(self, arrays, stream):
+                raise cupy.cuda.memory.OutOfMemoryError(512, 1024)
+
+        with pytest.raises(
+            StagingMemoryError, match="CuPy's pool on gpu:0 has too little memory for a kernel"
+        ):
+            device.run(Sorting(), device.alloc(LAYOUT.nbytes), device.stream())
+
+
+class TestKernelsFail:
+    """What launches raise is the driver's, the compiler's or the library loader's, not the runtime's."""
+
+    @pytest.mark.parametrize(
+        ("error", "message"),
+        [
+            (DriverError(719, "CUDA_ERROR_LAUNCH_FAILED"), r"gpu:0 failed: CUDA_ERROR_LAUNCH_FAILED.*719"),
+            (
+                cupy.cuda.compiler.CompileException("no such type", "", "gather", ()),
+                "cannot be compiled for gpu:0",
+            ),
+            (RuntimeError('Failure finding "libnvrtc.so.13"'), r"compiler is missing: .*\[cuda13\]"),
+        ],
+        ids=["driver", "source", "compiler"],
+    )
+    def test_with_the_packages_type(self, runtime, error, message):
+        device = open_device(CUDAPlace(0))
+
+        class Failing:
+            room = LAYOUT
+
+            def run_on_device(self, arrays, stream):
+                raise error
+
+        with pytest.raises(LoaderError, match=message) as caught:
+            device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
+        assert caught.value.__cause__ is error
+
+    def test_errors_of_others_stay_theirs(self, runtime):
+        device = open_device(CUDAPlace(0))
+
+        class Failing:
+            room = LAYOUT
+
+            def run_on_device(self, arrays, stream):
+                raise RuntimeError("no kernel of mine")
+
+        with pytest.raises(RuntimeError, match="no kernel of mine"):
+            device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
+
+
+class TestAStreamBeingCaptured:
+    """Our events and waits would become part of the user's graph: an error instead, and nothing joins it."""
+
+    def test_is_refused_where_a_batch_is_asked_for(self, runtime):
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        loader = load(10)
+        with stream:
+            epoch = iter(loader)
+            next(epoch)
+            runtime.capturing.add(stream.ptr)
+            with pytest.raises(
+                LoaderError, match="gpu:0: its stream is being captured; a loader cannot be asked"
+            ):
+                next(epoch)
+            runtime.capturing.clear()
+            assert list(epoch) == []
+            numbers = []
+            for images, _ in loader:  # the road is whole
+                runtime.finish()
+                numbers.append(int(read(images)[0, 0]))
+        assert numbers == list(range(10))
+
+    def test_is_left_alone_by_what_is_held_and_dropped(self, runtime):
+        """Batches may be used within the graph and dropped: nothing is called until the next is asked for."""
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            epoch = iter(load(10))
+            batch = next(epoch)
+            runtime.finish()
+            runtime.capturing.add(stream.ptr)
+            before = runtime.calls.total()
+            assert read(batch[0])[0, 0] == 0
+            del batch
+            gc.collect()
+            assert runtime.calls.total() == before
+            runtime.capturing.clear()
+            assert len(list(epoch)) == 9
+
+    @pytest.mark.parametrize("call", ["record", "query"])
+    def test_whatever_says_so(self, runtime, call):
+        device = open_device(CUDAPlace(0))
+        event, stream = device.event(), device.stream()
+        runtime.failed = 900
+        with pytest.raises(
+            LoaderError, match="900; a loader cannot be asked for a batch while a graph is capt"
+        ):
+            getattr(device, call)(*(event, stream)[: 1 + (call == "record")])
+        runtime.failed = 0
+
+
 def test_the_feeder_sends_to_the_device(runtime):
     feeder = DataFeeder([data("x", [None, 2]), data("words", [None, 1], "int64", lod_level=1)], CUDAPlace(0))
     batch = feeder.feed([([1, 2], [5, 6]), ([3, 4], [7])])
@@ -280,9 +425,28 @@ class TestWhatIsMissing:
             cuda.require_cuda(0)
 
     def test_a_device(self, monkeypatch):
-        monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=12040)))
+        monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=12040, built=12090)))
         with pytest.raises(PlaceError, match=r"knows CUDA 12\.4 but shows no usable device"):
             cuda.require_cuda(0)
+
+    @pytest.mark.parametrize(
+        ("driver", "what"),
+        [
+            (
+                12040,
+                r"driver knows 12\.4 at most; pip install 'gpuloader\[cuda12\]' in its place, or use CPU",
+            ),
+            (11080, r"driver knows 11\.8 at most; update the driver, or use CPUPlace"),
+        ],
+    )
+    def test_the_cuda_that_cupy_was_built_for(self, monkeypatch, driver, what):
+        monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=driver, built=13020)))
+        with pytest.raises(
+            PlaceError, match=rf"gpu:0 is not there: CuPy .* is built for CUDA 13\.2 .*{what}"
+        ):
+            DataFeeder([data("x", [None])], "gpu:0")
+        devices_module._open.cache_clear()
+        assert default_place() == CPUPlace()  # where none was asked for, work goes on without it
 
     def test_the_device_of_that_index(self, runtime):
         runtime.devices = 2
@@ -328,7 +492,9 @@ def test_every_name_the_device_uses_is_in_the_real_cupy():
     used = set(re.findall(r"(?:self\._runtime|cupy\.cuda\.runtime)\.(\w+)", source))
     assert {"memcpyAsync", "eventRecord", "hostRegister"} <= used
     assert [name for name in used if not hasattr(cupy.cuda.runtime, name)] == []
-    used = set(re.findall(r"cupy\.cuda\.(\w+)", source))
+    failures = inspect.getsource(cuda_failures)
+    used = set(re.findall(r"cupy\.cuda\.(\w+)", source)) | set(re.findall(r"[^.]cuda\.(\w+)\.", failures))
+    assert {"runtime", "driver", "memory", "compiler"} <= used
     assert {"Stream", "Event", "Memory", "UnownedMemory"} <= used
     assert [name for name in used if not hasattr(cupy.cuda, name)] == []
 
@@ -344,6 +510,8 @@ def test_the_real_cupy_takes_what_the_device_gives():
         cupy.cuda.runtime.hostRegister: "ptr, size, flags",
         cupy.cuda.runtime.hostUnregister: "ptr",
         cupy.cuda.runtime.memGetInfo: "",
+        cupy.cuda.runtime.streamIsCapturing: "stream",
+        cupy.cuda.runtime.runtimeGetVersion: "",
         cupy.cuda.Device: "device",
         cupy.cuda.Memory: "size",
         cupy.cuda.UnownedMemory: "ptr, size, owner, device_id",
