@@ -1,47 +1,67 @@
 """The public names: a change here is a change for users, and belongs into the changelog."""
 
-import importlib
 import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import gpuloader
+from tests.public_api import FILE, MODULES, describe, describe_api, find
 
-NAMES = {
-    "gpuloader": """
-        BatchSampler CPUPlace CUDAPinnedPlace CUDAPlace ChainDataset ComposeDataset ComposeNotAligned
-        ConcatDataset DataFeeder DataLoader Dataset DistributedBatchSampler EOFException FeedError FeedSpec
-        IterableDataset LoaderError LoaderStats PlaceError Ragged RandomSampler ReaderError SampleError
-        Sampler SequenceSampler StagingMemoryError Subset SubsetRandomSampler TensorDataset
-        WeightedRandomSampler WorkerError WorkerTimeout batch cpu_places cuda_places data fluid
-        get_worker_info random_split reader sample_rng trace
-    """,
-    "gpuloader.fluid": """
-        CPUPlace CUDAPinnedPlace CUDAPlace DataFeeder core cpu_places cuda_places data io layers
-    """,
-    "gpuloader.fluid.io": """
-        ComposeNotAligned DataLoader PyReader batch buffered cache chain compose firstn map_readers
-        multiprocess_reader shuffle xmap_readers
-    """,
-    "gpuloader.fluid.core": "CPUPlace CUDAPinnedPlace CUDAPlace EOFException",
-    "gpuloader.fluid.layers": "data",
-    "gpuloader.reader": """
-        ComposeNotAligned batch buffered cache chain compose firstn map_readers multiprocess_reader shuffle
-        xmap_readers
-    """,
-    "gpuloader.testing": """
-        CustomPlace RaceError SimulatedArray SimulatedDevice SimulatedStream StepReader simulated_places
-    """,
-}
+TWO = np.float64(2)
 
 
-@pytest.mark.parametrize("module", NAMES)
-def test_the_public_names_are_these(module):
-    found = gpuloader.reader if module == "gpuloader.reader" else importlib.import_module(module)
-    assert sorted(found.__all__) == sorted(NAMES[module].split())
+def test_the_public_face_is_the_one_that_is_written_down():
+    """A change that is meant: ``python -m tests.public_api > tests/public_api.txt``, and an entry of changes."""
+    written = FILE.read_text().splitlines()
+    found = describe_api()
+    assert [line for line in written if line not in found] == []  # what is gone or different now
+    assert found == written
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_says_what_it_is(module):
+    found = find(module)
     assert all(getattr(found, name).__doc__ for name in found.__all__)
+    assert len(set(found.__all__)) == len(found.__all__)
+
+
+def test_the_description_notices_what_users_would():
+    """Names, kinds and defaults of parameters; attributes; nothing that differs between two runs."""
+
+    class Public:
+        def __init__(self, a, /, b=1.5, *rest, c=TWO, d=len, **more):
+            pass
+
+        field: int
+
+        @property
+        def read(self):
+            """Read."""
+
+        @classmethod
+        def make(cls, x=None):
+            """Make."""
+
+        @staticmethod
+        def check(x, *, y=()):
+            """Check."""
+
+        def _hidden(self):
+            """Hide."""
+
+    Public.__module__ = "gpuloader.somewhere"
+    assert sorted(describe("p", Public)) == [
+        "p(a, /, b=1.5, *rest, c=2.0, d=len, **more)",
+        "p.check(x, *, y=())",
+        "p.field: attribute",
+        "p.make(x=None)",
+        "p.read: attribute",
+    ]
+    assert describe_api() == describe_api()
+    assert not any(" at 0x" in line for line in describe_api())
 
 
 def test_every_error_is_a_loader_error():

@@ -1,0 +1,110 @@
+"""The public face of the package as plain text, a line for each thing that users may call or read.
+
+``python -m tests.public_api > tests/public_api.txt`` writes it anew after a change that is meant.
+"""
+
+import importlib
+import inspect
+import types
+from pathlib import Path
+
+import numpy as np
+
+FILE = Path(__file__).with_suffix(".txt")
+
+MODULES = (
+    "gpuloader",
+    "gpuloader.reader",
+    "gpuloader.transforms",
+    "gpuloader.testing",
+    "gpuloader.sources.mnist",
+    "gpuloader.fluid",
+    "gpuloader.fluid.core",
+    "gpuloader.fluid.io",
+    "gpuloader.fluid.layers",
+)
+"""Where users import from; what these list in ``__all__`` is public, and so are its public members."""
+
+RETURNED = ("gpuloader.generator.GeneratorLoader",)
+"""Classes that users have objects of, but never name."""
+
+
+def find(path):
+    """Return what a dotted path means."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        parent, _, name = path.rpartition(".")
+        return getattr(find(parent), name)
+
+
+def describe_api():
+    """Return the lines, sorted within each module; what was described before is only pointed to."""
+    lines, home = [], {}
+    for module in MODULES:
+        own = []
+        for name in find(module).__all__:
+            path, thing = f"{module}.{name}", getattr(find(module), name)
+            if isinstance(thing, types.ModuleType):
+                own.append(f"{path}: module")
+            elif home.setdefault(thing, path) != path:
+                own.append(f"{path} = {home[thing]}")
+            else:
+                own += describe(path, thing)
+        lines += sorted(own)
+    for path in RETURNED:
+        lines += sorted(describe(path, find(path)))
+    return lines
+
+
+def describe(path, thing):
+    """Yield the lines of a function, or of a class and its members."""
+    if not inspect.isclass(thing):
+        yield f"{path}{parameters(thing)}"
+        return
+    classes = [one for one in thing.__mro__ if one.__module__.partition(".")[0] == "gpuloader"]
+    made_here = any("__init__" in vars(one) or "__new__" in vars(one) for one in classes)
+    yield f"{path}{parameters(thing)}" if made_here else path
+    members = {name: member for one in reversed(classes) for name, member in vars(one).items()}
+    for name in {name for one in classes for name in getattr(one, "__annotations__", ())} - members.keys():
+        members[name] = None
+    for name, member in members.items():
+        if name.startswith("_"):
+            continue
+        if inspect.isclass(member):
+            yield from describe(f"{path}.{name}", member)
+        elif not callable(getattr(thing, name, None)):
+            yield f"{path}.{name}: attribute"
+        else:
+            yield f"{path}.{name}{parameters(getattr(thing, name), bound=inspect.isfunction(member))}"
+
+
+def parameters(function, *, bound=False):
+    """Return names, kinds and defaults of a callable's parameters, without the object of a method."""
+    signature = inspect.signature(function)
+    found = list(signature.parameters.values())[1 if bound else 0 :]
+    plain = [one.replace(annotation=inspect.Parameter.empty, default=shown(one.default)) for one in found]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+class Shown:
+    """Stands for a default; its `repr` is the same whatever NumPy or Python there is."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
+def shown(default):
+    """Return a default as it is to be written."""
+    if default is inspect.Parameter.empty:
+        return default
+    if isinstance(default, np.generic):
+        default = default.item()
+    return Shown(getattr(default, "__qualname__", None) or repr(default))
+
+
+if __name__ == "__main__":
+    print(*describe_api(), sep="\n")
