@@ -167,7 +167,11 @@ class Loading:
         )
         order, sharded, one = self._plan(progress)
         if self._resident is not None:
-            self._resident.begin(order, road.lanes)
+            try:
+                self._resident.begin(order, road.lanes)
+            except BaseException:
+                self._idle.append(road)  # nothing is under way on it
+                raise
         fetch = self._fetching.open(one, road.ring, self._meter)
         return Epoch(
             road,

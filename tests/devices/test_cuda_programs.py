@@ -9,6 +9,7 @@ from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cu
 from gpuloader import devices as devices_module
 from gpuloader.devices import cuda, open_device
 from gpuloader.errors import LoaderError
+from gpuloader.kernels import shuffle
 from gpuloader.places import CUDAPlace
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
 from tests.devices.conformance import DeviceTests
@@ -84,6 +85,19 @@ def test_batches_are_those_of_a_host(runtime, cache, dataset):
 
 
 @pytest.mark.parametrize("cache", [None, "device"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_windows_alone_are_those_of_a_host(runtime, cache, layout):
+    pictures = PICTURES if layout == "HWC" else np.ascontiguousarray(PICTURES.transpose(0, 3, 1, 2))
+    options = {"dataset": TensorDataset(pictures), "transforms": [RandomCropFlip("0", (5, 4), layout=layout)]}
+    found = []
+    for [images] in load(cache=cache, **options):
+        runtime.finish()
+        found.append([read(images)])
+    assert found[0][0].dtype == np.uint8
+    assert_same(found, wanted(**options))
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
 def test_a_step_of_shards_is_one_batch(runtime, cache):
     runtime.devices = 2
     found = []
@@ -139,6 +153,54 @@ def test_bytes_are_what_crosses_the_bus(runtime, monkeypatch):
     sizes.clear()
     list(load(drop_last=True, cache="device"))
     assert sorted(sizes) == sorted([PICTURES.nbytes, LABELS.nbytes] + [256 + 4 * 3 * 4] * (COUNT // 4))
+
+
+def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch):
+    orders, sizes, copy, permute = [], [], runtime.memcpyAsync, shuffle.shuffle
+
+    def memcpyAsync(target, source, nbytes, kind, stream):  # noqa: N802
+        sizes.append(nbytes)
+        copy(target, source, nbytes, kind, stream)
+
+    def permuting(count, seed, epoch, *part, out, stream):
+        orders.append((count, seed, epoch, runtime.device_of[stream.ptr], out.data.ptr))
+        permute(count, seed, epoch, *part, out=out, stream=stream)
+
+    monkeypatch.setattr(runtime, "memcpyAsync", memcpyAsync)
+    monkeypatch.setattr(shuffle, "shuffle", permuting)
+    runtime.devices = 2
+    loader = load(cuda_places(), cache="device", transforms=[])
+    for epoch in range(3):
+        found = []
+        for step in loader:
+            runtime.finish()
+            found += [[read(field) for field in batch] for batch in step]
+        if not epoch:
+            assert_same(found, wanted(transforms=[]))
+    steps = -(-COUNT // 4)
+    assert sizes == [PICTURES.nbytes, LABELS.nbytes] * 2 + [16] * (3 * steps)
+    assert [one[:4] for one in orders] == [(COUNT, 3, epoch, index) for epoch in range(3) for index in (0, 1)]
+    assert len({one[4] for one in orders}) == 2  # each device's order lies where the last one's did
+
+
+def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
+    def permuting(*arguments, **named):
+        raise cupy.cuda.memory.OutOfMemoryError(1024, 2048)
+
+    monkeypatch.setattr(shuffle, "shuffle", permuting)
+    loader = load(cache="device")
+    with pytest.raises(StagingMemoryError, match="CuPy's pool on gpu:0 has too little memory"):
+        iter(loader)
+
+
+def test_a_device_lost_while_an_order_is_computed(runtime):
+    loader = load(cache="device")
+    list(loader)
+    runtime.failed = 700
+    with pytest.raises(LoaderError, match=r"gpu:0 failed.* 700"):
+        iter(loader)
+    runtime.failed = 0
+    assert len(list(loader)) == len(wanted())
 
 
 def test_kernels_go_on_the_copy_stream_of_their_device(runtime, monkeypatch):

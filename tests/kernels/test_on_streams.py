@@ -1,0 +1,157 @@
+"""Loaders on GPUs from end to end, without one: the kernels, built for the CPU, behind the stand-in.
+
+What tests/devices does with twins is done here with the .cu files and their launchers, run when a stream's
+turn comes: their arguments, their order on the copy stream, and what they give.
+"""
+
+import contextlib
+import gc
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
+from gpuloader import devices as devices_module
+from gpuloader.devices import cuda
+from gpuloader.kernels import launching, shuffle
+from gpuloader.permutation import SORTED_AT_MOST
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from tests.fakes_cuda import FakeRuntime, make_cupy
+from tests.kernels import shim
+
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+pytestmark = pytest.mark.skipif(shim.SANITIZED, reason="the kernels alone are sanitized")
+
+COUNT = 26
+PICTURES = np.random.default_rng(0).integers(0, 256, (COUNT, 9, 8, 3), np.uint8)
+LABELS = np.random.default_rng(1).integers(0, 5, COUNT)
+
+
+@pytest.fixture
+def runtime(kernels, monkeypatch):
+    fake = FakeRuntime(devices=2)
+    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
+    kernels.shape = None
+
+    def load(name, entry=None):
+        run = kernels.load(name, entry)
+
+        def launch(grid, block, arguments, *, stream):
+            fake.check("launch")
+            fake.launch(lambda: run(grid, block, arguments), stream.ptr)
+
+        return launch
+
+    def sort(array, device, stream):
+        fake.launch(lambda: np.ndarray.sort(shim.read(array)), stream.ptr)
+
+    monkeypatch.setattr(launching, "load_kernel", load)
+    monkeypatch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(shuffle, "sort", sort)
+    devices_module._open.cache_clear()
+    yield fake
+    gc.collect()
+    devices_module._open.cache_clear()
+    assert not fake.registered
+
+
+class Words(Dataset):
+    def __getitem__(self, index):
+        return np.arange(index % 4, dtype=np.int16) + index, PICTURES[index].transpose(2, 0, 1) / np.float32(
+            7
+        )
+
+    def __len__(self):
+        return COUNT
+
+
+CASES = {
+    "everything": (
+        TensorDataset(PICTURES, LABELS),
+        [
+            RandomCropFlip("0", (6, 5)),
+            Normalize("0", (0.4, 0.5, 0.6), 0.25, scale=1 / 255, dtype="float16"),
+            OneHot("1", 5),
+        ],
+        {},
+    ),
+    "windows alone": (
+        TensorDataset(PICTURES, LABELS),
+        [RandomCropFlip("0", (6, 5)), Cast("0", "float32", 1 / 255), OneHot("1", 4, "uint8")],
+        {},
+    ),
+    "nothing": (TensorDataset(PICTURES, LABELS), [], {}),
+    "words": (
+        Words(),
+        [
+            Pad("0", 4, -1),
+            RandomCropFlip("1", (4, 8), layout="CHW"),
+            Normalize("1", 1, 2, layout="CHW", to="HWC"),
+        ],
+        {"ragged": ["0"]},
+    ),
+}
+
+
+def epochs(dataset, places, runtime=None, **options):
+    """Return three epochs' batches, shards side by side."""
+    loader = DataLoader(dataset, places=places, batch_size=6, shuffle=True, seed=5, **options)
+    found = []
+    for _ in range(3):
+        for step in loader:
+            if runtime is not None:
+                runtime.finish()
+            parts = step if isinstance(step[0], list) else [step]
+            found += [
+                [np.array(field if runtime is None else shim.read(field)) for field in part] for part in parts
+            ]
+    return found
+
+
+def assert_same(found, wanted):
+    assert len(found) == len(wanted)
+    for batch, other in zip(found, wanted, strict=True):
+        for one, two in zip(batch, other, strict=True):
+            shim.same_bits(one, two)
+
+
+@pytest.mark.parametrize(
+    ("case", "cache"),
+    [
+        (case, cache)
+        for case in CASES
+        for cache in (None, "host", "device")
+        if case != "words" or cache is None
+    ],
+)
+def test_batches_are_those_of_a_host(runtime, case, cache):
+    dataset, steps, options = CASES[case]
+    wanted = epochs(dataset, "cpu", transforms=steps, **options)
+    for places in ("gpu:0", cuda_places()):
+        assert_same(epochs(dataset, places, runtime, transforms=steps, cache=cache, **options), wanted)
+
+
+@pytest.mark.parametrize("split", ["batches", "shards"])
+@pytest.mark.parametrize("count", [100, SORTED_AT_MOST + 3])
+def test_a_devices_permutation_is_the_hosts(runtime, kernels, count, split):
+    rows = TensorDataset(np.arange(count, dtype=np.int32))
+    options = {"batch_size": 10_001, "shuffle": True, "seed": 3, "split": split}
+    if split == "shards":
+        options["remainder"] = "pad"
+    kernels.launches.clear()
+    loader = DataLoader(rows, places=cuda_places(), cache="device", **options)
+    plain = DataLoader(rows, places=["cpu"] * 2, **options)
+    for step, wanted in zip(loader, plain, strict=True):
+        runtime.finish()
+        for part, other in zip(step, wanted, strict=True):
+            for field, expected in zip(part, other, strict=True):
+                np.testing.assert_array_equal(shim.read(field), expected)
+    names = [entry for entry, *_ in kernels.launches]
+    once = ["permute_positions"] if count > SORTED_AT_MOST else ["hash_numbers", "take_numbers"]
+    assert [names.count(name) for name in ("hash_numbers", "take_numbers", "permute_positions")] == [
+        2 * (name in once) for name in ("hash_numbers", "take_numbers", "permute_positions")
+    ]
+    gathers = [name for name in names if name.startswith("gather")]
+    assert len(gathers) + 2 * len(once) == len(names)
+    assert len(gathers) == (2 * len(plain) if split == "shards" else -(-count // 10_001))
