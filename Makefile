@@ -9,13 +9,16 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
-.PHONY: demo test lint kernels bench clean
+.PHONY: demo test dist-test lint kernels bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
+
+dist-test: .venv/dev.stamp
+	.ci/dist-test
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TREE = ["pyproject.toml", "README.md", "LICENSE", "gpuloader", "kernels"]
+PACKAGE = ["pyproject.toml", "README.md", "LICENSE", "gpuloader", "kernels"]
+BESIDE = [".ci", "benchmarks", "docs", "notebooks", "tests", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"]
+TREE = [*PACKAGE, *BESIDE, "MANIFEST.in"]
 UNBUILT = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
@@ -101,6 +103,23 @@ def test_the_wheel_holds_every_module_and_every_file_that_is_read(wheel):
 def test_nothing_but_gpuloader_ships_at_the_top(wheel):
     tops = {name.split("/")[0] for name in names_in_wheel(wheel)}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuloader"}
+    [written] = [name for name in names_in_wheel(wheel) if name.endswith("top_level.txt")]
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(written).split() == [b"gpuloader"]
+
+
+def test_the_sdist_holds_all_there_is_to_test_read_and_run(tree, sdist):
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    there = {
+        path.relative_to(tree).as_posix()
+        for name in TREE
+        for path in [tree / name, *(tree / name).rglob("*")]
+        if path.is_file() and not path.parent.is_symlink()
+    }
+    assert {"LICENSE", "tests/public_api.txt", "tests/kernels/shim.h", ".ci/run", "kernels/spin.cu"} <= there
+    assert there - held == set()
+    assert not [name for name in held if "__pycache__" in name or name.endswith(".pyc")]
 
 
 def test_the_wheel_built_from_the_sdist_holds_the_same_files(wheel, sdist, tmp_path):

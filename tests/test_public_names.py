@@ -14,7 +14,7 @@ TWO = np.float64(2)
 
 
 def test_the_public_face_is_the_one_that_is_written_down():
-    """A change that is meant: ``python -m tests.public_api > tests/public_api.txt``, and an entry of changes."""
+    """After a change that is meant: ``python -m tests.public_api > tests/public_api.txt``."""
     written = FILE.read_text().splitlines()
     found = describe_api()
     assert [line for line in written if line not in found] == []  # what is gone or different now
