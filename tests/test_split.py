@@ -299,6 +299,35 @@ class TestErrors:
         assert threading.active_count() == 1
 
 
+@pytest.mark.parametrize("split", ["shards", "batches"])
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch, split, cache):
+    """Of each step: its copies are on all streams before any of it is handed over; one copy a part."""
+    places, log = simulated_places(3), []
+    for number, place in enumerate(places):
+        device = place.device
+        copy, views = device.copy_async, device.views
+
+        def copy_async(*arguments, number=number, copy=copy, **named):
+            log.append(("copy", number))
+            copy(*arguments, **named)
+
+        def deliver(*arguments, number=number, views=views):
+            log.append(("deliver", number))
+            return views(*arguments)
+
+        monkeypatch.setattr(device, "copy_async", copy_async)
+        monkeypatch.setattr(device, "views", deliver)
+    loader = make(Numbers(54), places, batch_size=6, split=split, cache=cache, use_buffer_reader=False)
+    if cache:
+        list(loader)
+    log.clear()
+    steps = len(list(loader))
+    one = [(what, number) for what in ("copy", "deliver") for number in range(3)]
+    assert steps == (9 if split == "shards" else 3)
+    assert log == one * steps
+
+
 class TestThePlan:
     @given(
         count=st.integers(0, 40), size=st.integers(1, 9), shards=st.integers(2, 5), start=st.integers(0, 30)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, StagingMemoryError, Subset, TensorDataset
+from gpuloader.kernels.spin import spin
+from gpuloader.permutation import SORTED_AT_MOST
 from gpuloader.transforms import Normalize, OneHot, RandomCropFlip
 from tests.gpu.datasets import Pictures
 
@@ -66,14 +68,70 @@ def test_torch_gets_it_without_a_copy(torch, landed):
         np.testing.assert_array_equal(field, wanted)
 
 
-def test_only_row_numbers_cross_the_bus():
-    loader = DataLoader(arrays(), places="gpu:0", batch_size=32, cache="device")
+@pytest.mark.parametrize(("options", "nbytes"), [({"shuffle": True}, 16), ({"sampler": range(ROWS)}, 32 * 8)])
+def test_what_crosses_the_bus(options, nbytes):
+    """Of our orders the ends of a batch, of others the numbers of its rows."""
+    loader = DataLoader(arrays(), places="gpu:0", batch_size=32, drop_last=True, cache="device", **options)
     next(iter(loader))
     before = loader.stats()
     for _ in loader:
         pass
     after = loader.stats()
-    assert (after.nbytes - before.nbytes) / (after.batches - before.batches) <= 32 * 8
+    assert (after.nbytes - before.nbytes) / (after.batches - before.batches) == nbytes
+
+
+@pytest.mark.parametrize("count", [1, 1000, SORTED_AT_MOST, SORTED_AT_MOST + 1, 3_000_000])
+def test_the_devices_permutation_is_the_hosts(count):
+    """Sorted up to 2**18, computed beyond; over epochs, and with an epoch begun beside another."""
+    rows = TensorDataset(np.arange(count, dtype=np.int32))
+    options = {"batch_size": max(count // 3, 1), "shuffle": True, "seed": 2**63 + 5}
+    plain = DataLoader(rows, places="cpu", **options)
+    loader = DataLoader(rows, places="gpu:0", cache="device", **options)
+    for _ in range(2):
+        for [found], [wanted] in zip(loader, plain, strict=True):
+            np.testing.assert_array_equal(found.get(), wanted)
+    wanted = [[numbers.copy() for [numbers] in plain] for _ in range(2)]
+    for step, both in enumerate(zip(iter(loader), iter(loader), strict=True)):
+        for epoch, [found] in enumerate(both):
+            np.testing.assert_array_equal(found.get(), wanted[epoch][step])
+
+
+def test_an_order_is_computed_behind_kernels_that_read_the_last_one():
+    """Epochs follow one another without a wait, while the consumer is far behind."""
+    import cupy
+
+    rows = TensorDataset(np.arange(4096))
+    options = {"batch_size": 512, "shuffle": True, "seed": 1}
+    loader = DataLoader(rows, places="gpu:0", cache="device", **options)
+    plain = DataLoader(rows, places="cpu", **options)
+    list(loader), list(plain)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    kept = []
+    with stream:
+        for _ in range(4):
+            for [numbers] in loader:
+                spin(1_000_000, stream=stream)
+                kept.append(numbers + 0)
+                del numbers
+    stream.synchronize()
+    wanted = [numbers.copy() for _ in range(4) for [numbers] in plain]
+    for found, expected in zip(kept, wanted, strict=True):
+        np.testing.assert_array_equal(found.get(), expected)
+
+
+@pytest.mark.parametrize("transforms", [[], [RandomCropFlip("0", (12, 12))]])
+def test_resumed_in_the_middle(transforms):
+    options = {"batch_size": 7, "shuffle": True, "seed": 5, "transforms": transforms}
+    whole = [[field.copy() for field in batch] for batch in DataLoader(Pictures(), places="cpu", **options)]
+    loader = DataLoader(Pictures(), places="gpu:0", cache="device", **options)
+    epoch = iter(loader)
+    for _ in range(3):
+        next(epoch)
+    again = DataLoader(Pictures(), places="gpu:0", cache="device", **options)
+    again.load_state_dict(loader.state_dict())
+    for batch, wanted in zip(again, whole[3:], strict=True):
+        for found, expected in zip(batch, wanted, strict=True):
+            np.testing.assert_array_equal(found.get(), expected)
 
 
 def test_more_than_the_device_holds_is_an_error_with_numbers():

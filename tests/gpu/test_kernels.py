@@ -6,6 +6,7 @@ import pytest
 from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast, cast_on_host
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.compiling import kernel_entries, kernel_names, load_kernel
+from gpuloader.kernels.crop import crop, crop_on_host
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS
 from gpuloader.kernels.gather import gather, gather_on_host
 from gpuloader.kernels.normalize import normalize, normalize_on_host
@@ -79,6 +80,49 @@ def test_normalize(samples, height, width, channels, size, layout, out_layout, d
             out = to_device(np.zeros_like(expected), offset)
             assert normalize(to_device(source), mean, std, windows=on_gpu, out=out, **options) is out
             check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "float64"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize(
+    ("samples", "height", "width", "channels", "size"),
+    [
+        (3, 64, 96, 3, (64, 96)),
+        (5, 33, 47, 3, (30, 41)),
+        (2, 7, 5, 20, (3, 5)),
+        (70_001, 2, 3, 1, (1, 2)),
+        (2, 720, 1280, 3, (512, 512)),
+    ],
+)
+def test_crop(samples, height, width, channels, size, layout, dtype, offset):
+    draw = np.random.default_rng(samples)
+    shape = (samples, height, width, channels) if layout == "HWC" else (samples, channels, height, width)
+    images = draw.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+    windows = draw.integers(-5, 60, (samples, 3)).astype(np.int32)
+    windows[:, 2] %= 2
+    expected = crop_on_host(images, size, windows, layout=layout)
+    check(crop(to_device(images, offset), size, to_device(windows), layout=layout), expected)
+    out = to_device(np.zeros_like(expected), offset)
+    assert crop(to_device(images), size, to_device(windows), layout=layout, out=out) is out
+    check(out, expected)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("has_order", [False, True])
+@pytest.mark.parametrize("width", [1, 3, 784, 100_003])
+def test_gather_a_span_of_an_order(width, has_order, offset):
+    draw = np.random.default_rng(0)
+    source = draw.integers(0, 256, (50, width), np.uint8)
+    order = draw.permutation(50)
+    span = np.array([7, 30])
+    out = np.zeros((40, width), np.uint8)
+    expected = gather_on_host(source, order if has_order else None, span=span, out=out)
+    there = to_device(np.zeros_like(out), offset)
+    gather(
+        to_device(source, offset), to_device(order) if has_order else None, span=to_device(span), out=there
+    )
+    check(there, expected)
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
@@ -222,3 +266,17 @@ def test_another_device_than_the_current_one():
     assert result.get().tolist() == np.eye(5).tolist()
     with pytest.raises(ValueError, match="out must lie on gpu:1, got gpu:0"):
         one_hot(labels, 5, out=cupy.zeros((5, 5), np.float32))
+
+
+def test_each_device_has_kernels_of_its_own():
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("only one GPU is here")
+    loaded = []
+    for index in (0, 1):
+        with cupy.cuda.Device(index):
+            rows, order = cupy.arange(100), cupy.arange(99, -1, -1)
+            loaded.append(load_kernel("gather", "gather<unsigned long long>"))
+        assert gather(rows, order).get().tolist() == list(range(99, -1, -1))
+    assert loaded[0] is not loaded[1]

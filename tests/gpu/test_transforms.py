@@ -54,6 +54,14 @@ def test_crop_and_flip(size, flip):
     assert not np.array_equal(first, second)  # another epoch draws other windows, or has another order
 
 
+@pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 12)])
+@pytest.mark.parametrize("after", [None, "float16"])
+def test_windows_alone(size, after):
+    """Without a `Normalize` behind: bytes stay bytes, or become what comes behind makes of them."""
+    steps = [RandomCropFlip("0", size)] + ([] if after is None else [Cast("0", after)])
+    assert {images.dtype for images, *_ in check_equal(Pictures(), steps)} == {np.dtype(after or "uint8")}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_one_hot(dtype):
     check_equal(Pictures(), [OneHot("1", 10, dtype=dtype)])

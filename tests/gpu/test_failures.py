@@ -1,0 +1,97 @@
+"""What fails on hardware is an error of the package's, and the device goes on where CUDA lets it."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, StagingMemoryError, TensorDataset
+from gpuloader.errors import LoaderError
+
+ROWS = TensorDataset(np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024))
+
+
+def load(**options):
+    return DataLoader(ROWS, places="gpu:0", batch_size=4, **options)
+
+
+def test_a_batch_is_refused_while_its_stream_is_captured():
+    """The graph stays whole, and so does the loader."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    loader = load()
+    with stream:
+        epoch = iter(loader)
+        [rows] = next(epoch)
+        total = cupy.zeros(1024, np.float32)
+        cupy.add(total, rows[0], out=total)  # compiled once, which a capture does not allow
+        stream.synchronize()
+        stream.begin_capture()
+        cupy.add(total, rows[1], out=total)
+        with pytest.raises(LoaderError, match="cannot be asked for a batch while a graph is captured"):
+            next(epoch)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(total.get(), ROWS.arrays[0][:2].sum(0))
+        found = [batch.get() for [batch] in loader]
+    np.testing.assert_array_equal(np.concatenate(found), ROWS.arrays[0])
+
+
+def test_batches_kept_beyond_the_devices_memory():
+    """Each is told with the numbers; what is kept stays, and what comes after goes on."""
+    import cupy
+
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    left = 512 << 20
+    filler = cupy.cuda.Memory(max(free - left, 1))
+    block = np.broadcast_to(np.zeros(1, np.uint8), (64, 64 << 20))
+    kept = []
+    with pytest.raises(StagingMemoryError, match="are free"):
+        for [rows] in DataLoader(TensorDataset(block), places="gpu:0", batch_size=1):
+            kept.append(rows)
+    assert 2 <= len(kept) < 64
+    assert not any(int(rows.max()) for rows in kept)
+    kept.clear()
+    del filler, rows
+    assert len(list(load())) == 16
+
+
+def test_a_device_lost_in_a_kernel_is_told_and_nothing_hangs():
+    """In a process of its own: such a device is lost to all of it."""
+    code = """
+        import cupy
+        import numpy as np
+        from gpuloader import DataLoader, LoaderError, TensorDataset
+
+        bad = cupy.RawKernel('extern "C" __global__ void bad(int* where) { *where = 1; }', "bad")
+        rows = TensorDataset(np.zeros((64, 1024), np.float32))
+        epoch = iter(DataLoader(rows, places="gpu:0", batch_size=4, cache=CACHE))
+        next(epoch)
+        bad((1,), (1,), (np.uint64(8),))
+        try:
+            for _ in range(20):
+                next(epoch)
+                cupy.cuda.runtime.deviceSynchronize()
+        except LoaderError as error:
+            print("told:", error)
+        except cupy.cuda.runtime.CUDARuntimeError:
+            try:
+                next(epoch)
+            except LoaderError as error:
+                print("told:", error)
+        import os
+        os._exit(0)
+    """
+    for cache in ("None", "'device'"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code).replace("CACHE", cache)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.stdout.startswith("told: gpu:0 failed"), done.stdout + done.stderr
