@@ -47,11 +47,16 @@ def check_processes() -> None:
 
     >>> check_processes()
     """
-    if os.name != "posix":
+    if not can_share_memory():
         raise LoaderError(
             f"worker processes need memory files and sockets that carry them, which {sys.platform} has not; "
             "use worker_type='thread' or num_workers=0"
         )
+
+
+def can_share_memory() -> bool:
+    """Return whether processes can share memory by its descriptor."""
+    return os.name == "posix"
 
 
 def may_fork_unasked() -> bool:

@@ -304,9 +304,11 @@ WITHOUT_POSIX = """
 
     import gpuloader
     from gpuloader import platforms, DataLoader, LoaderError
+    from gpuloader.staging.arena import Arena
     from gpuloader.testing import simulated_places
     import numpy as np
     platforms.os = types.SimpleNamespace(**{**vars(os), "name": "nt"})
+    assert Arena(5000, shared=True).descriptor is None
 
     class Squares:
         def __len__(self):

@@ -12,6 +12,7 @@ import numpy as np
 from gpuloader.doctor.control_group import ControlGroup, read_text
 from gpuloader.doctor.finding import Finding, show_bytes
 from gpuloader.errors import StagingMemoryError
+from gpuloader.platforms import has_memory_files
 from gpuloader.staging.arena import Arena
 
 LITTLE, TOO_LITTLE = 1 << 30, 64 << 20
@@ -122,7 +123,7 @@ def memory_file_finding() -> Finding:
     if arena.descriptor is None:
         advice = "Worker processes need memory that they can map: use worker_type='thread'."
         return Finding("memory file", "not on this system", "note", advice)
-    if not hasattr(os, "memfd_create"):
+    if not has_memory_files():
         return Finding("memory file", "works, as a file without a name")
     return Finding("memory file", "works: reserved, sealed and mapped")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpuloader.doctor.attempt import Attempt
 from gpuloader.doctor.control_group import ControlGroup
 from gpuloader.doctor.finding import Finding
+from gpuloader.platforms import usable_cores
 
 THREADS = "OMP_NUM_THREADS"
 WORKER_SECONDS = 60.0
@@ -50,7 +51,7 @@ def read_processors(root: Path = Path("/")) -> Processors:
     True
     """
     present = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
+    allowed = usable_cores()
     try:
         opened = sum(1 for _ in (root / "proc/self/fd").iterdir())
     except OSError:

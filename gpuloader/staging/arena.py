@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gpuloader.errors import StagingMemoryError
 from gpuloader.platforms import (
     available_memory,
+    can_share_memory,
     has_memory_files,
     map_private,
     map_shared,
@@ -55,7 +56,8 @@ class Arena:
         Page-locks the mapping for a device. Where it refuses, one warning is given and the arena stays
         pageable: copies then cost more and overlap less.
     shared : bool
-        Lie in a memory file without a device too, for worker processes that map `descriptor`.
+        Lie in a memory file without a device too, for worker processes that map `descriptor`. It stays None
+        where processes cannot share memory.
 
     Attributes
     ----------
@@ -93,8 +95,10 @@ class Arena:
             self._page_lock(locker)
 
     def _map(self, nbytes: int, locked: bool, shared: bool) -> mmap.mmap:
-        if not shared and not (locked and has_memory_files()):
-            return map_shared(nbytes) if locked else map_private(nbytes)
+        if not can_share_memory() or not (shared or locked):
+            return map_private(nbytes)
+        if not shared and not has_memory_files():
+            return map_shared(nbytes)
         self.descriptor = open_memory_file("gpuloader-arena")
         reserve(self.descriptor, nbytes)
         seal(self.descriptor, writable=True)
