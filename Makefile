@@ -9,13 +9,18 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
-.PHONY: demo test dist-test lint kernels bench clean
+.PHONY: demo test test-frameworks dist-test lint kernels sanitize bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
+
+# Their own environment, as they are large; FRAMEWORKS=jax takes one of them alone.
+FRAMEWORKS ?= torch jax paddlepaddle
+test-frameworks: .venv-frameworks/stamp
+	.venv-frameworks/bin/python -m pytest tests/test_interop.py
 
 dist-test: .venv/dev.stamp
 	.ci/dist-test
@@ -29,6 +34,14 @@ lint: .venv/dev.stamp
 kernels: .venv/dev.stamp
 	$(BIN)/python -m gpuloader.kernels.compiling
 
+# Another of its tools: TOOL=racecheck. Errors that tests provoke on purpose are no findings.
+TOOL ?= memcheck
+sanitize: .venv/dev.stamp
+	@command -v compute-sanitizer >/dev/null || \
+	  { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit."; exit 1; }
+	compute-sanitizer --tool $(TOOL) --report-api-errors no --target-processes application-only \
+	  --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
+
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py
 
@@ -40,6 +53,12 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo$(or $(CUPY),$(comma)kernels)]'
 	@touch $@
 
+.venv-frameworks/stamp: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
+	@touch $@
+
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; none was found. Set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -47,4 +66,4 @@ bench: .venv/dev.stamp
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv build dist demo-output *.egg-info
+	rm -rf .venv .venv-frameworks build dist demo-output *.egg-info

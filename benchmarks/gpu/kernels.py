@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import cupy
 import numpy as np
 
 from benchmarks.gpu.blocks import MEAN, STD
-from benchmarks.gpu.clocks import DEVICE_TO_DEVICE, MIB, on_device, on_host
+from benchmarks.gpu.clocks import DEVICE_TO_DEVICE, MIB, on_device, on_host, synchronize
 from benchmarks.gpu.turns import Judged, measure
+from benchmarks.measure import Candidate
+from gpuloader.kernels.cast import cast
+from gpuloader.kernels.crop import crop
 from gpuloader.kernels.gather import gather
 from gpuloader.kernels.normalize import normalize
+from gpuloader.kernels.one_hot import one_hot
+from gpuloader.kernels.pad import pad
+from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
+from gpuloader.permutation import SORTED_AT_MOST
 
 LAUNCHES = 20
 PICTURES = 1024
@@ -27,7 +36,7 @@ def kernels(repeats: int) -> list[Judged]:
     A copy of n bytes moves 2 n: n are read, n are written. The floor copies half as many bytes as the kernel
     reads and writes together. Each is queued behind a spin, so that only the device's time counts.
     """
-    return [*_normalize(repeats), *_gather(repeats)]
+    return [*_normalize(repeats), *_crop(repeats), *_gather(repeats), *_others(repeats), _shuffle(repeats)]
 
 
 def _normalize(repeats: int) -> list[Judged]:
@@ -37,27 +46,95 @@ def _normalize(repeats: int) -> list[Judged]:
     windows = np.stack([*generator.integers(0, 33, (2, count)), generator.integers(0, 2, count)], 1)
     placed = cupy.asarray(windows.astype(np.int32))
     cases = []
-    for dtype, layout, crop in (
+    for dtype, layout, window in (
         ("float32", "CHW", None),
         ("float16", "CHW", None),
         ("bfloat16", "HWC", None),
         ("float32", "CHW", (192, 192)),
     ):
-        height, width = crop or (size, size)
+        height, width = window or (size, size)
         shape = (3, height, width) if layout == "CHW" else (height, width, 3)
         out = cupy.empty((count, *shape), {"bfloat16": "uint16"}.get(dtype, dtype))
         read = count * height * width * 3
         options: dict[str, Any] = {"scale": 1 / 255, "out_layout": layout, "dtype": dtype, "out": out}
-        if crop is not None:
-            options |= {"size": crop, "windows": placed}
+        if window is not None:
+            options |= {"size": window, "windows": placed}
         name = f"normalize, {count} x 224 x 224 x 3 uint8 to {layout} {dtype}"
-        name += "" if crop is None else f", random {height} x {width} windows, half of them flipped"
+        name += "" if window is None else f", random {height} x {width} windows, half of them flipped"
         cases.append(_beside(name, _bind(images, options), read + out.nbytes, repeats))
     return cases
 
 
 def _bind(images: Any, options: dict[str, Any]) -> Callable[[], object]:
     return lambda: normalize(images, MEAN, STD, **options)
+
+
+def _crop(repeats: int) -> list[Judged]:
+    count, size, window = PICTURES, 224, 192
+    generator = np.random.default_rng(0)
+    windows = np.stack([*generator.integers(0, 33, (2, count)), generator.integers(0, 2, count)], 1)
+    placed = cupy.asarray(windows.astype(np.int32))
+    cases = []
+    for layout in ("HWC", "CHW"):
+        shape, inner = (size, size), (window, window)
+        images = cupy.empty((count, *shape, 3) if layout == "HWC" else (count, 3, *shape), cupy.uint8)
+        out = cupy.empty((count, *inner, 3) if layout == "HWC" else (count, 3, *inner), cupy.uint8)
+        name = f"crop, {count} x 224 x 224 x 3 uint8 {layout}, random 192 x 192 windows, half of them flipped"
+        launch = partial(crop, images, inner, placed, layout=layout, out=out)
+        cases.append(_beside(name, launch, 2 * out.nbytes, repeats))
+    return cases
+
+
+def _others(repeats: int) -> list[Judged]:
+    """Time what is left: a cast with a factor, labels, and words of varying length."""
+    numbers = cupy.empty(1 << 28, cupy.uint8)
+    floats = cupy.empty(numbers.shape, cupy.float32)
+    labels = cupy.zeros(1 << 18, cupy.int64)
+    columns = cupy.empty((labels.size, 1000), cupy.float32)
+    lengths = np.random.default_rng(0).integers(1, 1025, 1 << 18)
+    splits = cupy.asarray(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    words = cupy.empty(int(lengths.sum()), cupy.int32)
+    padded, mask = cupy.empty((lengths.size, 1024), cupy.int32), cupy.empty((lengths.size, 1024), bool)
+    launches: list[tuple[str, Callable[[], object], int]] = [
+        (
+            "cast, uint8 to float32 with a factor",
+            partial(cast, numbers, "float32", scale=1 / 255, out=floats),
+            numbers.nbytes + floats.nbytes,
+        ),
+        (
+            "one_hot, 1,000 classes, float32",
+            partial(one_hot, labels, 1000, out=columns),
+            labels.nbytes + columns.nbytes,
+        ),
+        (
+            "pad, rows of 1 to 1,024 int32, with a mask",
+            partial(pad, words, splits, 1024, mask=mask, out=padded),
+            words.nbytes + splits.nbytes + padded.nbytes + mask.nbytes,
+        ),
+    ]
+    return [_beside(name, launch, moved, repeats) for name, launch, moved in launches]
+
+
+def _shuffle(repeats: int) -> Judged:
+    """Time the permutation of an epoch, the host's part too: a cached data set's first batch waits for it."""
+    turns: dict[str, Candidate] = {}
+    for count in (60_000, SORTED_AT_MOST, 1_281_167, 1 << 24):
+        out = cupy.empty(count, cupy.int64)
+        way = "sorted" if count <= SORTED_AT_MOST else "computed"
+        turns[f"{count:,} samples, {way}"] = _whole(partial(shuffle, count, 0, 0, out=out))
+        turns[f"{count:,} samples, by the host"] = _whole(partial(shuffle_on_host, count, 0, 0))
+    return measure(Judged("the permutation of an epoch", "µs", None, "none", {}), turns, repeats)
+
+
+def _whole(work: Callable[[], object]) -> Candidate:
+    def run() -> float:
+        synchronize()
+        start = perf_counter()
+        work()
+        synchronize()
+        return (perf_counter() - start) * 1e6
+
+    return run
 
 
 def _gather(repeats: int) -> list[Judged]:
