@@ -4,21 +4,26 @@ Host batches are written once, into page-locked slots, and copied to the device 
 while the one before is computed on. A CPU place takes the same road. See `DataLoader.from_generator`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from gpuloader import fluid
 from gpuloader.devices import cuda_places
 from gpuloader.errors import (
     ComposeNotAligned,
+    DataFileError,
     EOFException,
     FeedError,
     LoaderError,
     PlaceError,
     ReaderError,
     SampleError,
+    SourceError,
     StagingMemoryError,
     WorkerError,
     WorkerTimeout,
 )
 from gpuloader.feeder import DataFeeder
+from gpuloader.from_ray import from_ray
 from gpuloader.loader import DataLoader
 from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
 from gpuloader.ragged import Ragged
@@ -48,6 +53,11 @@ from gpuloader.spec import FeedSpec, data
 from gpuloader.stats import LoaderStats
 from gpuloader.tracing import trace
 
+if TYPE_CHECKING:
+    from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
+    from gpuloader.sources.files.parquet import ParquetDataset
+    from gpuloader.sources.files.tar import TarDataset
+
 __all__ = [
     "BatchSampler",
     "CPUPlace",
@@ -58,15 +68,18 @@ __all__ = [
     "ComposeNotAligned",
     "ConcatDataset",
     "DataFeeder",
+    "DataFileError",
     "DataLoader",
     "Dataset",
     "DistributedBatchSampler",
     "EOFException",
     "FeedError",
     "FeedSpec",
+    "HDF5Dataset",
     "IterableDataset",
     "LoaderError",
     "LoaderStats",
+    "ParquetDataset",
     "PlaceError",
     "Ragged",
     "RandomSampler",
@@ -74,21 +87,42 @@ __all__ = [
     "SampleError",
     "Sampler",
     "SequenceSampler",
+    "SourceError",
     "StagingMemoryError",
     "Subset",
     "SubsetRandomSampler",
+    "TarDataset",
     "TensorDataset",
     "WeightedRandomSampler",
     "WorkerError",
     "WorkerTimeout",
+    "ZarrDataset",
     "batch",
     "cpu_places",
     "cuda_places",
     "data",
     "fluid",
+    "from_ray",
     "get_worker_info",
     "random_split",
     "reader",
     "sample_rng",
     "trace",
 ]
+
+_IN_FILES = {
+    "HDF5Dataset": "arrays",
+    "ParquetDataset": "parquet",
+    "TarDataset": "tar",
+    "ZarrDataset": "arrays",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a data set in files when it is first asked for: not every program reads them."""
+    if name not in _IN_FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(f"gpuloader.sources.files.{_IN_FILES[name]}"), name)
+    return found

@@ -6,6 +6,7 @@ LoaderError
  ├── ReaderError        a reader, generator or setter is misused     (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length             (also a ValueError)
  ├── DataFileError      a data file is truncated, foreign or too big  (also a ValueError)
+ ├── SourceError        a file or URL cannot be read, now or at all   (also an OSError)
  ├── PlaceError         a place is unknown or its device is missing  (also a ValueError)
  ├── MissingPackage     an optional package is not installed           (also an ImportError)
  ├── StagingMemoryError the host or device memory asked for is not there (also a MemoryError)
@@ -98,7 +99,68 @@ class ComposeNotAligned(LoaderError, ValueError):
 
 
 class DataFileError(LoaderError, ValueError):
-    """A data file does not hold what its format promises; the message says where it departs."""
+    """A data file does not hold what its format promises; the message says where it departs.
+
+    Attributes
+    ----------
+    file : str or None
+        Its path or URL, where the message does not name it otherwise.
+    row_group : int or None
+        Of a Parquet file, from 0.
+    column : str or None
+        Column or array.
+
+    >>> print(DataFileError("3 values are null", file="a.parquet", row_group=2, column="label"))
+    a.parquet, row group 2, column 'label': 3 values are null
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        row_group: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.file = file
+        self.row_group = row_group
+        self.column = column
+
+    def __str__(self) -> str:
+        where = [
+            self.file or "",
+            f"row group {self.row_group}" if self.row_group is not None else "",
+            f"column {self.column!r}" if self.column is not None else "",
+        ]
+        place = ", ".join(part for part in where if part)
+        return f"{place}: {self.problem}" if place else self.problem
+
+
+class SourceError(LoaderError, OSError):
+    """A file or URL cannot be read: it is not there, may not be read, or its server stays away.
+
+    Attributes
+    ----------
+    url : str
+        What was to be read.
+    attempts : int
+        How often that was tried.
+
+    >>> print(SourceError("the connection was refused", url="http://host/a.tar", attempts=5))
+    http://host/a.tar: the connection was refused (5 attempts)
+    """
+
+    def __init__(self, problem: str, *, url: str = "", attempts: int = 1) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.url = url
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        tried = f" ({self.attempts} attempts)" if self.attempts > 1 else ""
+        return f"{self.url}: {self.problem}{tried}" if self.url else f"{self.problem}{tried}"
 
 
 class PlaceError(LoaderError, ValueError):

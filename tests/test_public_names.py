@@ -66,7 +66,7 @@ def test_the_description_notices_what_users_would():
 
 def test_every_error_is_a_loader_error():
     errors = [getattr(gpuloader, name) for name in gpuloader.__all__ if name.endswith(("Error", "Exception"))]
-    assert len(errors) == 8
+    assert len(errors) == 10
     assert all(issubclass(error, gpuloader.LoaderError) for error in errors)
 
 
@@ -76,7 +76,7 @@ def test_importing_the_package_imports_no_gpu_library_and_nothing_for_tests():
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in listed.stdout.split()}
     assert "gpuloader" in loaded
-    assert not loaded & {"cupy", "torch", "jax", "paddle", "matplotlib", "rich"}
+    assert not loaded & {"cupy", "torch", "jax", "paddle", "matplotlib", "rich", "pyarrow", "ray", "fsspec"}
     assert "gpuloader.testing" not in listed.stdout.split()
 
 
@@ -87,6 +87,7 @@ def test_an_error_is_also_the_builtin_one_a_caller_may_expect():
         "PlaceError": ValueError,
         "ReaderError": TypeError,
         "SampleError": ValueError,
+        "SourceError": OSError,
         "StagingMemoryError": MemoryError,
     }
     for name, base in builtin.items():
@@ -98,7 +99,9 @@ def test_every_error_keeps_its_particulars_through_a_pickle():
     sample = gpuloader.SampleError("expected 1, got 2", batch=3, index=4, field="image")
     feed = gpuloader.FeedError("expected 1, got 2", index=4, field="image")
     worker = gpuloader.WorkerError("it died", pid=5, signal=9, indices=(1, 2))
-    for error in (sample, feed, worker, gpuloader.EOFException("end")):
+    source = gpuloader.SourceError("it is gone", url="http://host/a.tar", attempts=5)
+    file = gpuloader.DataFileError("it is damaged", file="a.parquet", row_group=2, column="label")
+    for error in (sample, feed, worker, source, file, gpuloader.EOFException("end")):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error)
         assert str(again) == str(error)

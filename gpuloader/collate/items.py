@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
+from gpuloader.collate.blocks import fits, stage_block
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Form
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError, SampleError, describe_error
+from gpuloader.sources.block import gives_blocks
 from gpuloader.sources.randomness import current_draw
 
 
@@ -30,18 +32,20 @@ class ItemAssembler(Assembler):
         *,
         drop_last: bool,
         settles: bool = True,
+        keys: Sequence[Any] | None = None,
     ) -> StagedBatch | None:
         """Read and stage batch `number`; None where the items are at their end.
 
         A slot that was asked for and is not returned in a batch is left to the caller. `settles`: the
-        first item settles the form, if that is still open; otherwise it is waited for.
+        first item settles the form, if that is still open; otherwise it is waited for. `keys` stand for
+        the indices that items do not have; by default worker, batch and position in it.
 
         Raises
         ------
         SampleError
             The data set raised, or an item does not fit; names batch and item.
         """
-        read = self._read(items, number)
+        read = self.read(items, number)
         with self.locate(number):
             first = list(itertools.islice(read, 1))
             if not first:
@@ -54,9 +58,33 @@ class ItemAssembler(Assembler):
                 if form is None:
                     return stage_kept(self.collation, samples, number, reserve)
                 staged = stage_varying(form, self.collation, samples, number, reserve)
-                return complete(self.collation, staged, self._keys(number, len(samples)))
-            rest = itertools.islice(read, size - 1)
-            return self._stage_rows(form, itertools.chain(first, rest), number, size, reserve, drop_last)
+                return complete(self.collation, staged, keys or self._keys(number, len(samples)))
+            items = itertools.chain(first, itertools.islice(read, size - 1))
+            return self._stage_rows(form, items, number, size, reserve, drop_last, keys)
+
+    def stage_block(
+        self,
+        blocks: Iterator[Any],
+        number: int,
+        size: int,
+        reserve: Reserve,
+        *,
+        drop_last: bool,
+        settles: bool = True,
+    ) -> StagedBatch | None:
+        """Read and stage batch `number` as `stage` does, of a data set that gives blocks of `size`."""
+        block = next(self.read(blocks, number), None)
+        if block is None or (len(block) < size and drop_last):
+            return None
+        if not 0 < len(block) <= size:
+            problem = f"iter_blocks({size}) gave a block of {len(block)} samples"
+            raise SampleError(problem, batch=number, worker=self.worker)
+        with self.locate(number):
+            form = self._form(next(iter(block)), settles)
+            if fits(block, form):
+                staged = stage_block(block, form, self.collation, number, reserve)
+                return complete(self.collation, staged, self._keys(number, len(block)))
+        return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
 
     def _form(self, first: Any, settles: bool) -> Form:
         if self.form is not None:
@@ -70,7 +98,14 @@ class ItemAssembler(Assembler):
             raise
 
     def _stage_rows(
-        self, form: Form, samples: Iterator[Any], number: int, size: int, reserve: Reserve, drop_last: bool
+        self,
+        form: Form,
+        samples: Iterator[Any],
+        number: int,
+        size: int,
+        reserve: Reserve,
+        drop_last: bool,
+        keys: Sequence[Any] | None,
     ) -> StagedBatch | None:
         table = self.rows(form, size)
         layout = table.layout
@@ -83,13 +118,14 @@ class ItemAssembler(Assembler):
             layout = shorten(layout, count)
         kept = tuple(column[:count] for column in objects.values())
         staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
-        return complete(self.collation, staged, self._keys(number, count))
+        return complete(self.collation, staged, keys or self._keys(number, count))
 
     def _keys(self, number: int, count: int) -> list[tuple[int | None, int, int]]:
         """Return what stands for the indices of items, which have none."""
         return [(self.worker, number, position) for position in range(count)]
 
-    def _read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
+    def read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
+        """Yield items; what the data set raises is a `SampleError` that names batch and item."""
         for position in itertools.count():
             try:
                 item = next(items)
@@ -115,11 +151,14 @@ class ItemState:
         Batches it had given in this epoch, this one among them.
     state : object
         What the data set's own ``state_dict`` said, None where it has none.
+    base : int
+        Items of the epoch before those of batch 0, where it is divided among ranks.
     """
 
     worker: int
     batches: int
     state: Any = None
+    base: int = 0
 
 
 class ItemStream:
@@ -159,6 +198,7 @@ class ItemStream:
         )
         if not self._keep_state:
             self._reached = replace(reached, state=None)
+        self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
         self._items: Iterator[Any] | None = None
 
     def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
@@ -166,7 +206,8 @@ class ItemStream:
         assembler = self._assembler
         if self._items is None:
             self._items = self._open(number)
-        staged = assembler.stage(
+        stage = assembler.stage_block if self._in_blocks else assembler.stage
+        staged = stage(
             self._items, number, self._size, reserve, drop_last=self._drop_last, settles=settles
         )
         if staged is None:
@@ -189,9 +230,9 @@ class ItemStream:
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
-            items: Iterator[Any] = iter(dataset)
+            items: Iterator[Any] = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
             if reached.state is None and reached.batches:
-                skipped = reached.batches * self._size
+                skipped = reached.batches * (1 if self._in_blocks else self._size)
                 next(itertools.islice(items, skipped, skipped), None)
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error

@@ -1,0 +1,144 @@
+"""Columns of Arrow as the loader takes them: numbers as arrays over Arrow's memory, the rest as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.errors import DataFileError
+from gpuloader.ragged import Ragged
+from gpuloader.sources.block import Column, Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class ArrowObjects:
+    """A column of text, or of whatever else is no number: Python objects once its rows are taken."""
+
+    def __init__(self, values: pa.Array) -> None:
+        self._values = values
+
+    def take(self, rows: Rows) -> list[Any]:
+        """Return the values of some rows, as Arrow makes them into Python objects."""
+        chosen = self._values[rows] if isinstance(rows, slice) else self._values.take(rows)
+        listed: list[Any] = chosen.to_pylist()
+        return listed
+
+
+def columns_of(table: pa.Table) -> Mapping[str, Column]:
+    """Return the columns of a table, those of numbers as NumPy sees their memory, without a copy.
+
+    Numbers and booleans become arrays (booleans by a copy: Arrow has eight in a byte), lists and tensors of
+    fixed shape arrays of more dimensions, lists of numbers of varying length a `Ragged`; anything else stays
+    what it is, and becomes Python objects row by row. There must be no `find_null`.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Columns in several chunks are made into one, by a copy.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> pa = pytest.importorskip("pyarrow")
+    >>> columns = columns_of(pa.table({"label": [1, 2], "name": ["a", "b"], "words": [[1, 2], [3]]}))
+    >>> columns["label"], columns["name"].take(slice(1, 2)), columns["words"].row_splits[0]
+    (array([1, 2]), ['b'], array([0, 2, 3]))
+    """
+    return {
+        name: _column(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks())
+        for name, values in zip(table.column_names, table.columns, strict=True)
+    }
+
+
+def check_nulls(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
+    """Raise `DataFileError` where a column of numbers has a null, for which there is no number.
+
+    >>> import pytest
+    >>> pa = pytest.importorskip("pyarrow")
+    >>> check_nulls(pa.table({"label": [1, None]}), file="a.parquet", row_group=3)
+    Traceback (most recent call last):
+    gpuloader.errors.DataFileError: a.parquet, row group 3, column 'label': 1 of 2 values is null, ...
+    """
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        count = sum(map(_count_nulls, column.chunks))
+        if count:
+            raise DataFileError(
+                f"{count} of {len(column)} values {'is' if count == 1 else 'are'} null, which no number "
+                "stands for; fill them when the file is written, or leave the column out",
+                file=file,
+                row_group=row_group,
+                column=name,
+            )
+
+
+def _count_nulls(values: pa.Array) -> int:
+    """Return how many numbers, or lists of them, are missing; 0 where there are none to be had."""
+    if not _is_number(_innermost(values.type)):
+        return 0
+    while not values.null_count and not _is_number(values.type):
+        values = _inside(values)
+    return int(values.null_count)
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    listed = _is_list(kind)
+    return kind.value_type if listed else _fixed_shape(kind)[1]
+
+
+def _inside(values: pa.Array) -> pa.Array:
+    """Return what lists hold, of these rows alone where they are a part of a longer array."""
+    if hasattr(values.type, "storage_type"):
+        return values.storage
+    return values.dictionary_decode() if hasattr(values.type, "index_type") else values.flatten()
+
+
+def _column(values: pa.Array) -> Column:
+    if _is_list(values.type) and _is_number(values.type.value_type):
+        splits = values.offsets.to_numpy().astype(np.int64)
+        return Ragged(_numbers(values.flatten()), (splits - splits[0],))
+    shape, inner = _fixed_shape(values.type)
+    if not _is_number(inner):
+        return ArrowObjects(values)
+    count = len(values)
+    while not _is_number(values.type):
+        values = _inside(values)
+    return _numbers(values).reshape(count, *shape)
+
+
+def _fixed_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
+    """Return the shape that all values of a type have, and what they hold."""
+    from pyarrow import types
+
+    storage = getattr(kind, "storage_type", None)
+    shape = getattr(kind, "shape", None)  # of a tensor's type, Arrow's own or one derived from it
+    if storage is not None and shape is not None and getattr(kind, "permutation", None) is None:
+        return tuple(shape), storage.value_type
+    sizes: list[int] = []
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    while types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(sizes), kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _numbers(values: pa.Array) -> NDArray[Any]:
+    array: NDArray[Any] = values.to_numpy(zero_copy_only=values.type.bit_width > 1)
+    return array

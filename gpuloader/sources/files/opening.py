@@ -1,0 +1,212 @@
+"""Files by path or URL: local ones as they are, others through fsspec, again where a connection drops.
+
+A remote file is read in ranges, and a range either comes whole or is asked for again. So a connection that
+drops loses no sample and gives none twice.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+from gpuloader.errors import SourceError, describe_error, missing_package
+
+ATTEMPTS = 5
+"""How often a range of a remote file is asked for before that is an error."""
+
+FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
+"""Seconds before the second attempt, doubled before each further one up to the other."""
+
+BUFFER = 4 << 20
+"""Bytes asked for at a time where a remote file is read from its start to its end."""
+
+_LASTING: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, IsADirectoryError)
+_LASTING += (NotADirectoryError, ImportError, LookupError, NotImplementedError, TypeError, ValueError)
+_WORTH_ANOTHER_TRY = (408, 425, 429)  # of the answers that blame the client: in time, another may come
+
+T = TypeVar("T")
+
+
+def is_remote(url: str) -> bool:
+    """Return whether fsspec is needed to read a path or URL.
+
+    >>> is_remote("data/a.parquet"), is_remote("file:///data/a.tar"), is_remote("s3://bucket/a.tar")
+    (False, False, True)
+    """
+    return "://" in url and not url.startswith("file://")
+
+
+def as_url(name: str | os.PathLike[str]) -> str:
+    """Return a path or URL as text, a local one as a path.
+
+    >>> as_url("file:///data/a.tar"), as_url("s3://bucket/a.tar")
+    ('/data/a.tar', 's3://bucket/a.tar')
+    """
+    return os.fspath(name).removeprefix("file://")
+
+
+def as_urls(names: object) -> list[str]:
+    """Return one path or URL, or a list of them, as a list of text.
+
+    Raises
+    ------
+    TypeError
+        Something else is given.
+    ValueError
+        There is none.
+
+    >>> as_urls("a.tar"), as_urls([Path("a.tar"), "b.tar"])
+    (['a.tar'], ['a.tar', 'b.tar'])
+    """
+    if isinstance(names, str | os.PathLike):
+        return [as_url(names)]
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in names):
+        raise TypeError(f"urls must be a path or URL or a list of them, got {type(names).__name__}")
+    if not names:
+        raise ValueError("urls must hold one path or URL or more, got none")
+    return [as_url(one) for one in names]
+
+
+def open_source(url: str, attempts: int = ATTEMPTS, *, buffered: bool = False) -> BinaryIO:
+    """Open a file for reading; the caller closes it.
+
+    Parameters
+    ----------
+    url : str
+        A local path, or a URL of any scheme that fsspec knows.
+    attempts : int
+        How often to ask for what a dropped connection did not bring, 1 or more.
+    buffered : bool
+        Ask for much at a time, for a reader that reads little at a time, from the start to the end.
+
+    Raises
+    ------
+    SourceError
+        It cannot be opened.
+    MissingPackage
+        It is remote, and fsspec is not installed.
+    """
+    if not is_remote(url):
+        return _open_local(url)
+    file = RemoteFile(url, attempts)
+    return io.BufferedReader(file, BUFFER) if buffered else cast("BinaryIO", file)
+
+
+def _open_local(path: str) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise SourceError(f"the file cannot be opened: {error.strerror or error}", url=path) from error
+
+
+class RemoteFile(io.RawIOBase):
+    """A file afar, read range by range; of one thread at a time, as files are.
+
+    Parameters
+    ----------
+    url : str
+        Of a scheme that fsspec knows.
+    attempts : int
+        As for `open_source`, for each range.
+
+    Raises
+    ------
+    SourceError
+        Its size cannot be had.
+    """
+
+    def __init__(self, url: str, attempts: int) -> None:
+        super().__init__()
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise missing_package(f"reading {url}", "fsspec", "remote") from None
+        self._url = url
+        self._attempts = attempts
+        self._system, self._path = persist(lambda: url_to_fs(url), url, 1)
+        self._size: int = persist(self._find_size, url, attempts)
+        self._position = 0
+
+    def _find_size(self) -> int:
+        size = self._system.info(self._path).get("size")
+        if size is None:
+            raise ValueError("the server does not tell the file's size, so no part of it can be asked for")
+        return int(size)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Make the next read begin elsewhere; return where."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(origin + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`, or as much of it as there is; raise `SourceError` if that cannot be had."""
+        target = memoryview(buffer).cast("B")
+        start = self._position
+        stop = min(start + len(target), self._size)
+        if stop <= start:
+            return 0
+        target[: stop - start] = persist(lambda: self._read(start, stop), self._url, self._attempts)
+        self._position = stop
+        return stop - start
+
+    def _read(self, start: int, stop: int) -> bytes:
+        found: bytes = self._system.cat_file(self._path, start=start, end=stop)
+        if len(found) != stop - start:
+            raise ConnectionError(f"asked for bytes {start} to {stop}, got {len(found)}")
+        return found
+
+
+def persist(action: Callable[[], T], url: str, attempts: int) -> T:
+    """Return what `action` returns, called again after a wait where it fails by what may pass.
+
+    Raises
+    ------
+    SourceError
+        It failed so often, or by what will not pass; has the last exception as its cause.
+    """
+    for attempt in itertools.count(1):
+        try:
+            return action()
+        except Exception as error:
+            if attempt >= attempts or is_lasting(error):
+                problem = f"it cannot be read: {describe_error(_reason(error))}"
+                raise SourceError(problem, url=url, attempts=attempt) from error
+        time.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
+    raise AssertionError("not reached")
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Return whether another attempt would fail as well.
+
+    >>> is_lasting(ConnectionResetError()), is_lasting(PermissionError())
+    (False, True)
+    """
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return 400 <= status < 500 and status not in _WORTH_ANOTHER_TRY
+    reason = _reason(error)
+    return is_lasting(reason) if reason is not error else isinstance(error, _LASTING)
+
+
+def _reason(error: BaseException) -> BaseException:
+    """Return what went wrong, where fsspec calls every failure to learn a file's size a missing file."""
+    hidden = isinstance(error, FileNotFoundError) and error.__cause__ is not None
+    return error.__cause__ if hidden and error.__cause__ is not None else error

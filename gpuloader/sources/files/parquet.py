@@ -1,0 +1,196 @@
+"""`ParquetDataset`: the rows of Parquet files, from Arrow's memory straight into slots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gpuloader.checks import check_count
+from gpuloader.errors import DataFileError, LoaderError, missing_package
+from gpuloader.sources.block import Block, Column, Part
+from gpuloader.sources.files.arrow import check_nulls, columns_of
+from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
+from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.worker_info import get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+ROWS = 1 << 16
+"""Rows decoded at a time, at most."""
+
+_READERS = 16  # files whose footers are read at the same time: that is waiting, mostly
+
+
+class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
+    """The rows of Parquet files; a sample is a dict of one value a column.
+
+    Row groups are the unit of reading: each is read by one worker of one rank, and only the columns asked
+    for are. Their numbers go from Arrow's memory into the loader's slots column by column.
+
+    Memory: a worker holds up to 65,536 decoded rows beside the compressed columns of a row group; with
+    a `shuffle_buffer` so many rows more, twice while they are put together.
+
+    Parameters
+    ----------
+    urls : path, URL, or list of them
+        The files, all of one schema; those with a scheme are read through fsspec, whose own configuration
+        has credentials and the like.
+    columns : list of str or None
+        Which columns; None: all.
+    shuffle : bool
+        Read the row groups in an order drawn from `seed` and epoch.
+    shuffle_buffer : int or None
+        Rows that are shuffled at a time, drawn from several row groups; None: rows stay in their order.
+    seed : int
+        Of the orders; the same on all ranks. It is not the loader's, whose epoch counts.
+    attempts : int
+        How often to ask for what a dropped connection did not bring, with growing waits of 5 s at most.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Of the columns read.
+    rows : int
+        Of all row groups; ranks and workers have row groups, so their shares need not be equal.
+
+    Raises
+    ------
+    MissingPackage
+        pyarrow is not installed, or fsspec where a URL needs it.
+    SourceError
+        A file cannot be read.
+    DataFileError
+        One is truncated, is no Parquet file, lacks a column, or has another schema than the first; while
+        reading, a row group is damaged or has a null among its numbers. Names file, row group and column.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> table = pa.table({"label": np.arange(6), "name": list("abcdef")})
+    >>> pq.write_table(table, f"{folder.name}/a.parquet", row_group_size=4)
+    >>> dataset = ParquetDataset(f"{folder.name}/a.parquet", shuffle=True, shuffle_buffer=6)
+    >>> [batch["name"] for batch in DataLoader(dataset, places="cpu", batch_size=4)]
+    [['b', 'e', 'a', 'c'], ['d', 'f']]
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        columns: Sequence[str] | None = None,
+        *,
+        shuffle: bool = False,
+        shuffle_buffer: int | None = None,
+        seed: int = 0,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        self._urls = as_urls(urls)
+        self._attempts = check_count("attempts", attempts)
+        with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
+            footers = list(pool.map(self._read_footer, self._urls))
+        self.schema = _choose(footers[0][0], columns, self._urls[0])
+        for url, (schema, _) in zip(self._urls, footers, strict=True):
+            _check_schema(self.schema, schema, url, self._urls[0])
+        self._groups = [
+            (file, group) for file, (_, counts) in enumerate(footers) for group in range(len(counts))
+        ]
+        self.rows = sum(sum(counts) for _, counts in footers)
+
+    @property
+    def shards(self) -> int:
+        """How many row groups there are."""
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for block in self.iter_blocks(1):
+            yield from block
+
+    def iter_blocks(self, size: int) -> Iterator[Block]:
+        """Yield the samples of this worker's row groups in columns, `size` at a time, at last fewer.
+
+        Raises as the class does.
+        """
+        for parts in self._takes(size):
+            yield Block([Part(columns, rows) for columns, rows in parts])
+
+    def _read_footer(self, url: str) -> tuple[pa.Schema, list[int]]:
+        with _opened(url, self._attempts) as file:
+            counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            return file.schema_arrow, counts
+
+    def _read(self, shard: int, skip: int) -> Iterator[Any]:
+        from pyarrow import Table
+
+        number, group = self._groups[shard]
+        # Workers are so many already; one thread reads a row group's columns at the same time.
+        threads = get_worker_info() is None
+        with _opened(self._urls[number], self._attempts, group) as file:
+            for batch in file.iter_batches(ROWS, [group], self.schema.names, use_threads=threads):
+                rest = batch[min(skip, len(batch)) :]
+                skip -= len(batch) - len(rest)
+                if len(rest):
+                    piece = Table.from_batches([rest])
+                    check_nulls(piece, file=self._urls[number], row_group=group)
+                    yield piece
+
+    def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
+        from pyarrow import concat_tables
+
+        return columns_of(concat_tables(pieces))
+
+
+@contextmanager
+def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[Any]:
+    """Open a Parquet file, and close it; what Arrow finds wrong with it meanwhile is a `DataFileError`."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise missing_package("reading Parquet files", "pyarrow", "parquet") from None
+    with open_source(url, attempts) as source:
+        try:
+            with ParquetFile(source, pre_buffer=True) as file:
+                yield file
+        except LoaderError:
+            raise
+        except (ArrowException, OSError) as error:
+            raise DataFileError(
+                f"it is truncated or no Parquet file: {error}", file=url, row_group=row_group
+            ) from error
+
+
+def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Schema:
+    """Return the part of a schema that is read."""
+    from pyarrow import schema as make_schema
+
+    if columns is None:
+        return schema.remove_metadata()
+    for name in columns:
+        if name not in schema.names:
+            raise DataFileError(f"there is no such column; there are {schema.names}", file=url, column=name)
+    if len(set(columns)) < len(columns) or not columns:
+        raise ValueError(f"columns must be different names, one or more, got {list(columns)}")
+    return make_schema([schema.field(name) for name in columns])
+
+
+def _check_schema(expected: pa.Schema, found: pa.Schema, url: str, first: str) -> None:
+    for field in expected:
+        if field.name not in found.names:
+            raise DataFileError(f"there is no such column, unlike in {first}", file=url, column=field.name)
+        kind = found.field(field.name).type
+        if kind != field.type:
+            raise DataFileError(
+                f"expected {field.type} as in {first}, got {kind}", file=url, column=field.name
+            )

@@ -1,0 +1,124 @@
+"""`TarDataset`: samples in tar shards, as the webdataset package writes and reads them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gpuloader.checks import check_count
+from gpuloader.errors import DataFileError, missing_package
+from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
+from gpuloader.sources.files.shards import ShardDataset
+
+SAMPLES = 64
+"""Samples read at a time, at most, where there is no shuffle buffer."""
+
+
+class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
+    """Samples in tar files: consecutive members that share a name up to its first dot are one sample.
+
+    A shard is a file; each is read by one worker of one rank, so there should be several times as many files
+    as workers of all ranks, of about equal size. Members are read from the start to the end, a remote file
+    in pieces of 4 MiB.
+
+    Memory: the encoded members of 64 samples, or of `shuffle_buffer` samples.
+
+    Parameters
+    ----------
+    urls : path, URL, or list of them
+        The files; ``{000..127}`` in one stands for so many of them. Those with a scheme are read through
+        fsspec.
+    decode : callable or None
+        Makes a sample of a dict that has the bytes of each member under its extension, in lower case, and
+        ``__key__`` and ``__url__``. None: the dict is the sample.
+    shuffle : bool
+        Read the shards in an order drawn from `seed` and epoch.
+    shuffle_buffer : int or None
+        Samples that are shuffled at a time, before they are decoded; None: they stay in their order.
+    seed : int
+        Of the orders; the same on all ranks. It is not the loader's, whose epoch counts.
+    attempts : int
+        How often to ask for what a dropped connection did not bring, with growing waits of 5 s at most.
+
+    Raises
+    ------
+    MissingPackage
+        webdataset is not installed, or fsspec where a URL needs it.
+    TypeError
+        `decode` cannot be called.
+    SourceError
+        While reading: a file cannot be read.
+    DataFileError
+        While reading: one is truncated, or is no tar file.
+
+    Examples
+    --------
+    >>> import io, tempfile, numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("webdataset")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with tarfile.open(f"{folder.name}/a-0.tar", "w") as shard:
+    ...     for number in range(3):
+    ...         member = tarfile.TarInfo(f"{number}.digit")
+    ...         member.size = 1
+    ...         shard.addfile(member, io.BytesIO(bytes([number])))
+    >>> def decode(sample):
+    ...     return np.frombuffer(sample["digit"], np.uint8)
+    >>> dataset = TarDataset(f"{folder.name}/a-{{0..0}}.tar", decode)
+    >>> [batch.ravel() for batch in DataLoader(dataset, places="cpu", batch_size=2)]
+    [array([0, 1], dtype=uint8), array([2], dtype=uint8)]
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        shuffle: bool = False,
+        shuffle_buffer: int | None = None,
+        seed: int = 0,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
+        if decode is not None and not callable(decode):
+            raise TypeError(f"decode must be callable, got {type(decode).__name__}")
+        try:
+            from webdataset.shardlists import expand_urls
+        except ImportError:
+            raise missing_package("reading tar shards", "webdataset", "webdataset") from None
+        self._urls: list[str] = [one for url in as_urls(urls) for one in expand_urls(url)]
+        self._decode = decode
+        self._attempts = check_count("attempts", attempts)
+
+    @property
+    def shards(self) -> int:
+        """How many files there are."""
+        return len(self._urls)
+
+    def __iter__(self) -> Iterator[Any]:
+        for [(samples, rows)] in self._takes(1):
+            sample = samples[rows.start if isinstance(rows, slice) else rows[0]]
+            yield sample if self._decode is None else self._decode(sample)
+
+    def _read(self, shard: int, skip: int) -> Iterator[list[Any]]:
+        from webdataset.tariterators import group_by_keys, tar_file_expander
+
+        url = self._urls[shard]
+        with open_source(url, self._attempts, buffered=True) as file:
+            samples = group_by_keys(tar_file_expander([{"url": url, "stream": file}]))
+            try:
+                for _ in itertools.islice(samples, skip):
+                    pass
+                while piece := list(itertools.islice(samples, SAMPLES)):
+                    yield piece
+            except (tarfile.TarError, EOFError, ValueError) as error:
+                raise DataFileError(
+                    f"it is truncated or no tar file: {error.args[0] if error.args else error!r}", file=url
+                ) from error
+
+    def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
+        return list(itertools.chain.from_iterable(pieces))

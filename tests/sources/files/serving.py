@@ -1,0 +1,81 @@
+"""A file server on this machine that drops connections, as servers afar do."""
+
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+@dataclass
+class Served:
+    """What a server does, and what it did.
+
+    `drops` says of the number of a request for a range, from 1, whether its answer breaks off in the middle.
+    """
+
+    folder: Path
+    url: str = ""
+    drops: object = None
+    requests: int = 0
+    dropped: int = 0
+    ranges: list = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def serve(folder, drops=lambda number: False):
+    """Serve the files of a folder until the block ends."""
+    served = Served(Path(folder), drops=drops)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self._begin()
+
+        def do_GET(self):
+            body = self._begin()
+            if body is None:
+                return
+            with served.lock:
+                served.requests += 1
+                served.ranges.append((self.path, len(body)))
+                drop = served.drops(served.requests)
+                served.dropped += drop
+            self.wfile.write(body[: len(body) // 2] if drop else body)
+
+        def _begin(self):
+            path = served.folder / self.path.lstrip("/")
+            if not path.is_file():
+                self.send_error(404)
+                return None
+            body = path.read_bytes()
+            found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if found:
+                start, last = map(int, found.groups())
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{last}/{len(body)}")
+                body = body[start : last + 1]
+            else:
+                self.send_response(200)
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            return body
+
+        def log_message(self, *arguments):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = False  # closing waits for those that answer
+
+    server = Server(("127.0.0.1", 0), Handler)
+    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
