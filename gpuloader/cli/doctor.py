@@ -14,7 +14,7 @@ from gpuloader.cli.consoles import open_console, read_place
 def doctor(
     place: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="Where batches are to land: cpu, gpu:0, gpu_pinned, …"),
+        typer.Option("--place", metavar="PLACE", help="Where batches are to land: cpu, gpu:0, gpu_pinned, …"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")

@@ -33,7 +33,8 @@ def mnist(
         ),
     ] = None,
     place: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="cpu, gpu:0, …; without it, the best there is.")
+        str | None,
+        typer.Option("--place", metavar="PLACE", help="cpu, gpu:0, …; without it, the best there is."),
     ] = None,
     synchronous: Annotated[bool, typer.Option("--sync", help="Train once, reading between steps.")] = False,
     asynchronous: Annotated[bool, typer.Option("--async", help="Train once, reading ahead.")] = False,
@@ -42,16 +43,18 @@ def mnist(
     wait: Annotated[
         float | None,
         typer.Option(
+            "--wait",
             metavar="MS",
             help="Milliseconds that each read and each step waits, for a slow disk and a large model: in a "
             "second pair of runs (2), or in the one run (0).",
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Store the trained parameters, as .npz.")
+        Path | None, typer.Option("--save", metavar="FILE", help="Store the trained parameters, as .npz.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write losses, parameters and a timeline there.")
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Write losses, parameters and a timeline there."),
     ] = None,
 ) -> None:
     """Train a linear model on MNIST, in batches of 100, and show losses and where the time went.

@@ -27,6 +27,7 @@ def invoke(monkeypatch):
 
 
 def test_both_ways_are_compared_and_their_results_written(invoke, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     shown = invoke("--wait", "0.1", "--output", str(tmp_path / "new" / "folder"))
     assert shown.exit_code == 0, shown.output
     for word in ("4,000 digits", "synchronous", "asynchronous", "equal, bit for bit", "with waits, 0.1 ms"):

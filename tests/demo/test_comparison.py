@@ -49,6 +49,7 @@ def test_runs_are_equal_to_the_last_bit_or_not_at_all(runs):
 
 
 def test_losses_parameters_and_a_picture_are_written(runs, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert write_runs(group_runs(runs), tmp_path) == ["parameters.npz", "losses.npz", "timeline.png"]
     first = next(iter(runs.values()))
     with np.load(tmp_path / "losses.npz") as losses:
