@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.fetch.shipping import Parcel, Unshippable, pack
 from gpuloader.fetch.worker import Setup
 from gpuloader.platforms import may_fork_unasked
+
+
+_PRELOADED = "gpuloader.fetch.preloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,28 @@ def prepared(start: Start) -> Iterator[None]:
         yield
         return
     if start.method == "forkserver":
-        _preload()
-    with without_main():
+        with _uninterrupted(_preload()), without_main():
+            yield
+    else:
+        with without_main():
+            yield
+
+
+@contextmanager
+def _uninterrupted(loads_ours: bool) -> Iterator[None]:
+    """Have a fork server that loads our modules start with SIGINT blocked, until it has loaded them.
+
+    The server inherits what is blocked here.
+    """
+    if not loads_ours:
         yield
+        return
+    resource_tracker.ensure_running()  # which unblocks SIGINT once it has started, so not within the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -102,11 +125,13 @@ def without_main() -> Iterator[None]:
             main.__file__ = path
 
 
-def _preload() -> None:
+def _preload() -> bool:
+    """Have the fork server load our modules, unless somebody else has a wish; return whether it will."""
     server: Any = forkserver._forkserver
-    if getattr(server, "_preload_modules", None) == ["__main__"]:  # nobody else's wish
-        # Those that are not installed are passed over.
-        multiprocessing.set_forkserver_preload(["gpuloader.fetch.worker", "threadpoolctl", "cloudpickle"])
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        # Those that are not installed are passed over. Ours comes last: it opens the server to interrupts.
+        multiprocessing.set_forkserver_preload(["threadpoolctl", "cloudpickle", _PRELOADED])
+    return _PRELOADED in getattr(server, "_preload_modules", ())
 
 
 def forget_server() -> None:

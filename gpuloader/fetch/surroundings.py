@@ -15,6 +15,8 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEX
 def take_signals() -> None:
     """Leave signals that reach every process of a terminal or job to the loader, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # the start blocks it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # A forked worker would have the user's own handler, which need not end it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

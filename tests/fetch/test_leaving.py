@@ -263,6 +263,49 @@ def test_ctrl_c_in_the_middle_of_an_epoch(method, persistent):
     wait_until(lambda: not any(is_running(pid) for pid in pids), 3)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
+def test_ctrl_c_while_the_fork_server_starts_shows_one_traceback(delay):
+    code = """
+        one = make(Faulty(100_000))
+        print("begun", flush=True)
+        list(one)
+    """
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), "forkserver", "False"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        program.stdout.readline()
+        time.sleep(delay)
+        os.killpg(program.pid, signal.SIGINT)
+        _, errors = program.communicate(timeout=20)
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert program.returncode == -signal.SIGINT
+
+
+def test_processes_of_the_users_own_fork_server_can_be_interrupted():
+    """The server that loads our modules is the program's only one."""
+    done = run(
+        """
+        import multiprocessing, signal
+        list(make(Faulty(40)))
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=time.sleep, args=(60,))
+        process.start()
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(10)
+        assert process.exitcode == 1, process.exitcode
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        print("done")
+        """,
+        "forkserver",
+        "False",
+    )
+    assert done.stdout == "done\n"
+    assert done.stderr.count("KeyboardInterrupt") == 1
+
+
 def test_an_interrupt_loses_no_batch():
     """An epoch that was interrupted while it waited goes on."""
     one = loader(Faulty(40, {9: partial(time.sleep, 0.4)}))
