@@ -19,7 +19,6 @@ from gpuloader.fetch.shipping import Parcel, Unshippable, pack
 from gpuloader.fetch.worker import Setup
 from gpuloader.platforms import may_fork_unasked
 
-
 _PRELOADED = "gpuloader.fetch.preloaded"
 
 
