@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
+from gpuloader.batching import Batching, divide
 from gpuloader.cache import ArraySource, check_cache, materialise
 from gpuloader.checks import check_count
 from gpuloader.devices import default_place, open_device
@@ -25,20 +23,20 @@ from gpuloader.options import (
     check_workers,
 )
 from gpuloader.places import parse_places
-from gpuloader.plan import Batching
 from gpuloader.presenting import Presenter
 from gpuloader.program import Transform
-from gpuloader.sources.computed import check_whole
+from gpuloader.resuming import Resumable
+from gpuloader.sources.ranks import find_local_rank
 from gpuloader.spec import FeedSpec, resolve_feeds
 from gpuloader.split import Masks, check_split
-from gpuloader.state import Course, Progress, read_state
+from gpuloader.state import Course
 from gpuloader.stats import LoaderStats, Meter
 
 CACHE_BATCH = 64
 """Samples read at a time while a cache is filled."""
 
 
-class DataLoader:
+class DataLoader(Resumable):
     """Loads a data set in batches; `from_generator` makes a loader around a reader instead.
 
     Each loop over the loader is an epoch. Samples are written straight into page-locked slots, by this
@@ -120,6 +118,14 @@ class DataLoader:
     stream : object
         What batches on a GPU are used on, with ``__cuda_stream__``, or a function that gives such a stream.
         None: the current stream of the output's framework, in the thread that asks for the batch.
+    shard : str, tuple of int or None
+        Read one rank's part of every step, among several processes: 'auto', as torch.distributed or the
+        launcher says, or a pair (rank, world size). All ranks get equally many batches. Needs a seed where
+        the order is shuffled. None: the whole data set.
+    uneven : str
+        With shard, what becomes of a last step that is not whole: it is divided evenly, and what does not
+        divide is made up by repeated samples, 'pad', each batch having a mask of those that count as last
+        entry; or left out, 'drop'; or a ValueError here, 'error'. With drop_last that step is left out.
 
     Raises
     ------
@@ -175,6 +181,8 @@ class DataLoader:
         remainder: str = "error",
         output: str | None = None,
         stream: object = None,
+        shard: str | tuple[int, int] | None = None,
+        uneven: str = "pad",
     ) -> None:
         self._iterable = check_dataset(dataset)
         check_flags(
@@ -188,16 +196,25 @@ class DataLoader:
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         if not return_list and self._feeds is None:
             raise ValueError("return_list=False gives dicts by field name, which need a feed_list")
-        self._batching = Batching.choose(
-            dataset,
+        self._batching, self._seed = divide(
+            Batching.choose(
+                dataset,
+                iterable=self._iterable,
+                sampler=sampler,
+                batch_sampler=batch_sampler,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+            ),
+            shard,
+            uneven,
             iterable=self._iterable,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
+            single=batch_size is None,
+            in_order=bool(in_order),
+            seed=check_seed(seed),
         )
-        places = default_place() if places is None else places
+        if places is None:
+            places = default_place(0 if shard is None else find_local_rank())
         devices = tuple(open_device(place) for place in parse_places(places))
         if not isinstance(transforms, Iterable):
             raise TypeError(f"transforms must be a list of them, got {type(transforms).__name__}")
@@ -233,10 +250,12 @@ class DataLoader:
             in_order=workers.in_order,
         )
         outputs = [open_output(check_output(output), device, stream) for device in devices]
-        masks = Masks() if shards > 1 and remainder == "pad" else None
+        padded = (shards > 1 and remainder == "pad") or (
+            self._batching.pads and not (self._iterable and shards > 1)  # which leave such a step out
+        )
+        masks = Masks() if padded else None
         self._cache = check_cache(cache, cacheable=not self._iterable and collation.fixed)
         self.dataset = dataset
-        self._seed = check_seed(seed)
         self._meter = Meter()
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._fresh_progress)
@@ -308,79 +327,6 @@ class DataLoader:
             on_worker_death="respawn" if workers.respawn else "raise",
         )
         return materialise(reading, len(self.dataset))
-
-    def _fresh_progress(self, epoch: int) -> Progress:
-        if self._seed is None:
-            self._seed = int(np.random.randint(2**31))
-        loading = self._loading
-        return Progress(self._seed, epoch, crew=loading.crew, size=loading.size, shards=loading.shards)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next loop epoch number `epoch`, from 0; the one after it follows on.
-
-        An epoch that `load_state_dict` set to go on goes on if it is this one.
-
-        >>> loader = DataLoader(range(100), places="cpu", shuffle=True, seed=1, batch_size=3)
-        >>> first = next(iter(loader))
-        >>> loader.set_epoch(0)
-        >>> bool((next(iter(loader)) == first).all())
-        True
-        """
-        self._course.set_epoch(check_whole("epoch", epoch, 2**64))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the user of the latest epoch has come, as plain JSON-able data under 1 kB.
-
-        Batches fetched ahead do not count: what counts is what was received. A data set that is iterable
-        and offers ``state_dict`` itself (in the main process or in worker processes) adds its own state,
-        of its own size.
-
-        Examples
-        --------
-        >>> loader = DataLoader(range(6), places="cpu", batch_size=2, seed=1)
-        >>> epoch = iter(loader)
-        >>> next(epoch)
-        array([0, 1])
-        >>> state = loader.state_dict()
-        >>> again = DataLoader(range(6), places="cpu", batch_size=2, num_workers=1, worker_type="thread")
-        >>> again.load_state_dict(state)
-        >>> [batch.tolist() for batch in again]
-        [[2, 3], [4, 5]]
-        """
-        return self._course.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next loop go on where the user of another loader had come, also with other workers.
-
-        Nothing is fetched twice: the order is entered in its middle. A batch sampler of the user's own is
-        asked for the indices before, without fetching them; an iterable data set without a ``state_dict`` of
-        its own is read from the start and what was received is dropped.
-
-        Raises
-        ------
-        TypeError, ValueError
-            This is no state, or one of a loader with another batch size, or other workers where that
-            matters: an iterable data set's order depends on how many there are.
-        """
-        progress = read_state(state)
-        if progress.seed is None:
-            raise ValueError("this is the state of a loader made by DataLoader.from_generator")
-        loading = self._loading
-        if (progress.size, progress.shards) != (loading.size, loading.shards):
-            raise ValueError(
-                f"the state is of batches of {progress.size} samples a place, {progress.shards} a step; this "
-                f"loader has {loading.size}, {loading.shards} a step"
-            )
-        loading.check_crew(progress.crew)
-        with suppress(TypeError):  # where nothing says how many batches there are
-            batches = self._batching.count() * loading.shards
-            if progress.batches > batches:
-                raise ValueError(
-                    f"the state is {progress.batches} batches into an epoch and this data set has {batches}: "
-                    "it is of another data set or sampler"
-                )
-        self._seed = progress.seed
-        self._course.resume(progress)
 
     def stats(self) -> LoaderStats:
         """Return where the time went since the loader was made.

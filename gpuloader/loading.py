@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gpuloader.batching import Batching
 from gpuloader.cache import ArraySource, Resident
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
+from gpuloader.collate.items import ItemState
 from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road, take_road
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
 from gpuloader.interop import Output
-from gpuloader.plan import Batching, OrderedPlan, Plan
+from gpuloader.plan import DividedPlan, OrderedPlan, Plan
 from gpuloader.presenting import Presenter
 from gpuloader.program import Programmer
 from gpuloader.sources.order import InOrder, Shuffled
@@ -116,16 +119,64 @@ class Loading:
             batch_size=self.size,
             drop_last=self._drop_batch,
             gatherer=gatherer,
+            division=self._batching.division,
         )
 
-    @property
-    def crew(self) -> int | None:
-        """How many streams of an iterable data set are read in turn; None for a data set with indices."""
-        return self._fetching.crew
+    def fresh(self, seed: int, epoch: int, position: int = 0) -> Progress:
+        """Return the progress of an epoch of which all ranks together have taken `position` samples."""
+        batching, division = self._batching, self._batching.division
+        size = batching.size or 1
+        step = size * (1 if division is None else division.world_size)
+        steps, base = divmod(position, step)
+        progress = Progress(
+            seed, epoch, steps * self.shards, crew=self._fetching.crew, size=self.size, shards=self.shards
+        )
+        if division is not None or base:
+            progress.step, progress.base, progress.total = step, base, self._count_samples()
+        return progress
 
-    def check_crew(self, crew: int | None) -> None:
-        """Raise `ValueError` where a state is of other workers than these, and that matters."""
-        self._fetching.check_crew(crew)
+    def adopt(self, progress: Progress) -> Progress:
+        """Return where to go on from a loader's state: at its batch, or at its sample if batches differ.
+
+        Raises
+        ------
+        ValueError
+            It cannot be gone on from there: nothing says how many samples were seen, it is of other workers
+            and that matters, or of another data set.
+        """
+        batching, division = self._batching, self._batching.division
+        same = (progress.size, progress.shards) == (self.size, self.shards)
+        if division is None and progress.step is None and same:
+            self._fetching.check_crew(progress.crew)
+            with suppress(TypeError):  # where nothing says how many batches there are
+                _check_end("batches", progress.batches, batching.count() * self.shards)
+            return progress
+        position = progress.position
+        by_samples = not self._iterable and (division is not None or batching.counts_samples)
+        if self._iterable and division is not None:
+            by_samples = progress.step is not None  # or it may be of a data set with indices
+        if position is None or not by_samples or (progress.beyond and not same):
+            raise ValueError(
+                f"the state is of {progress.describe()}; this loader has {self.size} samples a place, "
+                f"{self.shards} a step, and cannot tell where in its epoch that is"
+            )
+        assert progress.seed is not None
+        total = self._count_samples()
+        if total is not None:
+            if progress.step is None:  # whose last batch may have been a shorter one
+                position = min(position, total) if position < total + (progress.size or 1) else position
+            _check_end("samples", position, total)
+            if division is not None:
+                division.check_even(total - position, batching.size or 1, drop_last=batching.drop_last)
+        adopted = self.fresh(progress.seed, progress.epoch, position)
+        adopted.beyond = {number + adopted.batches for number in progress.beyond}
+        return adopted
+
+    def _count_samples(self) -> int | None:
+        try:
+            return self._batching.count_samples()
+        except TypeError:
+            return None
 
     def count_steps(self) -> int:
         """Return how many steps an epoch has; raise `TypeError` where nothing says so."""
@@ -165,7 +216,7 @@ class Loading:
             outputs=self._outputs,
             programmers=self._programmers,
         )
-        order, sharded, one = self._plan(progress)
+        order, plan, one = self._plan(progress)
         if self._resident is not None:
             try:
                 self._resident.begin(order, road.lanes)
@@ -176,32 +227,49 @@ class Loading:
         return Epoch(
             road,
             fetch,
-            partial(self._presenter.present, progress, sharded),
+            partial(self._presenter.present, progress, plan),
             self._idle.append,
             drop_last=self._drop_step,
             meter=self._meter,
             ended=progress.end,
         )
 
-    def _plan(self, progress: Progress) -> tuple[InOrder | Shuffled | None, ShardedPlan | None, Pass]:
+    def _plan(
+        self, progress: Progress
+    ) -> tuple[InOrder | Shuffled | None, ShardedPlan | DividedPlan | None, Pass]:
+        """Return by which order devices know the batches, which plan says what counts, and what to fetch."""
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
         if self._iterable:
-            one = Pass(progress.seed, progress.epoch, None, dict(progress.workers), start, progress.turn)
+            reached = dict(progress.workers)
+            if self._batching.division is not None:
+                workers = range(max(self.workers.count, 1))
+                reached = {number: ItemState(number, 0, base=progress.base) for number in workers}
+            one = Pass(progress.seed, progress.epoch, None, reached, start, progress.turn)
             return None, None, one
-        plan: Plan = self._batching.plan(progress.seed, progress.epoch)
+        plan: Plan = self._batching.plan(progress.seed, progress.epoch, progress.base)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # of positions in the order, which devices have
-        sharded = ShardedPlan(plan, self.shards, self._remainder) if self.shards > 1 else None
-        batches: Iterator[Any] = (sharded or plan).batches(start)
+        if self.shards > 1:
+            plan = ShardedPlan(plan, self.shards, self._remainder)
+        batches: Iterator[Any] = plan.batches(start)
         if order is not None:
             batches = (Stretch.of(order, positions) for positions in batches)
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        return order, sharded, Pass(progress.seed, progress.epoch, numbered, {})
+        marked = plan if isinstance(plan, ShardedPlan | DividedPlan) else None
+        return order, marked, Pass(progress.seed, progress.epoch, numbered, {})
 
     def close(self) -> None:
         """End worker processes that stay between epochs."""
         self._fetching.close()
+
+
+def _check_end(what: str, reached: int, total: int) -> None:
+    if reached > total:
+        raise ValueError(
+            f"the state is {reached} {what} into an epoch and this data set has {total}: it is of another "
+            "data set or sampler"
+        )

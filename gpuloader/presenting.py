@@ -10,6 +10,7 @@ from gpuloader.collate.form import build_batch
 from gpuloader.devices.base import Device
 from gpuloader.interop import NativeOutput, Output
 from gpuloader.pipeline import DeliveredStep
+from gpuloader.plan import DividedPlan
 from gpuloader.spec import FeedSpec
 from gpuloader.split import Masks, ShardedPlan, add_mask
 from gpuloader.state import Progress
@@ -26,7 +27,7 @@ class Presenter:
     feeds : sequence of FeedSpec or None
         Name the fields of dicts; None: a batch has the form of a sample.
     masks : Masks or None
-        For batches that are cut into padded shards.
+        For batches whose last samples may be repeated ones.
     outputs : sequence of Output
         Whose arrays the user gets, one a place.
     """
@@ -36,8 +37,11 @@ class Presenter:
     masks: Masks | None
     outputs: Sequence[Output]
 
-    def present(self, progress: Progress, sharded: ShardedPlan | None, step: DeliveredStep) -> Any:
-        """Return a step: the batch of the only place, or a list with one entry a place."""
+    def present(self, progress: Progress, plan: ShardedPlan | DividedPlan | None, step: DeliveredStep) -> Any:
+        """Return a step: the batch of the only place, or a list with one entry a place.
+
+        The `plan` says how many samples of a batch count; None: the batch's own state does.
+        """
         batches: list[Any] = []
         for place, (staged, arrays) in enumerate(step):
             progress.received(staged)
@@ -45,8 +49,8 @@ class Presenter:
             batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
             if self.feeds is not None:
                 batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
-            if self.masks is not None and sharded is not None:
-                own, size = sharded.take_own(staged.number)
+            if self.masks is not None:
+                own, size = staged.state if plan is None else plan.take_own(staged.number)
                 batch = add_mask(batch, self._mask(self.masks, place, own, size))
             batches.append(batch)
         return batches[0] if self.feeds is None and len(self.devices) == 1 else batches

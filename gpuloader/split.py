@@ -11,7 +11,8 @@ import numpy as np
 from gpuloader.checks import check_word
 from gpuloader.devices.base import Device
 from gpuloader.errors import LoaderError
-from gpuloader.plan import Plan, SampledPlan
+from gpuloader.plan import DividedPlan, Plan, SampledPlan
+from gpuloader.sources.division import count_own
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import arrange
 from gpuloader.transfer import send
@@ -61,7 +62,7 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
         size = (count + padding) // shards
         padded = listed + listed[-1:] * padding
         parts: list[Indices] = [padded[part * size : (part + 1) * size] for part in range(shards)]
-        return parts, [min(max(count - part * size, 0), size) for part in range(shards)]
+        return parts, [count_own(count, size, part) for part in range(shards)]
     size = count // shards
     return [indices[part * size : (part + 1) * size] for part in range(shards)], [size] * shards
 
@@ -95,13 +96,17 @@ class ShardedPlan:
         # Of a batch sampler any batch may be one of those; of what the loader cuts itself, only the last.
         entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
         number = entered * self.shards
-        for indices in self.plan.batches(entered):
+        divided = self.plan if isinstance(self.plan, DividedPlan) else None
+        for entry, indices in enumerate(self.plan.batches(entered), entered):
             parts, own = cut(indices, self.shards, self.remainder)
             if not len(parts[0]):
                 continue
+            if divided is not None:  # whose batch may itself end in samples that are repeated
+                counted, _ = divided.take_own(entry)
+                own = [count_own(counted, len(part), place) for place, part in enumerate(parts)]
             for part, count in zip(parts, own, strict=True):
                 if number >= start:
-                    if self.remainder == "pad":
+                    if self.remainder == "pad" or (divided is not None and divided.pads):
                         self.own[number] = count, len(part)
                     yield part
                 number += 1

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 
-_VERSION = 1
+_COUNTED, _POSITIONED = 1, 2
+"""Versions: how far an epoch has come is counted in batches, of whatever they hold, or in samples."""
 
 T = TypeVar("T")
 
@@ -37,11 +38,18 @@ class Progress:
     own : object
         The source's own state behind the last batch received, where it has one.
     size : int or None
-        Samples a batch; a state is for that size alone.
+        Samples a batch; what is counted in batches is for that size alone.
     shards : int
         Into how many parts batches are cut; a part counts as a batch here.
     ended : bool
         Whether the epoch is over, so that the next one is next.
+    step : int or None
+        Samples that all ranks together take at a step: the state is then a position in the epoch, for any
+        batch size and any number of ranks. None: it is a number of batches.
+    base : int
+        Position in the epoch where batch 0 begins, below `step`.
+    total : int or None
+        Samples of the epoch, where that is known.
     """
 
     seed: int | None
@@ -55,6 +63,28 @@ class Progress:
     size: int | None = None
     shards: int = 1
     ended: bool = False
+    step: int | None = None
+    base: int = 0
+    total: int | None = None
+
+    @property
+    def position(self) -> int | None:
+        """How many samples of the epoch all ranks have taken; None where batches say nothing of that."""
+        if self.step is not None:
+            taken = self.base + self.batches // self.shards * self.step
+        elif self.size is not None and self.shards == 1 and self.crew is None:
+            taken = self.batches * self.size
+        else:
+            return None
+        return taken if self.total is None else min(taken, self.total)
+
+    def describe(self) -> str:
+        """Return in words what the state counts."""
+        if self.step is not None:
+            beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
+            return f"{self.position} samples{beyond}"
+        crew = "" if self.crew is None else f", of an iterable data set read by {max(self.crew, 1)} in turn"
+        return f"batches of {self.size} samples a place, {self.shards} a step{crew}"
 
     def end(self) -> None:
         """Count the end of the epoch."""
@@ -77,12 +107,14 @@ class Progress:
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
             self.turn = (state.worker + 1) % (self.crew or 1)
-        else:
+        elif self.step is None:
             self.own = state
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data; see `from_json`."""
-        state: dict[str, Any] = {"version": _VERSION, "epoch": self.epoch, "batches": self.batches}
+        if self.step is not None:
+            return self._to_position()
+        state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": self.batches}
         if self.seed is not None:
             state["seed"] = self.seed
         if self.size is not None:
@@ -97,6 +129,14 @@ class Progress:
             state["workers"] = [[one.batches, one.state] for one in reached]
         if self.own is not None:
             state["source"] = self.own
+        return state
+
+    def _to_position(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"version": _POSITIONED, "epoch": self.epoch, "seed": self.seed}
+        state["position"] = self.position
+        if self.beyond:
+            state["batch_size"] = self.size
+            state["beyond"] = [number - self.batches for number in sorted(self.beyond)]
         return state
 
 
@@ -154,15 +194,20 @@ def read_state(state: object) -> Progress:
     --------
     >>> read_state({"version": 1, "epoch": 2, "batches": 5, "seed": 7}).batches
     5
+    >>> read_state({"version": 2, "epoch": 2, "position": 320, "seed": 7}).position
+    320
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a state must be a dict, as state_dict() returns it, got {type(state).__name__}")
-    if state.get("version") != _VERSION:
+    version = state.get("version")
+    if version not in (_COUNTED, _POSITIONED):
         raise ValueError(
-            f"the state has version {state.get('version')!r}, expected {_VERSION}: it was not made by "
+            f"the state has version {version!r}, expected {_COUNTED} or {_POSITIONED}: it was not made by "
             "state_dict() of a loader, or by a later release"
         )
     try:
+        if version == _POSITIONED:
+            return _read_position(state)
         workers = state.get("workers")
         return Progress(
             None if state.get("seed") is None else _count(state["seed"], 2**64),
@@ -181,6 +226,18 @@ def read_state(state: object) -> Progress:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}): {dict(state)}") from error
+
+
+def _read_position(state: Mapping[str, Any]) -> Progress:
+    size = state.get("batch_size")
+    return Progress(
+        _count(state["seed"], 2**64),
+        _count(state["epoch"], 2**64),
+        beyond={_count(number) for number in state.get("beyond", ())},
+        size=None if size is None else _count(size),
+        step=1,
+        base=_count(state["position"]),
+    )
 
 
 def _count(value: Any, limit: int | None = None) -> int:

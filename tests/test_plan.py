@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, LoaderError, RandomSampler, SequenceSampler
 from gpuloader import plan as plans
-from gpuloader.plan import Batching, GroupedPlan, OrderedPlan, SampledPlan
+from gpuloader.batching import Batching
+from gpuloader.plan import GroupedPlan, OrderedPlan, SampledPlan
 from gpuloader.sources.order import Drawn, InOrder, Mapped, Shuffled
 
 

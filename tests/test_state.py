@@ -284,9 +284,9 @@ def test_a_state_of_processes_goes_on_in_threads_that_share_one_data_set():
 WRONG = {
     "nothing": (None, TypeError, "a state must be a dict, .* got NoneType"),
     "a list": ([1], TypeError, "got list"),
-    "empty": ({}, ValueError, "version None, expected 1"),
+    "empty": ({}, ValueError, "version None, expected 1 or 2"),
     "a model's": ({"weight": np.zeros(3)}, ValueError, "it was not made by state_dict"),
-    "a later release's": ({"version": 2}, ValueError, "version 2, expected 1.*by a later release"),
+    "a later release's": ({"version": 3}, ValueError, "version 3, expected 1 or 2.*by a later release"),
     "no epoch": ({"epoch": ...}, ValueError, r"damaged \(KeyError: 'epoch'\)"),
     "negative": ({"batches": -1}, ValueError, "damaged .*expected a whole number of 0 or more, got -1"),
     "text": ({"batches": "3"}, ValueError, "damaged .*got '3'"),
@@ -297,7 +297,8 @@ WRONG = {
     "workers": ({"workers": [1]}, ValueError, r"damaged \(TypeError"),
     "turn": ({"workers": [[1, None]], "turn": 1}, ValueError, "damaged .*expected a whole number below 1"),
     "a reader's": ({"seed": None}, ValueError, "state of a loader made by DataLoader.from_generator"),
-    "another size": ({"batch_size": 3}, ValueError, "of batches of 3 samples.*this loader has 2"),
+    "of shards": ({"shards": 2}, ValueError, "of batches of 2 samples a place, 2 a step; this loader has 2"),
+    "as they came": ({"batch_size": 3, "beyond": [4]}, ValueError, "of batches of 3 samples.* has 2"),
     "no size": ({"batch_size": None}, ValueError, "of batches of None samples"),
     "an iterable's": ({"workers": [[1, None]]}, ValueError, "of an iterable data set, .* one with indices"),
 }  # fmt: skip

@@ -41,13 +41,32 @@ def open_device(place: Place) -> Device:
     return _open(place)
 
 
-def default_place() -> CPUPlace | CUDAPlace:
-    """Return the best place present: the first GPU if there is one that CuPy can use, else the CPU."""
+def default_place(local_rank: int = 0) -> CPUPlace | CUDAPlace:
+    """Return the best place present: a GPU if there is one that CuPy can use, else the CPU.
+
+    Of several GPUs it is the one with the number of this process among those of its machine, `local_rank`; a
+    launcher that shows each process a GPU of its own leaves it but one.
+
+    Raises
+    ------
+    PlaceError
+        There are several GPUs, and fewer than processes.
+    """
     try:
         open_device(CUDAPlace(0))
     except PlaceError:
         return CPUPlace()
-    return CUDAPlace(0)
+    if not local_rank:
+        return CUDAPlace(0)
+    from gpuloader.devices.cuda import require_cuda
+
+    count = require_cuda(0)
+    if 1 < count <= local_rank:
+        raise PlaceError(
+            f"process {local_rank} of this machine finds {count} GPUs, numbered from 0: start as many "
+            "processes as there are GPUs, or give places"
+        )
+    return CUDAPlace(local_rank if count > 1 else 0)
 
 
 def cuda_places(device_ids: int | list[int] | tuple[int, ...] | None = None) -> list[CUDAPlace]:

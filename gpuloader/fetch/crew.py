@@ -15,6 +15,7 @@ from gpuloader.errors import LoaderError, WorkerTimeout
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.thread import CLOSING_TIME
+from gpuloader.sources.division import Standing
 from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
 from gpuloader.tracing import WORKER
@@ -36,6 +37,8 @@ class Crew:
         Of the loader.
     dataset : object
         What they read.
+    standing : Standing
+        Of which rank they are.
     """
 
     count: int
@@ -44,6 +47,7 @@ class Crew:
     seed: int
     epoch: int
     dataset: Any
+    standing: Standing
 
 
 Task = tuple[Callable[[int], None], Job, int, int]
@@ -151,8 +155,8 @@ def _work(
     at_work: list[Task | None],
     failures: list[LoaderError],
 ) -> None:
-    seed = mixed_seed(crew.seed, crew.epoch, number)
-    enter_worker(WorkerInfo(number, crew.count, seed, crew.dataset))
+    seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
+    enter_worker(WorkerInfo(number, crew.count, seed, crew.dataset, crew.standing.ranks))
     try:
         if crew.init is not None:
             crew.init(number)

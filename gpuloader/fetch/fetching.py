@@ -13,6 +13,7 @@ from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.collate.shares import ShareStream
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.crew import Crew
 from gpuloader.fetch.inline import InlineFetch, stage_inline
@@ -20,6 +21,7 @@ from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.thread_workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.platforms import check_processes
 from gpuloader.sources.dataset import array_source
+from gpuloader.sources.division import Division, Standing
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
@@ -128,8 +130,10 @@ class Fetching:
         batch_size: int | None,
         drop_last: bool,
         gatherer: Gatherer | None = None,
+        division: Division | None = None,
     ) -> None:
         self._dataset = dataset
+        self._division = division
         self._collation = collation
         self._workers = workers
         self._items_a_batch = items_a_batch
@@ -164,7 +168,9 @@ class Fetching:
     @property
     def crew(self) -> int | None:
         """How many streams of an iterable data set are read in turn; None for a data set with indices."""
-        return None if self._items_a_batch is None else max(self._workers.count, 1)
+        if self._items_a_batch is None or self._division is not None:
+            return None
+        return max(self._workers.count, 1)
 
     @property
     def ahead(self) -> int:
@@ -223,9 +229,17 @@ class Fetching:
             )
         )
 
-    def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream:
+    def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream | ShareStream:
         assert isinstance(self._assembler, ItemAssembler)
         assert self._items_a_batch is not None
+        if self._division is not None:
+            return ShareStream(
+                self._assembler,
+                self._items_a_batch,
+                self._division,
+                drop_last=self._drop_last,
+                base=one.reached[worker].base,
+            )
         return ItemStream(
             self._assembler,
             self._items_a_batch,
@@ -236,7 +250,15 @@ class Fetching:
 
     def _open_threads(self, one: Pass, window: Window, meter: Meter) -> Fetch:
         workers = self._workers
-        crew = Crew(workers.count, workers.timeout, workers.init, one.seed, one.epoch, self._dataset)
+        crew = Crew(
+            workers.count,
+            workers.timeout,
+            workers.init,
+            one.seed,
+            one.epoch,
+            self._dataset,
+            Standing.of(self._division),
+        )
         if one.numbered is not None:
             return ThreadWorkers(self._gatherer or self._assembler, window, crew, meter)
         # A state that all threads share says nothing of any one of them.
@@ -261,6 +283,8 @@ class Fetching:
                 self._drop_last,
                 workers.init,
                 workers.count,
+                self._division,
+                Standing.of(self._division),
             )
             start = choose_start(setup, self._start_method)
             if start.method == "fork":

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from gpuloader.collate.assembly import Assembler, Assembly
 from gpuloader.collate.gather import Gatherer, Gathering
 from gpuloader.collate.items import ItemStream
+from gpuloader.collate.shares import ShareStream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import QueueClosed, SampleError
 from gpuloader.fetch.crew import Crew, Task, Threads
@@ -171,7 +172,7 @@ class ThreadStreams:
     def __init__(
         self,
         assembler: Assembler,
-        streams: Sequence[ItemStream],
+        streams: Sequence[ItemStream | ShareStream],
         window: Window,
         crew: Crew,
         meter: Meter,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation, Form
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.collate.shares import ShareStream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.failures import as_failure, flush_output, pack_failure
@@ -25,6 +26,7 @@ from gpuloader.fetch.shipping import unpack
 from gpuloader.fetch.surroundings import forswear_cuda, limit_threads, seed_globals, take_signals
 from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.platforms import keep_freed_memory
+from gpuloader.sources.division import Division, Standing
 from gpuloader.sources.processes import die_with_parent
 from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
@@ -50,6 +52,10 @@ class Setup:
         Called with the worker's number before its first sample.
     count : int
         Workers there are.
+    division : Division or None
+        Of an iterable data set: which rank's part of each step is read.
+    standing : Standing
+        Of which rank the workers are.
     """
 
     dataset: Any
@@ -58,6 +64,8 @@ class Setup:
     drop_last: bool
     init: Callable[[int], object] | None
     count: int
+    division: Division | None
+    standing: Standing
 
 
 class _Gone(Exception):
@@ -149,9 +157,20 @@ class _Worker:
         begin_draws(seed, epoch)
         self._seeds = seed, epoch
         setup = self._setup
-        own = mixed_seed(seed, epoch, self._number)
-        enter_worker(WorkerInfo(self._number, setup.count, own, setup.dataset))
-        if isinstance(self._assembler, ItemAssembler):
+        own = mixed_seed(seed, epoch, self._number, *setup.standing.salt)
+        enter_worker(WorkerInfo(self._number, setup.count, own, setup.dataset, setup.standing.ranks))
+        if isinstance(self._assembler, ItemAssembler) and setup.division is not None:
+            assert setup.items_a_batch is not None
+            assert reached is not None
+            self._stream: ItemStream | ShareStream = ShareStream(
+                self._assembler,
+                setup.items_a_batch,
+                setup.division,
+                drop_last=setup.drop_last,
+                base=reached.base,
+            )
+            seed_globals(mixed_seed(seed, epoch, 0))  # all ranks and workers read the same items
+        elif isinstance(self._assembler, ItemAssembler):
             assert setup.items_a_batch is not None
             self._stream = ItemStream(
                 self._assembler,
@@ -209,7 +228,7 @@ class _Worker:
         if isinstance(self._assembler, ItemAssembler):
             return self._stream.stage(task.b, reserve)
         indices = self._indices(task)
-        seed_globals(mixed_seed(*self._seeds, task.b, 0))
+        seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.standing.salt))
         return self._assembler.assemble(task.b, indices, reserve)
 
     def _indices(self, task: Message) -> Indices:

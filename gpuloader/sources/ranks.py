@@ -1,23 +1,26 @@
-"""Which process of a distributed run this is, as its launcher tells it."""
+"""Which process of a distributed run this is, as torch.distributed knows it or as its launcher tells it."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 _LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, and what most others set as well
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and what most others set as well
+    # Before Slurm: what mpirun starts inside an allocation inherits the variables of whoever ran mpirun.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_RANK_IN_NODE"),
 )
 
 
 def find_rank() -> tuple[int, int]:
-    """Return the rank of this process and the world size, from the environment its launcher made.
+    """Return the rank of this process and the world size.
 
-    The first launcher of whose two variables one is set decides: torchrun, Slurm, Open MPI, PMI (MPICH and
-    its kin), Paddle.
+    A process group of torch.distributed decides, where one is initialised; torch is not imported for that.
+    Otherwise the first launcher of whose two variables one is set: torchrun, Open MPI, PMI (MPICH and its
+    kin), Slurm, Paddle.
 
     Returns
     -------
@@ -36,13 +39,16 @@ def find_rank() -> tuple[int, int]:
     ...     find_rank()
     (1, 4)
     """
-    for names in _LAUNCHERS:
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_rank()), int(group.get_world_size())
+    for *names, _ in _LAUNCHERS:
         found = [name for name in names if name in os.environ]
         if len(found) == 1:
             (missing,) = set(names) - set(found)
             raise ValueError(
                 f"the environment sets {found[0]}={os.environ[found[0]]!r} but not {missing}; "
-                "set both or neither, or pass num_replicas and rank"
+                "set both or neither, or say in the program which rank this is"
             )
         if found:
             rank, size = (_parse(name) for name in names)
@@ -53,6 +59,30 @@ def find_rank() -> tuple[int, int]:
                 )
             return rank, size
     return 0, 1
+
+
+def find_local_rank() -> int:
+    """Return which of the processes on this machine this is, from 0, as the launcher says; 0 if it does not.
+
+    Raises
+    ------
+    ValueError
+        The variable is no whole number of 0 or more.
+
+    Examples
+    --------
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"LOCAL_RANK": "3"}):
+    ...     find_local_rank()
+    3
+    """
+    for *_, name in _LAUNCHERS:
+        if name in os.environ:
+            local = _parse(name)
+            if local < 0:
+                raise ValueError(f"the environment sets {name}={local}; a local rank is 0 or more")
+            return local
+    return 0
 
 
 def _parse(name: str) -> int:

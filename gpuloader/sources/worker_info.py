@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from gpuloader.sources.ranks import find_rank
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -21,12 +23,25 @@ class WorkerInfo:
         This worker's own; another one in each epoch.
     dataset : object
         The worker's copy of the data set.
+    ranks : tuple of int or None
+        Rank and world size; None: what `gpuloader.sources.ranks.find_rank` says.
     """
 
     id: int
     num_workers: int
     seed: int
     dataset: Any
+    ranks: tuple[int, int] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes of a distributed run the loader is in, from 0."""
+        return (self.ranks or find_rank())[0]
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the run has, 1 where no launcher is known."""
+        return (self.ranks or find_rank())[1]
 
 
 class _Present(threading.local):
@@ -41,7 +56,11 @@ def get_worker_info() -> WorkerInfo | None:
     """Return what this worker knows of itself, or None where no worker runs, as in the main process.
 
     An `IterableDataset` asks in its ``__iter__`` which part of the items is its own; a worker that does
-    not ask gives all of them.
+    not ask gives all of them. One that divides its files among ranks, too, is worker number
+    ``info.rank * info.num_workers + info.id`` of ``info.world_size * info.num_workers``.
+
+    Where the loader divides (``shard``), every data set has to give all items, in the same order whoever
+    reads: one that asks in its ``__iter__`` is told to be worker 0 of 1, on rank 0 of 1.
 
     Examples
     --------
@@ -62,6 +81,12 @@ def get_worker_info() -> WorkerInfo | None:
 def enter_worker(info: WorkerInfo | None) -> None:
     """Make the calling thread the given worker, or none, from now on."""
     _present.info, _present.asked = info, False
+
+
+def exchange_worker(info: WorkerInfo | None) -> WorkerInfo | None:
+    """Make the calling thread the given worker and return which it was before, to be put back."""
+    before, _present.info = _present.info, info
+    return before
 
 
 def has_asked() -> bool:

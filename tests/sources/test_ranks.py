@@ -4,9 +4,9 @@ from gpuloader.sources.ranks import find_rank
 
 PAIRS = [
     ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
     ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
 ]
 
