@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from gpuloader.checks import check_word
 from gpuloader.collate.structure import Structure
 from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.operations import GatherRows, Permute
+from gpuloader.operations import GatherRows, Permute, Spec
 from gpuloader.permutation import SORTED_AT_MOST
 from gpuloader.plan import OrderedPlan, Plan
 from gpuloader.platforms import available_memory
@@ -62,6 +63,12 @@ class ArraySource:
             return self
         return ArraySource(tuple(array[self.rows] for array in self.arrays), None, self.structure)
 
+    def outline(self) -> ArraySource:
+        """Return arrays of the same shapes that hold one row each, and nothing of these."""
+        rows = [np.zeros((1, *array.shape[1:]), array.dtype) for array in self.arrays]
+        arrays = [np.broadcast_to(row, array.shape) for row, array in zip(rows, self.arrays, strict=True)]
+        return ArraySource(tuple(arrays), self.rows, self.structure)
+
     def gathers(self, resident: Sequence[Any] | None = None) -> list[GatherRows]:
         """Return what takes rows of the arrays, of those at `resident` if given."""
         sources = [None] * len(self.arrays) if resident is None else resident
@@ -93,8 +100,13 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
     return str(cache)
 
 
-def materialise(batches: Iterable[Any], count: int) -> ArraySource:
+def materialise(
+    batches: Iterable[Any], count: int, reserve: Callable[[Sequence[Spec]], None] | None = None
+) -> ArraySource:
     """Return all samples of a data set as arrays, read batch by batch in their order.
+
+    `reserve` is told what they will be, once the first batch shows it: what they are to be brought to may be
+    too small, and reading all of them may take hours.
 
     Raises
     ------
@@ -111,7 +123,10 @@ def materialise(batches: Iterable[Any], count: int) -> ArraySource:
             structure = Structure.of(batch)
             if any(not leaf.is_array for leaf in structure.leaves):
                 raise LoaderError("the data set has fields that are no arrays, which cannot be cached")
-            arrays = _reserve(structure.flatten(batch), count)
+            specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
+            if reserve is not None:
+                reserve(specs)
+            arrays = _make_room(specs, count)
         parts = structure.flatten(batch)
         size = len(parts[0])
         for array, part in zip(arrays, parts, strict=True):
@@ -122,15 +137,19 @@ def materialise(batches: Iterable[Any], count: int) -> ArraySource:
     return ArraySource(tuple(arrays), None, structure)
 
 
-def _reserve(parts: Sequence[Array], count: int) -> list[Array]:
-    nbytes = sum(count * part[0].nbytes for part in parts)
+def _make_room(specs: Sequence[Spec], count: int) -> list[Array]:
+    nbytes = _count_bytes(specs)
     available = available_memory()
     if available is not None and nbytes > available:
         raise StagingMemoryError(
             f"{count:,} cached samples need {nbytes:,} bytes of host memory, {available:,} are available; "
             "leave cache out, or cache a Subset"
         )
-    return [np.empty((count, *part.shape[1:]), part.dtype) for part in parts]
+    return [np.empty(shape, dtype) for shape, dtype in specs]
+
+
+def _count_bytes(specs: Iterable[Spec]) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,36 +202,56 @@ class Resident:
 
     Parameters
     ----------
-    source : ArraySource
-        The arrays; sample i is row i.
     devices : sequence of Device
         One a place; the arrays are brought once to each.
     transforms : sequence of Transform
         What is done to batches behind the gathering.
-
-    Raises
-    ------
-    StagingMemoryError
-        A device has too little memory; gives the numbers.
     """
 
-    def __init__(
-        self, source: ArraySource, devices: Sequence[Device], transforms: Sequence[Transform]
-    ) -> None:
-        self._rows = len(source.arrays[0])
+    def __init__(self, devices: Sequence[Device], transforms: Sequence[Transform]) -> None:
+        self._devices = devices
         self._transforms = tuple(transforms)
-        there: dict[int, list[GatherRows]] = {}
-        for device in devices:
-            if id(device) not in there:  # several places may be of one device
-                there[id(device)] = source.gathers(_bring(source, device))
-        self._gathers = [there[id(device)] for device in devices]
+        self._rows = 0
+        self._room: dict[int, DeviceMemory] = {}  # of a device, of which several places may be
+        self._gathers: list[list[GatherRows]] = []
         self._tables: weakref.WeakKeyDictionary[Lane, _Table] = weakref.WeakKeyDictionary()
+
+    def reserve(self, specs: Sequence[Spec]) -> None:
+        """Take memory on every device for arrays of these shapes and dtypes.
+
+        Raises
+        ------
+        StagingMemoryError
+            A device has too little; gives the numbers.
+        """
+        for device in self._devices:
+            if id(device) in self._room:
+                continue
+            try:
+                self._room[id(device)] = device.alloc(arrange(tuple(specs)).nbytes)
+            except StagingMemoryError as error:
+                raise StagingMemoryError(
+                    f"a cache of {_count_bytes(specs):,} bytes does not fit on {device.name}, use "
+                    f"cache='host': {error}"
+                ) from error
+
+    def bring(self, source: ArraySource) -> None:
+        """Bring arrays whose row i is sample i to where memory was taken; raises as `reserve`."""
+        self.reserve([(array.shape, array.dtype) for array in source.arrays])
+        self._rows = len(source.arrays[0])
+        there: dict[int, list[GatherRows]] = {}
+        for device in self._devices:
+            if id(device) not in there:
+                there[id(device)] = source.gathers(upload(source.arrays, device, self._room[id(device)]))
+        self._gathers = [there[id(device)] for device in self._devices]
+        self._room.clear()
 
     def find_order(self, plan: Plan) -> InOrder | Shuffled | None:
         """Return the order whose consecutive positions are the plan's batches, if devices can have it.
 
-        >>> source = ArraySource((np.zeros(9),), None, Structure.flat(["0"]))
-        >>> Resident(source, [], []).find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
+        >>> resident = Resident([], [])
+        >>> resident.bring(ArraySource((np.zeros(9),), None, Structure.flat(["0"])))
+        >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
         order = plan.order if isinstance(plan, OrderedPlan) else None
@@ -245,13 +284,3 @@ def _count_entries(order: InOrder | Shuffled | None) -> int:
     if not isinstance(order, Shuffled):
         return 0
     return order.count if order.count <= SORTED_AT_MOST else len(order)
-
-
-def _bring(source: ArraySource, device: Device) -> list[Any]:
-    try:
-        return upload(source.arrays, device)
-    except StagingMemoryError as error:
-        nbytes = sum(array.nbytes for array in source.arrays)
-        raise StagingMemoryError(
-            f"a cache of {nbytes:,} bytes does not fit on {device.name}, use cache='host': {error}"
-        ) from error

@@ -251,8 +251,10 @@ UPLOAD_NBYTES = 8 << 20
 """Bytes of each of the two staging slots through which whole arrays go to a device."""
 
 
-def upload(arrays: Sequence[Array], device: Device) -> list[Any]:
+def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None = None) -> list[Any]:
     """Bring whole arrays to a device, in chunks, and return them there for programs to compute with.
+
+    They lie in `memory`, as `arrange` has them; None: in fresh one.
 
     Raises
     ------
@@ -260,7 +262,8 @@ def upload(arrays: Sequence[Array], device: Device) -> list[Any]:
         The device has too little memory.
     """
     layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
-    memory, stream = device.alloc(layout.nbytes), device.stream()
+    memory = device.alloc(layout.nbytes) if memory is None else memory
+    stream = device.stream()
     staging = Arena(2 * UPLOAD_NBYTES, device.locker)
     slots = [Slot(staging.bytes[start : start + UPLOAD_NBYTES], staging) for start in (0, UPLOAD_NBYTES)]
     done = [device.event(), device.event()]

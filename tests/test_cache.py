@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -369,6 +370,25 @@ def test_nothing_is_left_behind():
         gc.collect()
 
 
+def test_the_hosts_arrays_go_when_the_device_has_them(monkeypatch):
+    brought, original = [], cache.upload
+
+    def upload(arrays, *where):
+        brought.extend(weakref.ref(array) for array in arrays)
+        return original(arrays, *where)
+
+    monkeypatch.setattr(cache, "upload", upload)
+    rows = TensorDataset(np.arange(COUNT))
+    for dataset in (Counting(), Subset(rows, range(0, COUNT, 2))):
+        brought.clear()
+        loader = DataLoader(dataset, places=simulated_places(2), cache="device", batch_size=8, shuffle=True)
+        list(loader)
+        gc.collect()
+        assert brought
+        assert all(array() is None for array in brought)
+        assert sum(len(np.asarray(part[0])) for step in loader for part in step) == len(dataset)
+
+
 def test_arrays_are_not_read_again():
     """A data set that is arrays is gathered from those very arrays: no second copy on the host."""
     arrays = np.arange(40.0).reshape(20, 2)
@@ -392,6 +412,19 @@ class TestTooLittleMemory:
             place = CustomPlace(SimulatedDevice(memory_limit=1000))
             with pytest.raises(StagingMemoryError, match=r"1,072 bytes on simulated:0: 1,000 are left"):
                 epochs(Counting(), cache="device", places=place)
+
+    def test_on_the_device_is_told_before_all_is_read(self):
+        dataset = Counting(500)
+        loader = DataLoader(
+            dataset, places=CustomPlace(SimulatedDevice(memory_limit=1000)), cache="device", batch_size=8
+        )
+        for _ in range(2):
+            with pytest.raises(
+                StagingMemoryError, match="a cache of 7,000 bytes does not fit on simul"
+            ):
+                iter(loader)
+            gc.collect()  # what was read ahead is given up
+        assert sum(dataset.reads) <= 4 * 64
 
     def test_for_the_order_beside_the_arrays(self):
         """The arrays take 1,072 bytes, their order 560; a sequence needs no order."""
