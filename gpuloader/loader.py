@@ -326,7 +326,8 @@ class DataLoader(Resumable):
             start_method=workers.start_method,
             on_worker_death="respawn" if workers.respawn else "raise",
         )
-        return materialise(reading, len(self.dataset))
+        promise = self._loading.promise_cache if self._cache == "device" else None
+        return materialise(reading, len(self.dataset), promise)
 
     def stats(self) -> LoaderStats:
         """Return where the time went since the loader was made.

@@ -18,9 +18,10 @@ from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road, take_road
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
 from gpuloader.interop import Output
+from gpuloader.operations import Spec
 from gpuloader.plan import DividedPlan, OrderedPlan, Plan
 from gpuloader.presenting import Presenter
-from gpuloader.program import Programmer
+from gpuloader.program import Programmer, Transform
 from gpuloader.sources.order import InOrder, Shuffled
 from gpuloader.sources.stretch import Stretch
 from gpuloader.split import ShardedPlan
@@ -105,6 +106,7 @@ class Loading:
         self._meter = meter
         self._programmers: Sequence[Programmer | None] = [collation.programmer] * len(devices)
         self._resident: Resident | None = None
+        self._promised: Resident | None = None
         self._fetching = self._make_fetching(collation, workers, None)
         self._idle = idle
 
@@ -185,6 +187,23 @@ class Loading:
         batches, places = self._batching.count(), len(self._devices)
         return batches // places if self._drop_step else -(-batches // places)
 
+    def promise_cache(self, specs: Sequence[Spec]) -> None:
+        """Take memory on devices for arrays that are still to be read; raises as `cache_as`."""
+        self._promised = None
+        if not self._lands_on_host:
+            there = Resident(self._devices, self._transforms)
+            there.reserve(specs)
+            self._promised = there
+
+    @property
+    def _lands_on_host(self) -> bool:
+        return any(device.direct for device in self._devices)
+
+    @property
+    def _transforms(self) -> tuple[Transform, ...]:
+        programmer = self._collation.programmer
+        return () if programmer is None else programmer.transforms
+
     def cache_as(self, source: ArraySource, *, resident: bool) -> None:
         """Take batches from arrays from now on: from the host's, or, `resident`, from the devices' own.
 
@@ -194,14 +213,17 @@ class Loading:
             A device has too little memory.
         """
         collation, workers = self._collation, self.workers
-        if not resident or any(device.direct for device in self._devices):
+        if not resident or self._lands_on_host:
             gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
         else:
             source = source.compact()
-            transforms = () if collation.programmer is None else collation.programmer.transforms
-            self._resident = Resident(source, self._devices, transforms)
+            transforms = self._transforms
+            there, self._promised = self._promised or Resident(self._devices, transforms), None
+            there.bring(source)
+            self._resident = there
             collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
-            gatherer = RowStager(source.arrays, None, collation, source.structure)
+            outline = source.outline()  # the host's arrays may go
+            gatherer = RowStager(outline.arrays, None, collation, outline.structure)
             workers = replace(workers, count=0)  # what is left to stage is not worth a message to anyone
         self._fetching = self._make_fetching(collation, workers, gatherer)
 
