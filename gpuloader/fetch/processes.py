@@ -147,8 +147,6 @@ class WorkerProcess:
         """Let go of the worker of another process, from which this one was forked."""
         # Our copy of the link would hide that process's death from the worker.
         self.link.close()
-        # What `multiprocessing` takes for children of ours, it ends when this process ends.
-        getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
     def part(self) -> None:
         """Close the link: the worker ends once it has done what it is at."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import warnings
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,12 +27,20 @@ def starting() -> AbstractContextManager[Any]:
     return _starting
 
 
-def _renew_lock() -> None:
+_started: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _begin_as_child() -> None:
+    """Have a process that was just forked not wait for its parent's locks, nor end its parent's children."""
     global _starting
     _starting = threading.Lock()  # a child is forked while the lock is held
+    # What `multiprocessing` takes for children of ours, it ends when this process ends.
+    children = getattr(sys.modules.get("multiprocessing.process"), "_children", set())
+    for process in list(_started):
+        children.discard(process)
 
 
-after_fork(_renew_lock)
+after_fork(_begin_as_child)
 
 
 def start_process(process: Any) -> None:
@@ -40,6 +50,7 @@ def start_process(process: Any) -> None:
         # The children here run what they were given alone and take no lock of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
+    _started.add(process)
 
 
 def open_sentinel(process: Any) -> int:

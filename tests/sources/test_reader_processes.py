@@ -166,3 +166,24 @@ def test_arguments_are_checked_when_decorating():
         multiprocess_reader([range(3)])
     with pytest.raises(ValueError, match="queue_size"):
         multiprocess_reader([list], queue_size=0)
+
+
+def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
+    """As a program exits, with everything that runs then."""
+    program = """
+    import os, sys
+    from gpuloader.sources.reader import multiprocess_reader
+
+    items = multiprocess_reader([lambda: iter(range(500))], queue_size=4)()
+    got = [next(items)]
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert [*got, *items] == list(range(500))
+    print("done")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
