@@ -18,7 +18,7 @@ from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.operations import GatherRows, Permute, Spec
 from gpuloader.permutation import SORTED_AT_MOST
-from gpuloader.plan import OrderedPlan, Plan
+from gpuloader.plan import DividedPlan, OrderedPlan, Plan
 from gpuloader.platforms import available_memory
 from gpuloader.program import Program, Programmer, Step, Transform
 from gpuloader.sources.dataset import array_source
@@ -254,7 +254,7 @@ class Resident:
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
-        order = plan.order if isinstance(plan, OrderedPlan) else None
+        order = plan.order if isinstance(plan, OrderedPlan | DividedPlan) else None
         if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
             return order
         return None

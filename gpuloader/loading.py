@@ -271,7 +271,7 @@ class Loading:
             return None, None, one
         plan: Plan = self._batching.plan(progress.seed, progress.epoch, progress.base)
         order = None if self._resident is None else self._resident.find_order(plan)
-        if order is not None and isinstance(plan, OrderedPlan):
+        if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # of positions in the order, which devices have
         if self.shards > 1:
             plan = ShardedPlan(plan, self.shards, self._remainder)

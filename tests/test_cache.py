@@ -235,6 +235,8 @@ class TestTheOrderOnTheDevice:
                 ENDS,
             ),
             ({"sampler": RandomSampler(range(COUNT), num_samples=35)}, ENDS),
+            ({"shuffle": True, "shard": (1, 3)}, ENDS),
+            ({"shuffle": False, "shard": (2, 3), "uneven": "drop"}, ENDS),
             ({"sampler": RandomSampler(range(COUNT), replacement=True)}, 7 * 8),
             ({"sampler": SubsetRandomSampler(range(0, COUNT, 2))}, 7 * 8),
             ({"sampler": Kept()}, 7 * 8),
