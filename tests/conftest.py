@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ from gpuloader.sources.digits import Mnist
 from gpuloader.sources.mnist_json import read_json
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_is_heard():
+    """Have interrupts back where a shell that runs the suite in the background had them ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
