@@ -148,13 +148,11 @@ def _show(groups: dict[str, dict[str, Run]], wait: float, equal: bool, console: 
     from gpuloader.cli.mnist_tables import EXPLANATION, losses_table, times_table, verdict
 
     first = next(iter(groups.values()))
-    console.print()
-    console.print(losses_table(first))
-    console.print(times_table(groups, wait))
+    console.print("", losses_table(first), "", times_table(groups, wait), "", sep="\n")
     if len(first) == 1:
         return
     console.print(f"[dim]{EXPLANATION}[/dim]")
-    console.print(verdict(first))
+    console.print(verdict(groups))
     if equal:
         console.print("[bold green]Losses and parameters are equal, bit for bit.[/bold green]")
     else:

@@ -60,16 +60,18 @@ EXPLANATION = (
 )
 
 
-def verdict(runs: dict[str, Run]) -> str:
+def verdict(groups: dict[str, dict[str, Run]]) -> str:
     """Return in a sentence or two what reading asynchronously gained as it is."""
-    synchronous, asynchronous = runs.values()
+    first, *slowed = groups.values()
+    synchronous, asynchronous = first.values()
     ratio = asynchronous.seconds / synchronous.seconds
     if ratio < 0.95:
         return f"As it is, reading asynchronously takes {ratio:.2f} of the synchronous time."
     micros = synchronous.seconds / len(synchronous.losses) * 1e6
     return (
         f"As it is, a step takes {micros:,.0f} µs: too short to gain from a second thread here (ratio "
-        f"{ratio:.2f}). Hiding pays where reading or computing takes longer, as with the waits."
+        f"{ratio:.2f}). Hiding pays where reading or computing takes longer"
+        f"{', as with the waits' if slowed else ''}."
     )
 
 
@@ -81,5 +83,6 @@ def _table(title: str) -> Table:
         header_style="dim",
         border_style="dim",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
     )

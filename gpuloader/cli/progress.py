@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-_SECONDS = 0.1
+_SECONDS = 0.2
 """Between two looks at a run. The bars have no thread of their own, which would disturb what is timed."""
 
 

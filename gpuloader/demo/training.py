@@ -33,7 +33,7 @@ class Run:
     losses : numpy.ndarray
         One float32 a step.
     seconds : float
-        From the first batch asked for to the last loss known on the host.
+        From the first batch asked for to the last loss known on the host, without what `after_step` took.
     compute : float
         Seconds of it spent in training steps; on a GPU, in launching them.
     stats : LoaderStats
@@ -92,6 +92,7 @@ def train(
     ).set_batch_generator(_slowed(mnist.reader(digits, BATCH_SIZE, seed=READING), read_wait), places=place)
     model = LinearModel()
     losses: list[Any] = []
+    told = 0.0
     with trace() as spans:
         start = time.perf_counter()
         for _ in range(epochs):
@@ -101,10 +102,12 @@ def train(
                     if compute_wait:
                         time.sleep(compute_wait)
                 if after_step is not None:
+                    paused = time.perf_counter()
                     after_step(len(losses), losses[-1])
+                    told += time.perf_counter() - paused
         # Only now: to ask for a loss makes the host wait for the device.
         known = np.array([float(loss) for loss in losses], np.float32)
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start - told
     compute = sum(one.end - one.start for one in spans if one.name == "compute") * 1e-9
     return Run(known, seconds, compute, loader.stats(), spans, model)
 

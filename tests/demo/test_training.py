@@ -1,8 +1,11 @@
 """The main job: equal losses both ways."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from gpuloader import CPUPlace
+from gpuloader.demo import training
 from gpuloader.demo.training import train
 from gpuloader.sources import mnist
 from gpuloader.testing import simulated_places
@@ -46,6 +49,18 @@ def test_after_each_step_its_number_and_loss_are_told():
         after_step=lambda steps, loss: told.append((steps, float(loss))),
     )
     assert told == list(enumerate(run.losses.tolist(), start=1))
+
+
+def test_what_is_told_after_a_step_takes_no_time_of_the_run(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def tell(steps, loss):
+        clock[0] += 10.0
+
+    run = train(mnist.sample().valid, CPUPlace(), epochs=1, asynchronous=False, after_step=tell)
+    assert clock[0] == 50.0
+    assert run.seconds == 0.0
 
 
 def test_the_simulated_device_reads_the_same_digits():
