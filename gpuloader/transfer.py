@@ -116,14 +116,14 @@ class Lane:
         try:
             program = self._program(staged)
             slot = self._take(staged.layout.nbytes if program is None else program.room.nbytes)
-        except BaseException:
+            if slot.used:
+                self.device.wait(self._copy_stream, slot.released)
+                slot.used = False
+            begun = self._timer.begin()
+            self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
+        except BaseException:  # of whatever is refused, no copy is under way
             self._ring.release(staged.slot)
             raise
-        if slot.used:
-            self.device.wait(self._copy_stream, slot.released)
-            slot.used = False
-        begun = self._timer.begin()
-        self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         landing = Landing(staged, slot)
         try:
             if program is not None:
@@ -154,8 +154,12 @@ class Lane:
         staged, slot = landing.staged, landing.slot
         if slot is None:
             return self.lease(staged)
-        slot.stream = self._output.stream()
-        self.device.wait(slot.stream, slot.ready)
+        try:
+            slot.stream = self._output.stream()
+            self.device.wait(slot.stream, slot.ready)
+        except BaseException:
+            self._free.append(slot)  # whose copy may still be under way: freeing it here would wait for that
+            raise
         arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
         return self._output.convert(arrays, slot.ready)
 

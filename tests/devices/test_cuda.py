@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import os
 import re
 import threading
@@ -237,6 +238,38 @@ class TestForkedChild:
         assert re.match(
             "PlaceError: gpu:0 cannot be used in a forked", self.run_in_child(lambda: list(load(3)))
         )
+
+
+@pytest.mark.parametrize("call", ["memcpyAsync", "streamWaitEvent"])
+def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
+    """The first of an epoch, the second, …: its road serves the next epoch, and is not made anew."""
+    loader = load(12)
+    list(loader)
+    [road] = loader._idle
+    original, fails = getattr(runtime, call), 0
+    for nth in range(14):
+        calls = itertools.count()
+
+        def failing(*arguments, calls=calls, nth=nth):
+            if next(calls) == nth:
+                raise CudaError(2, "cudaErrorMemoryAllocation")
+            return original(*arguments)
+
+        monkeypatch.setattr(runtime, call, failing)
+        try:
+            for _ in loader:
+                runtime.finish()
+        except LoaderError:
+            fails += 1
+        monkeypatch.setattr(runtime, call, original)
+        assert list(loader._idle) == [road]
+        assert road.ring.free == road.ring.count
+        numbers = []
+        for images, _ in loader:
+            runtime.finish()
+            numbers.append(int(read(images)[0, 0]))
+        assert numbers == list(range(12))
+    assert fails >= 12
 
 
 class TestMemoryRunsOut:
