@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from typing import Annotated, Any
 
@@ -65,9 +64,11 @@ app.command("doctor")(doctor)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata  # takes longer to import than most of what is here
+
         try:
-            version = importlib.metadata.version("gpuloader")
-        except importlib.metadata.PackageNotFoundError:
+            version = metadata.version("gpuloader")
+        except metadata.PackageNotFoundError:
             version = "from a folder, not installed"
         typer.echo(f"gpuloader {version}")
         raise typer.Exit
