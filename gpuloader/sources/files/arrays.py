@@ -185,7 +185,7 @@ class ZarrDataset(StoredArrays):
         return persist(lambda: zarr.open(self._url, mode="r"), self._url, self._tries)
 
     def _list(self, store: Any) -> list[str]:
-        return list(store.array_keys())
+        return sorted(store.array_keys())  # listed in whatever order
 
 
 class HDF5Dataset(StoredArrays):

@@ -115,8 +115,9 @@ def _fixed_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
     from pyarrow import types
 
     storage = getattr(kind, "storage_type", None)
-    shape = getattr(kind, "shape", None)  # of a tensor's type, Arrow's own or one derived from it
-    if storage is not None and shape is not None and getattr(kind, "permutation", None) is None:
+    shape = getattr(kind, "shape", None)  # of a tensor's type, Arrow's own or Ray's
+    axes = getattr(kind, "permutation", None) or ()
+    if storage is not None and shape is not None and list(axes) == sorted(axes):
         return tuple(shape), storage.value_type
     sizes: list[int] = []
     if types.is_dictionary(kind):

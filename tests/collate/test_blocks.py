@@ -1,0 +1,200 @@
+"""Blocks into slots: a data set that gives its samples in columns."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, get_worker_info
+from gpuloader.sources.block import Block, Part, gives_blocks
+from gpuloader.transforms import OneHot
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
+
+
+class Names:
+    """A column of text."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values, object)
+
+    def take(self, rows):
+        return self.values[rows].tolist()
+
+
+def make_columns(start, stop):
+    numbers = np.arange(start, stop)
+    lengths = numbers % 3
+    return {
+        "image": np.repeat(numbers, 4).reshape(-1, 2, 2).astype(np.float32),
+        "label": numbers,
+        "words": Ragged(np.repeat(numbers, lengths), (np.array([0, *np.cumsum(lengths)]),)),
+        "name": Names([f"sample {number}" for number in numbers]),
+    }
+
+
+class Columns(IterableDataset):
+    """Samples 0 to `count`, in columns of ten rows; every second part is taken by the numbers of its rows."""
+
+    def __init__(self, count=25, names=("image", "label", "name")):
+        self.count = count
+        self.names = names
+
+    def __iter__(self):
+        for block in self.iter_blocks(1):
+            yield from block
+
+    def iter_blocks(self, size):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for turn, start in enumerate(range(0, self.count, size)):
+            if turn % step == first:
+                yield Block(self.parts(start, min(start + size, self.count)))
+
+    def parts(self, start, stop):
+        parts = []
+        while start < stop:
+            base = start // 10 * 10
+            end = min(stop, base + 10)
+            columns = make_columns(base, base + 10)
+            columns = {name: columns[name] for name in self.names}
+            rows = slice(start - base, end - base)
+            parts.append(Part(columns, np.arange(rows.start, rows.stop) if base % 20 else rows))
+            start = end
+        return parts
+
+
+def check(batch):
+    labels = batch["label"]
+    if "image" in batch:
+        assert (batch["image"] == labels[:, None, None]).all()
+        assert batch["image"].dtype == np.float32
+    if "name" in batch:
+        assert batch["name"] == [f"sample {label}" for label in labels]
+    return labels.tolist()
+
+
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
+def test_batches_are_those_of_the_samples(workers):
+    loader = DataLoader(Columns(), places="cpu", batch_size=7, **workers)
+    for _ in range(2):
+        labels = [check(batch) for batch in loader]
+        assert sorted(itertools.chain(*labels)) == list(range(25))
+        assert [len(one) for one in labels].count(7) == 3
+
+
+def test_no_sample_is_made_but_the_one_that_settles_the_form(monkeypatch):
+    made = []
+    iterate = Block.__iter__
+
+    def count(block):
+        for sample in iterate(block):
+            made.append(sample)
+            yield sample
+
+    monkeypatch.setattr(Block, "__iter__", count)
+    loader = DataLoader(Columns(), places="cpu", batch_size=7)
+    assert [len(batch["label"]) for batch in loader] == [7, 7, 7, 4]
+    assert [int(sample["label"]) for sample in made] == [0]
+
+
+def test_an_incomplete_last_batch_may_be_left_out():
+    loader = DataLoader(Columns(), places="cpu", batch_size=7, drop_last=True)
+    assert [check(batch) for batch in loader] == np.arange(21).reshape(3, 7).tolist()
+
+
+def test_columns_of_varying_length_are_ragged_or_padded():
+    names = ("label", "words")
+    (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, ragged=["words"])
+    lengths = [number % 3 for number in range(25)]
+    assert batch["words"].recursive_sequence_lengths() == [lengths]
+    assert batch["words"].values.tolist() == np.repeat(np.arange(25), lengths).tolist()
+    (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, pad={"words": -1})
+    assert batch["words"].shape == (25, 2)
+    assert batch["words"][4].tolist() == [4, -1]
+    with pytest.raises(SampleError, match=r"field 'words': .* to be named in the loader's ragged or pad"):
+        list(DataLoader(Columns(25, names), places="cpu", batch_size=25))
+
+
+def test_transforms_run_over_them():
+    loader = DataLoader(Columns(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
+    assert np.concatenate([batch["label"] for batch in loader]).tolist() == np.eye(25).tolist()
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
+@pytest.mark.parametrize("received", [1, 2, 3])
+def test_a_loader_goes_on_where_another_was(workers, received):
+    options = {"places": "cpu", "batch_size": 4, "seed": 1, **workers}
+    whole = [check(batch) for batch in DataLoader(Columns(), **options)]
+    first = DataLoader(Columns(), **options)
+    batches = iter(first)
+    for _ in range(received):
+        next(batches)
+    state = first.state_dict()
+    batches.close()
+    second = DataLoader(Columns(), **options)
+    second.load_state_dict(state)
+    assert [check(batch) for batch in second] == whole[received:]
+
+
+def test_a_collate_fn_gets_samples():
+    loader = DataLoader(
+        Columns(5),
+        places="cpu",
+        batch_size=5,
+        collate_fn=lambda samples: np.array([s["label"] for s in samples]),
+    )
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+    assert [sample["name"] for sample in DataLoader(Columns(2), places="cpu", batch_size=None)] == [
+        "sample 0",
+        "sample 1",
+    ]
+
+
+class Tenfold(Columns):
+    def __iter__(self):
+        for sample in super().__iter__():
+            yield int(sample["label"]) * 10
+
+
+def test_samples_of_a_derived_class_are_its_own():
+    assert gives_blocks(Columns())
+    assert not gives_blocks(Tenfold())
+    assert [batch.tolist() for batch in DataLoader(Tenfold(4), places="cpu", batch_size=4)] == [
+        [0, 10, 20, 30]
+    ]
+
+
+class Changing(Columns):
+    def __init__(self, name, column):
+        super().__init__(6)
+        self.name, self.column = name, column
+
+    def iter_blocks(self, size):
+        yield Block([Part(make_columns(0, 3), slice(0, 3))])
+        yield Block([Part({**make_columns(3, 6), self.name: self.column}, slice(0, 3))])
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "problem"),
+    [
+        ("image", np.zeros((3, 2, 3), np.float32), r"sample 0, field 'image': expected shape \(2, 2\)"),
+        ("label", np.array([3.0, 4.5, 5.0]), "field 'label': expected int64 .* got float64"),
+        ("label", Names(["a", "b", "c"]), "field 'label': expected numbers .* got text"),
+        ("more", np.zeros(3), "batch 1, sample 0: expected a dict with the keys"),
+    ],
+)
+def test_a_column_that_changes_is_an_error(name, column, problem):
+    loader = DataLoader(Changing(name, column), places="cpu", batch_size=3, ragged=["words"])
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(SampleError, match=problem):
+        next(batches)
+
+
+def test_a_block_that_is_too_long_is_an_error():
+    class Long(Columns):
+        def iter_blocks(self, size):
+            yield Block(self.parts(0, size + 1))
+
+    with pytest.raises(SampleError, match=r"iter_blocks\(4\) gave a block of 5 samples"):
+        list(DataLoader(Long(), places="cpu", batch_size=4))

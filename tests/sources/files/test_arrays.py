@@ -1,0 +1,195 @@
+"""Arrays in Zarr and HDF5 stores, row by row."""
+
+import os
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+from gpuloader import DataFileError, DataLoader, HDF5Dataset, SampleError, SourceError, ZarrDataset
+from gpuloader.errors import MissingPackage
+from tests.sample_sets import INLINE, PROCESSES, THREADS
+from tests.sources.files.serving import serve
+
+COUNT = 60
+IMAGES = np.arange(COUNT * 6, dtype=np.float32).reshape(COUNT, 2, 3)
+FORKSERVER = {"num_workers": 2, "start_method": "forkserver"}
+
+
+def write_hdf5(folder, **arrays):
+    h5py = pytest.importorskip("h5py")
+    path = folder / "a.h5"
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, chunks=(8, 2, 3) if name == "image" else None)
+        file.create_group("more")["label"] = np.zeros(COUNT)
+    return path, HDF5Dataset
+
+
+def write_zarr(folder, **arrays):
+    zarr = pytest.importorskip("zarr")
+    path = folder / "a.zarr"
+    group = zarr.create_group(path)
+    for name, array in arrays.items():
+        stored = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=(8, *array.shape[1:]))
+        stored[:] = array
+    stored = group.create_group("more").create_array("label", shape=(COUNT,), dtype="f8")
+    stored[:] = 0
+    return path, ZarrDataset
+
+
+WRITERS = [write_hdf5, write_zarr]
+
+
+@pytest.fixture(params=WRITERS, ids=["HDF5", "Zarr"])
+def write(request):
+    return request.param
+
+
+@pytest.fixture
+def dataset(write, tmp_path):
+    path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    dataset = kind(path)
+    yield dataset
+    dataset.close()
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES, FORKSERVER], ids=str)
+def test_rows_are_read_in_any_order_by_anybody(dataset, workers):
+    assert len(dataset) == COUNT
+    loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle=True, seed=1, **workers)
+    seen = []
+    for batch in loader:
+        assert (batch["image"] == IMAGES[batch["label"]]).all()
+        seen += batch["label"].tolist()
+    assert sorted(seen) == list(range(COUNT))
+
+
+def test_workers_open_it_anew(dataset):
+    assert dataset[3]["label"] == 3  # it is open here
+    loader = DataLoader(dataset, places="cpu", batch_size=30, num_workers=2, start_method="fork")
+    assert [batch["label"].sum() for batch in loader] == [435, 1335]
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again[-1]["label"] == COUNT - 1
+    again.close()
+
+
+class Spied:
+    """An array that says what is read of it."""
+
+    def __init__(self, array, chunks):
+        self.array, self.chunks = array, chunks
+        self.shape, self.dtype = array.shape, array.dtype
+        self.reads = []
+
+    def __getitem__(self, rows):
+        self.reads.append((rows.start, rows.stop))
+        return self.array[rows]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reads"),
+    [((8, 2, 3), [(1, 8), (17, 19), (56, 57)]), (None, [(1, 3), (7, 8), (17, 19), (56, 57)])],
+    ids=["chunks", "none"],
+)
+def test_a_batch_is_read_chunk_by_chunk(dataset, chunks, reads):
+    spied = Spied(IMAGES, chunks)
+    rows = [18, 2, 56, 1, 7, 2, 17]
+    dataset._arrays()["image"] = spied
+    samples = dataset.__getitems__(rows)
+    assert spied.reads == reads
+    assert [sample["image"].tolist() for sample in samples] == IMAGES[rows].tolist()
+
+
+def test_arrays_go_by_name(write, tmp_path):
+    path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    dataset = kind(path, ["more/label"])
+    assert dataset[0] == {"more/label": 0.0}
+    dataset.close()
+    for name in ("lable", "more"):
+        with pytest.raises(DataFileError, match="there is no such array") as caught:
+            kind(path, [name])
+        assert (caught.value.file, caught.value.column) == (str(path), name)
+    with pytest.raises(TypeError, match="arrays must be a list"):
+        kind(path, "label")
+
+
+def test_a_store_may_be_one_array(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    zarr.save(tmp_path / "pictures.zarr", IMAGES)
+    dataset = ZarrDataset(tmp_path / "pictures.zarr")
+    assert dataset[5]["pictures"].tolist() == IMAGES[5].tolist()
+
+
+def test_text_stays_text(tmp_path):
+    path, kind = write_hdf5(tmp_path, name=[f"sample {number}" for number in range(3)])
+    dataset = kind(path)
+    (batch,) = DataLoader(dataset, places="cpu", batch_size=3)
+    assert batch["name"] == [b"sample 0", b"sample 1", b"sample 2"]
+    dataset.close()
+
+
+def test_lengths_that_differ(write, tmp_path):
+    path, kind = write(tmp_path, image=IMAGES, label=np.arange(3))
+    with pytest.raises(DataFileError, match=r"equally many rows, got .*60.*3"):
+        kind(path)
+
+
+def test_a_store_that_is_not_there(tmp_path):
+    for kind, package in ((HDF5Dataset, "h5py"), (ZarrDataset, "zarr")):
+        pytest.importorskip(package)
+        with pytest.raises(SourceError, match="gone: ") as caught:
+            kind(tmp_path / "gone")
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_file_that_is_damaged(tmp_path):
+    path, kind = write_hdf5(tmp_path, image=IMAGES)
+    body = path.read_bytes()
+    for damaged in (body[: len(body) // 2], b"x" * 3000, b""):
+        path.write_bytes(damaged)
+        with pytest.raises(DataFileError, match="it is truncated or no HDF5 file") as caught:
+            kind(path)
+        assert caught.value.file == str(path)
+
+
+def test_a_chunk_that_is_damaged(tmp_path):
+    path, kind = write_zarr(tmp_path, image=IMAGES)
+    (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
+    with pytest.raises(SampleError, match="column 'image': rows 8 to 9 cannot be read") as caught:
+        list(DataLoader(kind(path), places="cpu", batch_size=5))
+    assert isinstance(caught.value.__cause__, DataFileError)
+    assert caught.value.__cause__.column == "image"
+
+
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES, FORKSERVER], ids=str)
+def test_a_server_that_drops_connections(write, tmp_path, workers):
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("fsspec")
+    path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    with serve(tmp_path, drops=lambda number: number % 3 == 1) as served:
+        dataset = kind(f"{served.url}/{path.name}", ["label"])
+        loader = DataLoader(dataset, places="cpu", batch_size=10, **workers)
+        assert [label for batch in loader for label in batch["label"].tolist()] == list(range(COUNT))
+        assert served.dropped
+        dataset.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")
+def test_nothing_stays_open(tmp_path):
+    path, kind = write_hdf5(tmp_path, image=IMAGES)
+    before = set(os.listdir("/proc/self/fd"))
+    dataset = kind(path)
+    assert set(os.listdir("/proc/self/fd")) == before  # so that a fork inherits nothing
+    list(DataLoader(dataset, places="cpu", batch_size=20))
+    dataset.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"")
+    for kind, package, extra in ((HDF5Dataset, "h5py", "hdf5"), (ZarrDataset, "zarr", "zarr")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingPackage, match=rf"gpuloader\[{extra}\]"):
+            kind(tmp_path / "a")

@@ -1,0 +1,142 @@
+"""Files by path or URL, and what is done where a connection drops."""
+
+import io
+
+import pytest
+
+from gpuloader import SourceError
+from gpuloader.errors import MissingPackage
+from gpuloader.sources.files import opening
+from gpuloader.sources.files.opening import as_urls, is_lasting, open_source, persist
+from tests.sources.files.serving import serve
+
+
+@pytest.fixture
+def no_waits(monkeypatch):
+    waits = []
+    monkeypatch.setattr(opening.time, "sleep", waits.append)
+    return waits
+
+
+class Refused(Exception):
+    """As HTTP clients have them."""
+
+    def __init__(self, status):
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+def hidden(cause):
+    error = FileNotFoundError("it is not there, or cannot be reached")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (ConnectionResetError(), False),
+        (TimeoutError(), False),
+        (OSError("unknown"), False),
+        (Refused(503), False),
+        (Refused(429), False),
+        (Refused(403), True),
+        (FileNotFoundError(), True),
+        (PermissionError(), True),
+        (ImportError(), True),
+        (ValueError(), True),
+        (hidden(ConnectionResetError()), False),
+        (hidden(Refused(404)), True),
+    ],
+    ids=repr,
+)
+def test_what_passes_is_tried_again_and_what_lasts_is_not(error, lasting, no_waits):
+    assert is_lasting(error) is lasting
+    asked = []
+
+    def fail():
+        asked.append(1)
+        raise error
+
+    with pytest.raises(SourceError) as caught:
+        persist(fail, "s3://bucket/a", 4)
+    assert len(asked) == caught.value.attempts == (1 if lasting else 4)
+    assert caught.value.url == "s3://bucket/a"
+    assert caught.value.__cause__ is error
+    assert str(caught.value).startswith("s3://bucket/a: it cannot be read: ")
+
+
+def test_waits_grow_and_are_bounded(no_waits):
+    def fail():
+        raise TimeoutError
+
+    with pytest.raises(SourceError, match=r"\(9 attempts\)"):
+        persist(fail, "s3://bucket/a", 9)
+    assert no_waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_local_file_is_opened_as_it_is(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    for url in (str(tmp_path / "a"), *as_urls(f"file://{tmp_path}/a"), *as_urls(tmp_path / "a")):
+        with open_source(url) as file:
+            assert file.read() == b"abc"
+    with pytest.raises(SourceError, match="b: the file cannot be opened: No such file") as caught:
+        open_source(str(tmp_path / "b"))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize(("urls", "error"), [(3, TypeError), ([3], TypeError), ([], ValueError)])
+def test_urls_are_checked(urls, error):
+    with pytest.raises(error, match="urls must"):
+        as_urls(urls)
+
+
+def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+    with pytest.raises(MissingPackage, match=r"reading s3://bucket/a needs fsspec.*gpuloader\[remote\]"):
+        open_source("s3://bucket/a")
+
+
+class TestOverHttp:
+    """A server of this machine, whose connections drop."""
+
+    BODY = bytes(range(256)) * 64
+
+    @pytest.fixture(autouse=True)
+    def _needs(self, tmp_path, no_waits):
+        pytest.importorskip("aiohttp")
+        pytest.importorskip("fsspec")
+        (tmp_path / "a").write_bytes(self.BODY)
+
+    def test_ranges_come_whole_or_again(self, tmp_path, no_waits):
+        with serve(tmp_path, drops=lambda number: number % 3 != 0) as served:
+            with open_source(f"{served.url}/a") as file:
+                assert file.seek(-100, io.SEEK_END) == len(self.BODY) - 100
+                assert file.read(300) == self.BODY[-100:]
+                assert file.read(1) == b""
+                file.seek(1000)
+                assert file.read(2000) == self.BODY[1000:3000]
+                assert file.tell() == 3000
+            assert (served.requests, served.dropped) == (6, 4)
+        assert no_waits == [0.1, 0.2] * 2
+
+    def test_little_reads_become_large_ones(self, tmp_path):
+        with serve(tmp_path) as served:
+            with open_source(f"{served.url}/a", buffered=True) as file:
+                assert b"".join(iter(lambda: file.read(7), b"")) == self.BODY
+            assert served.requests == 1
+
+    def test_a_server_that_never_recovers(self, tmp_path):
+        with serve(tmp_path, drops=lambda number: True) as served:
+            with open_source(f"{served.url}/a", 3) as file, pytest.raises(SourceError) as caught:
+                file.read(10)
+            assert served.requests == caught.value.attempts == 3
+        assert caught.value.url == f"{served.url}/a"
+        with pytest.raises(SourceError, match=r"Cannot connect.*\(2 attempts\)"):
+            open_source(f"{served.url}/a", 2)
+
+    def test_a_missing_file_is_asked_for_once(self, tmp_path, no_waits):
+        with serve(tmp_path) as served, pytest.raises(SourceError) as caught:
+            open_source(f"{served.url}/b")
+        assert caught.value.attempts == 1
+        assert no_waits == []

@@ -1,0 +1,195 @@
+"""Shards: who reads which, in which order, from where on."""
+
+import itertools
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import DataLoader
+from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.randomness import Draw, exchange_draw
+from gpuloader.sources.worker_info import WorkerInfo, enter_worker
+
+
+class Numbers(ShardDataset):
+    """Whole numbers in shards of some sizes, read three at a time."""
+
+    def __init__(self, sizes, **options):
+        super().__init__(**{"shuffle": False, "shuffle_buffer": None, "seed": 0, **options})
+        self.sizes = sizes
+        self.read = []
+        self.most = 0
+
+    @property
+    def shards(self):
+        return len(self.sizes)
+
+    def __iter__(self):
+        for [(numbers, rows)] in self._takes(1):
+            yield numbers[rows][0] if isinstance(rows, slice) else numbers[rows[0]]
+
+    def _read(self, shard, skip):
+        self.read.append(shard)
+        start = sum(self.sizes[:shard])
+        numbers = list(range(start + skip, start + self.sizes[shard]))
+        for at in range(0, len(numbers), 3):
+            yield numbers[at : at + 3]
+
+    def _gather(self, pieces):
+        numbers = list(itertools.chain(*pieces))
+        self.most = max(self.most, len(numbers))
+        return numbers
+
+
+SIZES = [5, 1, 9, 4, 0, 7, 3, 6]
+TOTAL = sum(SIZES)
+SHUFFLED = {"shuffle": True, "shuffle_buffer": 8}
+
+
+@contextmanager
+def reading(rank=0, ranks=1, worker=0, workers=1, epoch=0):
+    enter_worker(WorkerInfo(worker, workers, 0, None, (rank, ranks)))
+    outer = exchange_draw(Draw(7, epoch))
+    try:
+        yield
+    finally:
+        exchange_draw(outer)
+        enter_worker(None)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, SHUFFLED], ids=["in order", "shards", "window"])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 3), (5, 4)])
+def test_streams_have_disjoint_parts_that_are_everything(options, ranks, workers):
+    found = []
+    for rank in range(ranks):
+        for worker in range(workers):
+            with reading(rank, ranks, worker, workers, epoch=2):
+                found += Numbers(SIZES, **options)
+    assert sorted(found) == list(range(TOTAL))
+
+
+def test_a_rank_has_the_same_shards_whatever_its_workers():
+    def shards(workers):
+        read = set()
+        for worker in range(workers):
+            with reading(1, 2, worker, workers):
+                dataset = Numbers(SIZES, shuffle=True)
+                list(dataset)
+                read |= set(dataset.read)
+        return read
+
+    assert shards(1) == shards(2) == shards(3)
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    def order(epoch, seed=0):
+        with reading(epoch=epoch):
+            return list(Numbers(SIZES, **SHUFFLED, seed=seed))
+
+    assert order(1) == order(1)
+    assert len({tuple(order(*key)) for key in [(0,), (1,), (0, 1), (1, 1)]}) == 4
+
+
+def test_the_epoch_is_the_loaders_and_the_seed_is_not():
+    """Ranks whose loaders were given no seed still have disjoint parts."""
+
+    def epochs(seed):
+        loader = DataLoader(Numbers(SIZES, **SHUFFLED), places="cpu", batch_size=100, seed=seed)
+        return [next(iter(loader)).tolist() for _ in range(2)]
+
+    first, second = epochs(1)
+    assert first != second
+    assert epochs(2) == [first, second]
+
+
+def test_without_a_buffer_shards_stay_whole():
+    with reading():
+        found = list(Numbers(SIZES, shuffle=True))
+    starts = [sum(SIZES[:shard]) for shard in range(len(SIZES)) if SIZES[shard]]
+    runs = [at for at in range(TOTAL) if not at or found[at] != found[at - 1] + 1]
+    assert {found[at] for at in runs} <= set(starts)
+    assert found != list(range(TOTAL))
+
+
+def test_no_more_than_the_buffer_is_held_and_samples_move_within_it_alone():
+    dataset = Numbers(SIZES, shuffle=True, shuffle_buffer=8)
+    with reading():
+        found = list(dataset)
+        plain = list(Numbers(SIZES, shuffle=True))
+    assert dataset.most == 8
+    for start in range(0, TOTAL, 8):
+        assert sorted(found[start : start + 8]) == sorted(plain[start : start + 8])
+    assert found != plain
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    buffer=st.none() | st.integers(1, 12),
+    size=st.integers(1, 7),
+    data=st.data(),
+)
+def test_a_pass_goes_on_wherever_it_was_left(sizes, buffer, size, data):
+    options = {"shuffle": True, "shuffle_buffer": buffer}
+
+    def take(dataset):
+        for held in dataset._takes(size):
+            yield [
+                number
+                for numbers, rows in held
+                for number in (numbers[rows] if isinstance(rows, slice) else [numbers[row] for row in rows])
+            ]
+
+    with reading(epoch=3):
+        whole = list(take(Numbers(sizes, **options)))
+        assert [len(batch) for batch in whole[:-1]] == [size] * (len(whole) - 1)
+        count = data.draw(st.integers(0, len(whole)))
+        first = Numbers(sizes, **options)
+        batches = take(first)
+        for _ in range(count):
+            next(batches)
+        state = first.state_dict()
+    with reading(epoch=0):  # the state knows better
+        second = Numbers(sizes, **options)
+        second.load_state_dict(state)
+        assert list(take(second)) == whole[count:]
+        assert len(second.read) <= len(sizes)
+
+
+def test_what_was_read_before_is_not_read_again():
+    with reading():
+        first = Numbers([6] * 10)
+        samples = iter(first)
+        for _ in range(31):
+            next(samples)
+        second = Numbers([6] * 10)
+        second.load_state_dict(first.state_dict())
+        assert list(second) == list(range(31, 60))
+    assert second.read == [5, 6, 7, 8, 9]
+
+
+def test_a_state_is_for_as_many_streams():
+    dataset = Numbers(SIZES)
+    with reading(0, 2):
+        next(iter(dataset))
+        state = dataset.state_dict()
+    dataset.load_state_dict(state)
+    with reading(0, 3), pytest.raises(ValueError, match="stream 0 of 2, this is stream 0 of 3"):
+        list(dataset)
+    with pytest.raises(ValueError, match="no state of a data set in shards"):
+        dataset.load_state_dict({"batches": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"shuffle_buffer": 5}, "needs shuffle=True"),
+        ({"shuffle": True, "shuffle_buffer": 0}, "shuffle_buffer must be an integer of 1 or more"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_options_are_checked_at_once(options, problem):
+    with pytest.raises(ValueError, match=problem):
+        Numbers(SIZES, **options)

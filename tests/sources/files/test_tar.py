@@ -1,0 +1,112 @@
+"""Tar shards, as the webdataset package reads them."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from gpuloader import DataFileError, DataLoader, SourceError, TarDataset
+from gpuloader.errors import MissingPackage
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
+from tests.sources.files.serving import serve
+
+pytest.importorskip("webdataset")
+
+SHARDS, SAMPLES = 6, 20
+
+
+def decode(sample):
+    return {
+        "label": int(sample["cls"]),
+        "image": np.frombuffer(sample["bin"], np.uint8),
+        "key": sample["__key__"],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for shard in range(SHARDS):
+        with tarfile.open(tmp_path / f"{shard:03d}.tar", "w") as file:
+            for number in range(shard * SAMPLES, (shard + 1) * SAMPLES):
+                for extension, data in (("bin", bytes([number] * 5)), ("cls", str(number).encode())):
+                    member = tarfile.TarInfo(f"{number:04d}.{extension}")
+                    member.size = len(data)
+                    file.addfile(member, io.BytesIO(data))
+    return tmp_path
+
+
+def check(batch):
+    labels = batch["label"]
+    assert (batch["image"] == labels[:, None]).all()
+    assert batch["key"] == [f"{label:04d}" for label in labels]
+    return labels.tolist()
+
+
+def load(folder, workers=INLINE, **options):
+    options = {"shuffle": True, "shuffle_buffer": 30, **options}
+    dataset = TarDataset(f"{folder}/{{000..005}}.tar", decode, **options)
+    return DataLoader(dataset, places="cpu", batch_size=7, **workers)
+
+
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
+def test_every_sample_arrives_once(folder, workers):
+    loader = load(folder, workers)
+    epochs = [[label for batch in loader for label in check(batch)] for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(SHARDS * SAMPLES))] * 2
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": False, "shuffle_buffer": None}], ids=["shuffled", "in order"]
+)
+def test_a_loader_goes_on_where_another_was(folder, options):
+    whole = [check(batch) for batch in load(folder, **options)]
+    first = load(folder, **options)
+    batches = iter(first)
+    for _ in range(6):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    second = load(folder, **options)
+    second.load_state_dict(state)
+    assert [check(batch) for batch in second] == whole[6:]
+
+
+def test_samples_that_nobody_decodes_are_bytes(folder):
+    sample = next(iter(TarDataset(folder / "000.tar")))
+    assert sample == {"__key__": "0000", "__url__": str(folder / "000.tar"), "bin": bytes(5), "cls": b"0"}
+
+
+def test_a_server_that_drops_connections(folder):
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("fsspec")
+    with serve(folder, drops=lambda number: number % 2 == 1) as served:
+        found = [label for batch in load(served.url) for label in check(batch)]
+        assert served.dropped == SHARDS
+    assert sorted(found) == list(range(SHARDS * SAMPLES))
+
+
+@pytest.mark.parametrize(
+    "body", [lambda body: body[:7000], lambda body: b"x" * 2000], ids=["truncated", "foreign"]
+)
+def test_a_bad_file_is_an_error(folder, body):
+    path = folder / "003.tar"
+    path.write_bytes(body(path.read_bytes()))
+    with pytest.raises(DataFileError, match="it is truncated or no tar file") as caught:
+        list(load(folder))
+    assert caught.value.file == str(path)
+
+
+def test_a_missing_file_is_an_error(folder):
+    (folder / "003.tar").unlink()
+    with pytest.raises(SourceError, match=r"003\.tar: the file cannot be opened"):
+        list(load(folder))
+
+
+def test_what_the_user_does_wrong(folder, monkeypatch):
+    with pytest.raises(TypeError, match="decode must be callable"):
+        TarDataset(folder / "000.tar", "jpg")
+    monkeypatch.setitem(__import__("sys").modules, "webdataset.shardlists", None)
+    with pytest.raises(MissingPackage, match=r"gpuloader\[webdataset\]"):
+        TarDataset(folder / "000.tar")
