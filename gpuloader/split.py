@@ -12,7 +12,7 @@ from gpuloader.checks import check_word
 from gpuloader.devices.base import Device
 from gpuloader.errors import LoaderError
 from gpuloader.plan import DividedPlan, Plan, SampledPlan
-from gpuloader.sources.division import count_own
+from gpuloader.sources.division import part_of
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import arrange
 from gpuloader.transfer import send
@@ -32,8 +32,8 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
     shards : int
         Parts.
     remainder : str
-        What becomes of samples that do not divide evenly: 'error', 'drop', or 'pad': the last sample is
-        repeated at the end.
+        What becomes of samples that do not divide evenly: 'error', 'drop', or 'pad': parts that have one less
+        than others repeat their last sample, or the batch's where they have none.
 
     Raises
     ------
@@ -57,12 +57,12 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
             "the places divide, drop_last=True for the last batch, or remainder='drop' or 'pad'"
         )
     if rest and remainder == "pad":
-        padding = shards - rest
         listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-        size = (count + padding) // shards
-        padded = listed + listed[-1:] * padding
-        parts: list[Indices] = [padded[part * size : (part + 1) * size] for part in range(shards)]
-        return parts, [count_own(count, size, part) for part in range(shards)]
+        size = count // shards + 1
+        spans = [part_of(count, shards, part) for part in range(shards)]
+        pieces = [listed[begin : begin + own] for begin, own in spans]
+        parts: list[Indices] = [(piece + (piece or listed)[-1:])[:size] for piece in pieces]
+        return parts, [own for _, own in spans]
     size = count // shards
     return [indices[part * size : (part + 1) * size] for part in range(shards)], [size] * shards
 
@@ -103,7 +103,8 @@ class ShardedPlan:
                 continue
             if divided is not None:  # whose batch may itself end in samples that are repeated
                 counted, _ = divided.take_own(entry)
-                own = [count_own(counted, len(part), place) for place, part in enumerate(parts)]
+                spans = [part_of(sum(own), self.shards, part) for part in range(self.shards)]
+                own = [min(max(counted - begin, 0), count) for begin, count in spans]
             for part, count in zip(parts, own, strict=True):
                 if number >= start:
                     if self.remainder == "pad" or (divided is not None and divided.pads):

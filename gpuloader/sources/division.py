@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuloader.checks import check_word
 from gpuloader.sources.computed import Computed, Indices, check_whole
-from gpuloader.sources.order import Order, deal
+from gpuloader.sources.order import Order
 from gpuloader.sources.ranks import find_rank
 
 UNEVEN = ("pad", "drop", "error")
@@ -59,8 +59,15 @@ class Division:
 
     def own(self, left: int, batch_size: int) -> tuple[int, int]:
         """Return how many samples of the next batch count, and how many it has, with `left` to come."""
-        size = batch_size if left >= batch_size * self.world_size else self.share(left)
-        return count_own(left, size, self.rank), size
+        if left >= batch_size * self.world_size:
+            return batch_size, batch_size
+        return self.part(left)[1], self.share(left)
+
+    def part(self, left: int) -> tuple[int, int]:
+        """Return where in a last step of `left` samples this rank's begin, and how many it has of its own."""
+        return part_of(
+            left if self.uneven == "pad" else left - left % self.world_size, self.world_size, self.rank
+        )
 
     def own_items(self, count: int, batch_size: int) -> tuple[int, int]:
         """Return the same where `count` items are there of a step, and are dealt to the ranks one by one."""
@@ -114,7 +121,7 @@ class Share(Computed):
     """What one rank reads of `base` from position `start` on, batch by batch; all ranks read equally many.
 
     A step takes a batch for each rank from `base`, rank after rank; a last one that is not whole is divided
-    evenly, the last sample repeated where that is short, or left out altogether.
+    evenly, who has one sample less than others repeating its last, or left out altogether.
 
     Examples
     --------
@@ -142,9 +149,14 @@ class Share(Computed):
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
-        division = self.division
-        dealt = deal(positions, len(self), self.batch_size, division.world_size, division.rank)
-        return _entries(self.base, np.minimum(self.start + dealt, len(self.base) - 1))
+        size, division = self.batch_size, self.division
+        step = size * division.world_size
+        full, left = divmod(len(self.base) - self.start, step)
+        begin, own = division.part(left)
+        turn, offset = np.divmod(positions, size)
+        last = begin + np.minimum(offset, max(own - 1, 0))
+        within = np.where(turn < full, division.rank * size + offset, last)
+        return _entries(self.base, np.minimum(self.start + turn * step + within, len(self.base) - 1))
 
 
 def _entries(order: Order, positions: Indices) -> Indices:
@@ -156,13 +168,14 @@ def _entries(order: Order, positions: Indices) -> Indices:
     return np.concatenate([np.asarray(order.slice(int(run[0]), int(run[-1]) + 1), np.int64) for run in runs])
 
 
-def count_own(count: int, size: int, part: int) -> int:
-    """Return how many of `count` samples lie in part number `part` of `size` each.
+def part_of(count: int, parts: int, part: int) -> tuple[int, int]:
+    """Return where part number `part` of `count` samples begins, and how many it has, one more or less.
 
-    >>> [count_own(5, 2, part) for part in range(4)]
-    [2, 2, 1, 0]
+    >>> [part_of(5, 3, part) for part in range(3)]
+    [(0, 2), (2, 2), (4, 1)]
     """
-    return min(max(count - part * size, 0), size)
+    each, extra = divmod(count, parts)
+    return part * each + min(part, extra), each + (part < extra)
 
 
 def find_division(shard: object, uneven: object) -> Division | None:

@@ -285,28 +285,12 @@ class Shard(Computed):
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
-        dealt = deal(positions, self._share, self.batch_size, self.world_size, self.rank)
-        return self.base.at(dealt % len(self.base))
-
-
-def deal(positions: Indices, share: int, batch_size: int, world_size: int, rank: int) -> Indices:
-    """Return where in a whole order the `positions` of one rank's `share` of it lie.
-
-    Batches lie there rank after rank: first one of rank 0, then one of rank 1, …, then the next of rank 0.
-    The last ones are smaller, where the share is not so many whole batches.
-
-    Examples
-    --------
-    >>> deal(np.arange(5), share=5, batch_size=2, world_size=3, rank=1)
-    array([ 2,  3,  8,  9, 13])
-    """
-    # A batch larger than the share is the share; so no number outgrows its 64 bits.
-    size = max(min(batch_size, share), 1)
-    turns, rest = divmod(share, size)
-    turn, offset = np.divmod(positions, size)
-    width = np.where(turn < turns, size, rest)
-    dealt: Indices = turn * (size * world_size) + rank * width + offset
-    return dealt
+        # A batch larger than the share is the share; so no number outgrows its 64 bits.
+        size = max(min(self.batch_size, self._share), 1)
+        turns, rest = divmod(self._share, size)
+        turn, offset = np.divmod(positions, size)
+        width = np.where(turn < turns, size, rest)
+        return self.base.at((turn * (size * self.world_size) + self.rank * width + offset) % len(self.base))
 
 
 def iterate(order: Order) -> Iterator[int]:

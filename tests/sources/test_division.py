@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.sources.division import ALONE, Division, Share, Standing, count_own, find_division
+from gpuloader.sources.division import ALONE, Division, Share, Standing, find_division, part_of
 from gpuloader.sources.order import Drawn, InOrder, Mapped, Shuffled
 from gpuloader.split import cut
 
@@ -108,8 +108,8 @@ def test_a_position_beyond_the_order_is_refused():
         Share(InOrder(5), 6, 1, ALONE)
 
 
-def test_samples_of_ranks_differ_by_less_than_a_batch():
-    """At 4,096 ranks, whatever is left over: those that count, and those that come."""
+def test_samples_of_ranks_differ_by_one_at_most():
+    """At 4,096 ranks, whatever is left over: those that count; of those that come all have as many."""
     for count in (10**9, 10**9 + 1, 4096 * 32 * 7 + 4097, 4095, 1):
         for rule in ("pad", "drop"):
             lengths, own = set(), []
@@ -119,7 +119,7 @@ def test_samples_of_ranks_differ_by_less_than_a_batch():
                 last = count - (division.count(count, 32) - 1) * 32 * 4096
                 own.append(len(share) - division.own(last, 32)[1] + division.own(last, 32)[0])
             assert len(lengths) == 1
-            assert max(own) - min(own) <= 32
+            assert max(own) - min(own) <= 1
             assert count - sum(own) == (0 if rule == "pad" else count % 4096)
 
 
@@ -171,8 +171,9 @@ def test_drawing_with_replacement_is_divided_too():
     assert entries == whole(order, 0, 30)
 
 
-def test_own_samples_of_parts():
-    assert [count_own(5, 2, part) for part in range(4)] == [2, 2, 1, 0]
+def test_parts_are_as_even_as_can_be():
+    assert [part_of(5, 4, part) for part in range(4)] == [(0, 2), (2, 1), (3, 1), (4, 1)]
+    assert [part_of(2, 4, part) for part in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(
