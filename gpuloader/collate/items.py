@@ -80,7 +80,7 @@ class ItemAssembler(Assembler):
             problem = f"iter_blocks({size}) gave a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
         with self.locate(number):
-            form = self._form(next(iter(block)), settles)
+            form = self.form or self._form(next(iter(block)), settles)
             if fits(block, form):
                 staged = stage_block(block, form, self.collation, number, reserve)
                 return complete(self.collation, staged, self._keys(number, len(block)))
