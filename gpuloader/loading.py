@@ -219,6 +219,7 @@ class Loading:
             source = source.compact()
             transforms = self._transforms
             there, self._promised = self._promised or Resident(self._devices, transforms), None
+            Gatherer(source.arrays, None, collation, source.structure).check_all()
             there.bring(source)
             self._resident = there
             collation = replace(collation, programmer=Programmer(transforms, source.gathers()))

@@ -367,6 +367,23 @@ class TestAnOwnTransform:
         ):
             list(load(rows, steps=[Sort()], sampler=[3, 4, 5], batch_size=3, shuffle=False))
 
+    def test_refuses_a_sample_of_a_cache_before_it_goes_to_the_device(self):
+        """Batches are gathered there, where no transform looks at them."""
+
+        @dataclass(frozen=True)
+        class Positive(Sort):
+            def check(self, inputs):
+                if (wrong := np.flatnonzero(inputs[0].min(axis=1) < 0)).size:
+                    raise SampleError("expected positive numbers", index=int(wrong[0]))
+
+        rows = np.ones((90, 3))
+        rows[77, 2] = -1
+        for dataset in (TensorDataset(rows), [(row,) for row in rows]):
+            loader = load(dataset, simulated_places(1), steps=[Positive()], cache="device", batch_size=9)
+            with pytest.raises(SampleError) as caught:
+                iter(loader)
+            assert str(caught.value) == "data set index 77, field '0': expected positive numbers"
+
     def test_that_raises_is_named(self):
         class Raising(Sort):
             def bind(self, inputs):

@@ -15,6 +15,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
 from gpuloader.errors import SampleError
 from gpuloader.operations import span_specs
+from gpuloader.program import Programmer
 from gpuloader.sources.stretch import Stretch
 from gpuloader.spec import Array, Indices
 from gpuloader.staging.layout import Layout, arrange
@@ -81,6 +82,28 @@ class Gatherer:
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
         return Gathering(self, number, rows, layout, reserve(self._room(number, layout)), indices)
+
+    def check_all(self) -> None:
+        """Have transforms look at all samples at once, where no batch will show them any.
+
+        Raises
+        ------
+        SampleError
+            Nothing can be computed from one of them; names it.
+        """
+        if self._collation.programmer is None:
+            return
+        names, layout = self._structure.array_names, self.layout(self._count)
+        try:
+            programmer = Programmer(self._collation.programmer.transforms)
+            program = programmer.program(names, self._levels, layout, drawn=False)
+        except SampleError:
+            return  # they do not suit the fields: the first batch says so
+        try:
+            program.check(list(self._arrays))
+        except SampleError as error:
+            error.index, error.dataset_index = None, error.index
+            raise
 
     def _room(self, number: int, layout: Layout) -> int:
         if not self._has_transforms:
