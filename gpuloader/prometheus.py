@@ -19,6 +19,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from gpuloader.errors import missing_package
 from gpuloader.measured import Measured
 
+__all__ = ["export"]
+
 COUNTERS = {
     "steps": "Steps delivered.",
     "batches": "Batches staged.",

@@ -16,6 +16,7 @@ MODULES = (
     "gpuloader",
     "gpuloader.reader",
     "gpuloader.transforms",
+    "gpuloader.prometheus",
     "gpuloader.testing",
     "gpuloader.sources.mnist",
     "gpuloader.fluid",
