@@ -12,10 +12,15 @@ from rich.text import Text
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.places import Place, parse_place
 
+WIDEST = 100
+"""Columns; lines across a wider screen are hard to follow."""
+
 
 def open_console() -> Console:
     """Return a console on what standard output is now."""
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDEST)
+    return console
 
 
 def say_failure(message: str) -> None:

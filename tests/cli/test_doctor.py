@@ -76,6 +76,11 @@ def test_the_table_fits_eighty_columns_and_says_what_to_do(invoke):
     assert "A loader would fail here: 2 problems" in shown.stdout
 
 
+def test_a_wide_screen_is_not_filled(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    assert 80 < max(map(len, invoke().stdout.splitlines())) <= 100
+
+
 def test_a_refused_lock_is_told_with_the_limit_that_may_be_the_cause(invoke, monkeypatch):
     from gpuloader.doctor import memory
 

@@ -111,6 +111,13 @@ def test_the_variable_names_the_data(monkeypatch, tmp_path):
     assert "missing.json.gz" in shown.stderr
 
 
+def test_an_empty_variable_names_nothing(monkeypatch):
+    monkeypatch.setenv("GPULOADER_MNIST", "")
+    shown = CliRunner().invoke(app, ["mnist", "--place", "cpu", "--sync", "--epochs", "1"])
+    assert shown.exit_code == 0
+    assert "the sample in the package" in shown.stdout
+
+
 def test_a_missing_picture_is_explained(invoke, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     shown = invoke("--sync", "--output", str(tmp_path))
