@@ -1,7 +1,9 @@
 """What is tried in another process: it answers, fails, crashes or hangs, and never keeps us."""
 
+import _thread
 import os
 import textwrap
+import threading
 
 import pytest
 
@@ -49,24 +51,47 @@ def test_a_failure_is_a_line(module, code, problem):
     assert outcome.problem == problem
 
 
-def test_what_hangs_is_ended_with_what_it_started(module, tmp_path):
+@pytest.fixture
+def hanging(module, tmp_path):
+    """A module that starts a process and hangs; the end of a pipe that both of them hold open."""
     pipe = tmp_path / "alive"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
     name = module(
         f"""
         import os, time
         alive = os.open({str(pipe)!r}, os.O_WRONLY)
-        os.fork()
-        os.write(alive, b"x")
+        if os.fork():
+            os.write(alive, b"x")
         time.sleep(1000)
         """
     )
-    try:
-        outcome = attempt("worker", seconds=5, module=name)
-        assert outcome.problem == "no answer within 5 s"
-        os.set_blocking(reader, True)
-        assert os.read(reader, 8) == b"xx"
-        assert os.read(reader, 8) == b""  # the last of both is gone: nobody could write any more
-    finally:
-        os.close(reader)
+    keeper = os.open(pipe, os.O_WRONLY)  # so that reading waits for the first byte
+    yield name, reader, keeper
+    os.close(reader)
+
+
+def test_what_hangs_is_ended_with_what_it_started(hanging):
+    name, reader, keeper = hanging
+    outcome = attempt("worker", seconds=5, module=name)
+    os.close(keeper)
+    assert outcome.problem == "no answer within 5 s"
+    assert os.read(reader, 8) == b"x"
+    assert os.read(reader, 8) == b""  # the last of both is gone: nobody could write any more
+
+
+def test_ctrl_c_ends_what_is_tried(hanging):
+    name, reader, keeper = hanging
+
+    def interrupt():
+        assert os.read(reader, 8) == b"x"
+        _thread.interrupt_main()
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        attempt("worker", seconds=100, module=name)
+    interrupter.join()
+    os.close(keeper)
+    assert os.read(reader, 8) == b""
