@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import dataset_start, datasets, footprint, loading, overlap, watching
+from benchmarks import dataset_start, datasets, files, footprint, loading, overlap, watching
 from benchmarks.measure import describe_machine
 
 CASES = {
@@ -28,6 +28,7 @@ CASES = {
     "dataset_jpeg": datasets.jpeg,
     "dataset_waits": datasets.waits,
     "dataset_small": datasets.small,
+    "parquet": files.parquet,
     "worker_start": dataset_start.worker_start,
     "worker_memory": dataset_start.worker_memory,
     "hidden_time": overlap.hidden_time,

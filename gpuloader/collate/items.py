@@ -83,6 +83,8 @@ class ItemAssembler(Assembler):
             form = self.form or self._form(next(iter(block)), settles)
             if fits(block, form):
                 staged = stage_block(block, form, self.collation, number, reserve)
+                if self.collation.programmer is None:
+                    return staged
                 return complete(self.collation, staged, self._keys(number, len(block)))
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
 
@@ -207,9 +209,7 @@ class ItemStream:
         if self._items is None:
             self._items = self._open(number)
         stage = assembler.stage_block if self._in_blocks else assembler.stage
-        staged = stage(
-            self._items, number, self._size, reserve, drop_last=self._drop_last, settles=settles
-        )
+        staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last, settles=settles)
         if staged is None:
             return None
         state = self._read_state(number) if self._keep_state else None

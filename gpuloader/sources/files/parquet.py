@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-ROWS = 1 << 16
-"""Rows decoded at a time, at most."""
+PIECE_NBYTES = 1 << 20
+"""About so many bytes are decoded at a time: they are still in the processor's cache when they are copied."""
 
 _READERS = 16  # files whose footers are read at the same time: that is waiting, mostly
 
@@ -33,8 +33,8 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
     Row groups are the unit of reading: each is read by one worker of one rank, and only the columns asked
     for are. Their numbers go from Arrow's memory into the loader's slots column by column.
 
-    Memory: a worker holds up to 65,536 decoded rows beside the compressed columns of a row group; with
-    a `shuffle_buffer` so many rows more, twice while they are put together.
+    Memory: a worker holds the columns of a row group as they are stored, and about 1 MiB of decoded rows;
+    with a `shuffle_buffer` so many decoded rows more, twice while they are put together.
 
     Parameters
     ----------
@@ -137,7 +137,8 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         # Workers are so many already; one thread reads a row group's columns at the same time.
         threads = get_worker_info() is None
         with _opened(self._urls[number], self._attempts, group) as file:
-            for batch in file.iter_batches(ROWS, [group], self.schema.names, use_threads=threads):
+            rows = _count_rows_at_once(file.metadata.row_group(group), self.schema.names)
+            for batch in file.iter_batches(rows, [group], self.schema.names, use_threads=threads):
                 rest = batch[min(skip, len(batch)) :]
                 skip -= len(batch) - len(rest)
                 if len(rest):
@@ -169,6 +170,14 @@ def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[A
             raise DataFileError(
                 f"it is truncated or no Parquet file: {error}", file=url, row_group=row_group
             ) from error
+
+
+def _count_rows_at_once(group: Any, names: Sequence[str]) -> int:
+    """Return how many rows of a row group to decode at a time, by what its footer says of its columns."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    read = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
+    nbytes = max(sum(int(column.total_uncompressed_size) for column in read), PIECE_NBYTES)
+    return max(PIECE_NBYTES * int(group.num_rows) // nbytes, 1)
 
 
 def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Schema:

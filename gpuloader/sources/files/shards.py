@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpuloader.checks import check_count
@@ -114,7 +114,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         self._buffer = shuffle_buffer
         self._seed = check_whole("seed", seed, 2**64)
         self._resumed: tuple[Stream, Reached] | None = None
-        self._state: dict[str, Any] | None = None
+        self._come: tuple[Stream, Reached] | None = None
 
     @property
     def shards(self) -> int:
@@ -134,9 +134,9 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
 
         A loader asks for it behind each batch and keeps it in a state of its own.
         """
-        if self._state is None:
-            return _to_plain(Stream.current(), Reached())
-        return dict(self._state)
+        stream, reached = self._come or (Stream.current(), Reached())
+        # Flat: it is made, and copied, behind each batch.
+        return {**_fields(stream), **_fields(reached)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass go on where `state` was taken: what was given is not given again.
@@ -149,7 +149,8 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             This is no state of a data set in shards.
         """
         try:
-            stream, reached = Stream(**state["stream"]), Reached(**state["reached"])
+            stream = Stream(**{name: state[name] for name in Stream.__slots__})
+            reached = Reached(**{name: state[name] for name in Reached.__slots__})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no state of a data set in shards: {state}") from error
         self._resumed = stream, reached
@@ -171,7 +172,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
                     f"{stream.number} of {stream.count}; resume with as many ranks and workers"
                 )
             stream = resumed
-        self._state = _to_plain(stream, reached)
+        self._come = stream, reached
         held: list[tuple[W, Rows]] = []
         count = 0
         for start, pieces in self._windows(self._order(stream), reached):
@@ -185,18 +186,18 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
                 held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
                 count, at = count + stop - at, stop
                 if count == size:
-                    self._state = _to_plain(stream, self._behind(start, at))
+                    self._come = stream, self._behind(start, at)
                     yield held
                     held, count = [], 0
         if held:
-            self._state = _to_plain(stream, self._behind(start, at))
+            self._come = stream, self._behind(start, at)
             yield held
 
     def _behind(self, start: Reached, at: int) -> Reached:
         """Return where to go on once the first `at` samples of a window were given."""
         if self._buffer is None:
-            return replace(start, sample=start.sample + at)
-        return replace(start, taken=at)
+            return Reached(start.shard, start.sample + at)
+        return Reached(start.shard, start.sample, start.window, at)
 
     def _order(self, stream: Stream) -> list[int]:
         """Return the stream's shards in the order of its epoch."""
@@ -237,5 +238,5 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             skip = 0
 
 
-def _to_plain(stream: Stream, reached: Reached) -> dict[str, Any]:
-    return {"stream": asdict(stream), "reached": asdict(reached)}
+def _fields(one: Stream | Reached) -> dict[str, int]:
+    return {name: getattr(one, name) for name in one.__slots__}

@@ -1,0 +1,146 @@
+"""Parquet files into batches: `gpuloader.ParquetDataset`, the bare loop over Arrow's batches, and torch.
+
+Figures are microseconds a batch of 256 rows over whole epochs: of 200,000 rows of 64 float32 (a list of
+fixed length) and an int64, in row groups of 20,000, read from the page cache. Every library has a process of
+its own (see `benchmarks.hosts`). Of each batch the consumer reads one number, the very first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.dataset_floor import touch, turn
+from benchmarks.hosts import take_turns
+from benchmarks.measure import Candidate, Result
+
+BATCH, ROWS, GROUP, WIDTH = 256, 200_000, 20_000, 64
+BARE = "pyarrow's iter_batches, bare loop"
+COPIED = "the same, columns copied into one buffer each"
+
+
+def parquet(repeats: int) -> Result:
+    """Time batches of 256 rows; goal: no slower than a bare loop that has the same bytes in its hands."""
+    title = "Parquet, batches of 256 x 64 float32 with labels"
+    goal = "1.0 of the copying loop; 20 times torch row by row"
+    if not importlib.util.find_spec("pyarrow"):
+        print("left out: Parquet needs pyarrow", file=sys.stderr)
+        return Result(title, "µs a batch", None, goal, {})
+    others = [torch_own] if importlib.util.find_spec("torch") else []
+    return Result(title, "µs a batch", COPIED, goal, take_turns([own, *others], repeats))
+
+
+def own() -> dict[str, Candidate]:
+    """The floors, and ours."""
+    from gpuloader import DataLoader, ParquetDataset
+
+    path = write_file()
+
+    def load(workers: int = 0, **options: Any) -> Any:
+        dataset = ParquetDataset(path, **options)
+        return Passes(
+            DataLoader(
+                dataset, places="cpu", batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
+            ).__iter__,
+            lambda batch: batch["image"],
+        )
+
+    return _candidates(
+        {
+            BARE: Passes(partial(read_batches, path), lambda batch: batch.column("label").to_numpy()),
+            COPIED: Passes(partial(copy_batches, path), lambda buffers: buffers[0]),
+            "gpuloader, no worker": load(),
+            "gpuloader, no worker, shuffled by 65,536": load(shuffle=True, shuffle_buffer=65_536),
+            "gpuloader, 2 workers": load(2),
+        }
+    )
+
+
+def torch_own() -> dict[str, Candidate]:
+    """What its users write: a row at a time, which its collation stacks; and whole batches."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    path = write_file()
+
+    class Rows(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in read_batches(path):
+                image, label = as_arrays(batch)
+                yield from zip(image, label.tolist(), strict=True)
+
+    class Batches(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            import torch
+
+            for batch in read_batches(path):
+                yield [torch.from_numpy(array.copy()) for array in as_arrays(batch)]
+
+    loaders = {
+        "torch, rows": DataLoader(Rows(), batch_size=BATCH),
+        "torch, whole batches": DataLoader(Batches(), batch_size=None),
+    }
+    first = {
+        name: Passes(loader.__iter__, lambda batch: batch[0].numpy()) for name, loader in loaders.items()
+    }
+    return _candidates(first)
+
+
+class Passes:
+    """Something to be iterated again and again, for `turn`: of each batch a list of the array to look at."""
+
+    def __init__(self, begin: Callable[[], Iterable[Any]], look: Callable[[Any], Any]) -> None:
+        self._begin = begin
+        self._look = look
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self._begin():
+            yield [self._look(batch)]
+
+
+def read_batches(path: str) -> Iterator[Any]:
+    """Yield Arrow's batches and do nothing with them."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path, pre_buffer=True) as file:
+        yield from file.iter_batches(BATCH)
+
+
+def copy_batches(path: str) -> Iterator[list[Any]]:
+    """Yield the same two buffers for each of Arrow's batches, with its numbers in them."""
+    buffers = [np.empty((BATCH, WIDTH), np.float32), np.empty(BATCH, np.int64)]
+    for batch in read_batches(path):
+        for buffer, array in zip(buffers, as_arrays(batch), strict=True):
+            np.copyto(buffer[: len(array)], array)
+        yield buffers
+
+
+def as_arrays(batch: Any) -> list[Any]:
+    """Return a batch's columns as NumPy sees them, without a copy."""
+    image = batch.column("image").flatten().to_numpy().reshape(-1, WIDTH)
+    return [image, batch.column("label").to_numpy()]
+
+
+def write_file() -> str:
+    """Write the file into a folder that goes with this process; return its path."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = str(Path(folder.name) / "rows.parquet")
+    pixels = pa.array(np.random.default_rng(0).random(ROWS * WIDTH, np.float32))
+    image = pa.FixedSizeListArray.from_arrays(pixels, WIDTH)
+    write_table(pa.table({"image": image, "label": np.arange(ROWS)}), path, row_group_size=GROUP)
+    return path
+
+
+def _candidates(loaders: dict[str, Any]) -> dict[str, Candidate]:
+    return {name: partial(turn, loader, touch) for name, loader in loaders.items()}
