@@ -194,6 +194,8 @@ POSIX = """
             if hasattr(module, name):
                 delattr(module, name)
     sys.modules["cupy"] = sys.modules["threadpoolctl"] = None
+    if os.environ["PICKLER"] == "pickle":
+        sys.modules["cloudpickle"] = None
     sys.platform = "darwin"
 """
 
@@ -262,15 +264,19 @@ MAIN = """
 """
 
 
-def test_a_posix_system_without_linuxs_own_gives_the_same(tmp_path):
-    """In every process of the program: threads, processes started in each way, simulated devices, a death."""
+@pytest.mark.parametrize("pickler", ["cloudpickle", "pickle"])
+def test_a_posix_system_without_linuxs_own_gives_the_same(tmp_path, pickler):
+    """In every process of the program: threads, processes started in each way, simulated devices, a death.
+
+    With plain pickle, workers import the main module, since it is not safe to fork there.
+    """
     for name, code in (("sitecustomize.py", POSIX), ("main.py", MAIN)):
         (tmp_path / name).write_text(textwrap.dedent(code))
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-W", "error", tmp_path / "main.py"],
-        env={**environment, "TMPDIR": str(tmp_path / "temporary")},
+        env={**environment, "PICKLER": pickler, "TMPDIR": str(tmp_path / "temporary")},
         capture_output=True,
         text=True,
         timeout=100,
