@@ -77,6 +77,11 @@ class GatherSpan:
     source: Any
     order: Any = None
 
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        """What it reads beside its inputs."""
+        return (self.source,) if self.order is None else (self.source, self.order)
+
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Take the rows with the twin."""
         from gpuloader.kernels.gather import gather_on_host

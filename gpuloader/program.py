@@ -112,6 +112,11 @@ class Program:
             with _told(type(transform).__name__, field):
                 transform.check([arrays[one] for one in numbers])
 
+    def reads(self) -> Iterator[Any]:
+        """Yield the arrays it reads that lie beside the slot."""
+        for step in self.steps:
+            yield from getattr(step.operation, "reads", ())
+
     def run_on_host(self, arrays: list[Array]) -> None:
         """Compute over NumPy arrays, one for each field of `room`; raise `SampleError` where that fails."""
         for step in self.steps:

@@ -356,9 +356,8 @@ class TestTheOrderOnTheDevice:
         where = simulated_places(1, seed=3)
         rows = TensorDataset(np.arange(COUNT))
         wrong = DataLoader(rows, places=where, batch_size=8, shuffle=True, seed=4, cache="device")
-        with pytest.raises((IndexError, RaceError)):  # what lies there before is no row
-            for _ in range(5):
-                list(wrong)
+        with pytest.raises(RaceError, match="read before the copy into it is known to be done"):
+            list(wrong)
         monkeypatch.setattr(Lane, "compute", compute)
 
 
@@ -421,9 +420,7 @@ class TestTooLittleMemory:
             dataset, places=CustomPlace(SimulatedDevice(memory_limit=1000)), cache="device", batch_size=8
         )
         for _ in range(2):
-            with pytest.raises(
-                StagingMemoryError, match="a cache of 7,000 bytes does not fit on simul"
-            ):
+            with pytest.raises(StagingMemoryError, match="a cache of 7,000 bytes does not fit on simul"):
                 iter(loader)
             gc.collect()  # what was read ahead is given up
         assert sum(dataset.reads) <= 4 * 64

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -163,6 +164,7 @@ class SimulatedDevice:
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
         self._known: dict[int, int] = {}
+        self._memories: weakref.WeakValueDictionary[int, SimulatedMemory] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         self._default = self.stream()
         self._current = threading.local()
@@ -227,12 +229,18 @@ class SimulatedDevice:
 
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array a field over the memory's bytes."""
+        self._memories[id(memory.bytes)] = memory
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
-        """Put a program on a stream, as a kernel that reads and writes `memory`."""
+        """Put a program on a stream: a kernel that works within `memory`, and reads what lies beside it."""
         with self._lock:
             clock = self._begin(stream)
+            for array in program.reads():
+                beside = self._memories.get(id(array.base))
+                if beside is not None:
+                    beside.check(clock, writes=False)
+                    beside.readers[stream.number] = clock[stream.number]
             memory.check(clock, writes=True)
             memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
             arrays = self.arrays(memory, program.room)
