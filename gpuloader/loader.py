@@ -104,7 +104,7 @@ class DataLoader(Resumable):
         on the copy's stream, so that what crosses the bus is small; on a CPU place where it is fetched.
     cache : str or None
         Read the data set once, then gather batches from arrays: 'host', or 'device': from arrays that are
-        brought to each GPU once, so that only the numbers of rows cross the bus. Same batches, same order;
+        brought to each GPU once and permuted there: 16 bytes a batch cross the bus. Same batches, same order;
         what ``__getitem__`` draws at random stays as first drawn, transforms draw anew.
     split : str
         With several places: 'batches' gives each a batch of its own, consecutive ones; 'shards' cuts each
