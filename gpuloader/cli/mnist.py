@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from gpuloader.cli.consoles import fail, open_console, read_place
 from gpuloader.errors import LoaderError
@@ -65,9 +66,13 @@ def mnist(
 
     way = _choose_way(synchronous, asynchronous, both)
     seconds = _check_wait(wait, BATCH_MILLISECONDS if way is None else 0.0)
-    _check_targets(save, output)
     console = open_console()
-    where, digits = _open(place, data, console)
+    device, where, digits = _open(place, data, console)
+    _check_targets(save, output)
+    source = "the sample in the package" if data is None else data.name
+    console.print(
+        f"[bold]{len(digits):,} digits[/bold] of {escape(source)}, batches of 100, on [bold]{device}[/bold]"
+    )
     runs = _train(plan_runs(way, epochs, seconds, len(digits)), digits, where, console)
     groups = group_runs(runs)
     equal = all(are_equal(list(compared.values())) for compared in groups.values())
@@ -93,15 +98,17 @@ def _check_targets(save: Path | None, output: Path | None) -> None:
     """Find out before the training that its results can be written."""
     try:
         if save is not None:
-            with save.open("ab"):
-                pass
+            there = save.exists()
+            save.open("ab").close()
+            if not there:
+                save.unlink()
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(error)
 
 
-def _open(place: str | None, data: Path | None, console: Console) -> tuple[Place, DigitSet]:
+def _open(place: str | None, data: Path | None, console: Console) -> tuple[str, Place, DigitSet]:
     from gpuloader.devices import default_place, open_device
     from gpuloader.sources import mnist as digits
 
@@ -112,11 +119,7 @@ def _open(place: str | None, data: Path | None, console: Console) -> tuple[Place
             train = digits.load(data).train
     except (LoaderError, OSError) as error:
         fail(error)
-    source = "the sample in the package" if data is None else data.name
-    console.print(
-        f"[bold]{len(train):,} digits[/bold] of {source}, batches of 100, on [bold]{device.name}[/bold]"
-    )
-    return where, train
+    return device.name, where, train
 
 
 def _train(plans: list[Plan], digits: DigitSet, place: Place, console: Console) -> dict[Plan, Run]:

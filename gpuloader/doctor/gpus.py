@@ -175,7 +175,9 @@ def copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> list[Finding]:
     answer = copies.answer
     pageable = Finding("pageable copy", f"{answer['pageable'] / 1e9:.1f} GB/s to {name}")
     if answer["refusal"]:
-        advice = "Copies go on from pageable memory, slower and less beside the computation: raise memlock."
+        advice = (
+            "Copies go on from pageable memory, which is slower and overlaps less; see the memlock limit."
+        )
         return [Finding("page-locking", f"refused: {answer['refusal']}", "note", advice), pageable]
     pinned = f"{answer['pinned'] / 1e9:.1f} GB/s to {name}"
     advice = "That is slow for page-locked memory: look at the link's width with nvidia-smi -q -d PCIE."

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from time import perf_counter
@@ -59,15 +58,20 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
     >>> found["pageable"] > 0, found["refusal"]
     (True, '')
     """
-    pageable = _bandwidth(device, Arena(nbytes, shared=True))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        start = perf_counter()
-        arena = Arena(nbytes, device.locker)
-        seconds = perf_counter() - start
-    refusal = "" if arena.page_locked or not caught else str(caught[0].message)
-    pinned = _bandwidth(device, arena) if arena.page_locked else 0.0
-    return {"pageable": pageable, "pinned": pinned, "seconds": seconds, "refusal": refusal}
+    arena = Arena(nbytes, shared=True)
+    found = {"pageable": _bandwidth(device, arena), "pinned": 0.0, "seconds": 0.0, "refusal": ""}
+    if device.locker is None:
+        return found
+    start = perf_counter()
+    try:
+        device.locker.page_lock(arena.address, nbytes)
+    except OSError as error:
+        return {**found, "refusal": str(error)}
+    seconds = perf_counter() - start
+    try:
+        return {**found, "pinned": _bandwidth(device, arena), "seconds": seconds}
+    finally:
+        device.locker.page_unlock(arena.address)
 
 
 def _bandwidth(device: Device, source: Arena, repeats: int = 4) -> float:

@@ -95,6 +95,21 @@ def test_what_cannot_be_done_is_told_in_one_line(invoke, arguments, message):
     assert shown.stdout == ""
 
 
+def test_what_fails_leaves_nothing_behind(invoke, tmp_path):
+    targets = ["--save", str(tmp_path / "digits.npz"), "--output", str(tmp_path / "folder")]
+    assert invoke("--data", "/nowhere/mnist.json.gz", *targets).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+    assert invoke(*targets[:2], "--output", "/dev/null/folder").exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_in_brackets_is_a_name(invoke, tmp_path, mnist_file):
+    (tmp_path / "[red]digits.json.gz").symlink_to(mnist_file)
+    shown = invoke("--data", str(tmp_path / "[red]digits.json.gz"), "--sync")
+    assert shown.exit_code == 0
+    assert "50,000 digits of [red]digits.json.gz" in shown.stdout
+
+
 def test_a_foreign_file_is_told_in_one_line(invoke, tmp_path):
     path = tmp_path / "digits.json.gz"
     path.write_bytes(b"no digits at all")
