@@ -143,8 +143,8 @@ def render(report: dict[str, Any]) -> str:
         f"Measured on: {machine}. {report['samples']:,} samples, shuffled, batches of "
         f"{report['batch_size']}; "
         f"{report['repeats']:,} look-ups each, in time on a core: median, 99th percentile, worst; goal: "
-        f"{GOAL_MS:.0f} ms. Chi-squared of a rank's indices in {_BINS} bins exceeds {_EXCEEDED} once in 1,000 "
-        "times.",
+        f"{GOAL_MS:.0f} ms. Chi-squared of a rank's indices in {_BINS} bins exceeds {_EXCEEDED} once in "
+        "1,000 times.",
         "",
         "| ranks | any batch, ms | the next one, ms | held, KB | chi-squared | skew, samples | state, B |",
         "|---:|---:|---:|---:|---:|---:|---:|",

@@ -1,0 +1,130 @@
+"""The example for torchrun, run for real: two processes add up their gradients, and leave nothing behind."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "torchrun_mnist.py"
+LIMIT = 90
+"""Seconds that all processes of a run may take together."""
+
+
+def run(*arguments, processes=1):
+    """Run the example; afterwards no process that it started may be there."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    mark = f"gpuloader-test-{uuid.uuid4()}"
+    command = [sys.executable, *(launcher if processes > 1 else []), SCRIPT, *arguments]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        env=environment() | {"GPULOADER_TEST": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    finally:
+        for left in find_marked(mark) if process.returncode is None else ():
+            os.kill(left, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, output
+    deadline = time.monotonic() + 10
+    while find_marked(mark):
+        assert time.monotonic() < deadline, "processes of the run are still there"
+        time.sleep(0.05)  # a process that has ended is to be reaped by whoever inherited it
+    return output
+
+
+def environment():
+    """Return an environment that no launcher has been at, for CPUs with one thread each."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def find_marked(mark):
+    """Return the processes that have inherited the mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def read(path):
+    checkpoint = torch.load(path, weights_only=True)
+    return torch.cat([weights.flatten() for weights in checkpoint["model"].values()]), checkpoint["loader"]
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("torchrun_mnist", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """Weights and state that two processes end with."""
+    path = tmp_path_factory.mktemp("run") / "two.pt"
+    assert "of the test digits, on 2 processes" in run("--checkpoint", path, processes=2)
+    return read(path)
+
+
+def test_two_processes_end_where_one_does(of_two, tmp_path):
+    run("--checkpoint", tmp_path / "one.pt")
+    weights, state = read(tmp_path / "one.pt")
+    torch.testing.assert_close(weights, of_two[0], rtol=0, atol=2e-6)
+    assert state == of_two[1] == {"version": 2, "epoch": 2, "seed": 1, "position": 0}
+
+
+def test_they_are_the_sums_of_two_parts_to_the_bit(of_two, example):
+    """What two processes compute is what one does that takes both parts of each batch in turn."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = example.make_model()
+        parts = [example.make_loader(32, shard=(rank, 2)) for rank in range(2)]
+        for _ in range(2):
+            for first, second in zip(*parts, strict=True):
+                one, other = (example.sum_gradients(model, *part) for part in (first, second))
+                example.take_step(model, one + other)
+        weights = torch.cat([weights.detach().flatten() for weights in model.state_dict().values()])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(weights, of_two[0])
+
+
+def test_one_process_goes_on_where_two_have_stopped(of_two, tmp_path):
+    run("--stop-after", 30, "--checkpoint", tmp_path / "half.pt", processes=2)
+    _, state = read(tmp_path / "half.pt")
+    assert state == {"version": 2, "epoch": 0, "seed": 1, "position": 30 * 64}
+    run("--resume", tmp_path / "half.pt", "--checkpoint", tmp_path / "whole.pt")
+    weights, _ = read(tmp_path / "whole.pt")
+    torch.testing.assert_close(weights, of_two[0], rtol=0, atol=2e-6)
+
+
+def test_the_gradients_of_repeated_digits_do_not_count(example):
+    """A last step of 4,000 digits in batches of 96 by 3 ranks is one of 64, of which one rank has 21."""
+    model = example.make_model()
+    parts = [list(example.make_loader(32, shard=(rank, 3)))[-1] for rank in range(3)]
+    [whole] = [list(example.make_loader(96, shard=(0, 1)))[-1]]
+    assert [int(mask.sum()) for _, _, mask in parts] == [22, 21, 21]
+    summed = sum(example.sum_gradients(model, *part) for part in parts)
+    torch.testing.assert_close(summed, example.sum_gradients(model, *whole), rtol=0, atol=1e-4)
+    assert summed[-1] == 64
