@@ -215,7 +215,7 @@ def message_pair() -> tuple[socket.socket, socket.socket]:
         try:
             return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            if error.errno != errno.EPROTONOSUPPORT:
+            if error.errno not in (errno.EPROTONOSUPPORT, errno.EPROTOTYPE, errno.ESOCKTNOSUPPORT):
                 raise
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
