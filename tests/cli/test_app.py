@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from typer.testing import CliRunner
@@ -40,10 +41,18 @@ def test_without_a_command_the_help_is_shown(runner):
     assert "Examples" in shown.output
 
 
-def test_the_version(runner):
+def test_the_version(runner, monkeypatch):
+    monkeypatch.setattr(metadata, "version", {"gpuloader": "1.2.3"}.__getitem__)
+    assert runner.invoke(app, ["--version"]).output == "gpuloader 1.2.3\n"
+
+
+def test_the_version_of_a_checkout_that_is_not_installed(runner, monkeypatch):
+    def miss(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", miss)
     shown = runner.invoke(app, ["--version"])
-    assert (shown.exit_code, shown.output.split()[0]) == (0, "gpuloader")
-    assert shown.output.count(".") == 2
+    assert (shown.exit_code, shown.output) == (0, "gpuloader from a folder, not installed\n")
 
 
 @pytest.mark.parametrize(
