@@ -35,7 +35,7 @@ def _begin_as_child() -> None:
     global _starting
     _starting = threading.Lock()  # a child is forked while the lock is held
     # What `multiprocessing` takes for children of ours, it ends when this process ends.
-    children = getattr(sys.modules.get("multiprocessing.process"), "_children", set())
+    children: set[Any] = getattr(sys.modules.get("multiprocessing.process"), "_children", set())
     for process in list(_started):
         children.discard(process)
 
