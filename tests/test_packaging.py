@@ -13,7 +13,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ["pyproject.toml", "README.md", "LICENSE", "gpuloader", "kernels"]
-BESIDE = [".ci", "benchmarks", "docs", "notebooks", "tests", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"]
+BESIDE = [
+    ".ci",
+    "benchmarks",
+    "docs",
+    "examples",
+    "notebooks",
+    "tests",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+]
 TREE = [*PACKAGE, *BESIDE, "MANIFEST.in"]
 UNBUILT = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
