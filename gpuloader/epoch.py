@@ -21,6 +21,7 @@ from gpuloader.pipeline import DeliveredStep, Pipeline
 from gpuloader.program import Programmer
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
+from gpuloader.steering import Steering
 from gpuloader.tracing import is_tracing, mark, pop_range, push_range
 from gpuloader.transfer import Lane, count_slots
 
@@ -109,6 +110,8 @@ class Epoch:
         Counts where the time goes.
     ended : callable or None
         Told when the last step has been delivered.
+    steering : Steering or None
+        Tunes the epoch while it runs.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class Epoch:
         drop_last: bool,
         meter: Meter,
         ended: Callable[[], None] | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self._road = road
         self._present = present
@@ -130,6 +134,9 @@ class Epoch:
         self._pipeline: Pipeline | None = Pipeline(
             fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last
         )
+        self._steering = steering
+        if steering is not None:
+            steering.begin(self._pipeline)
         self._meter = meter
         self._handed = 0
         meter.watch(road.ring)
@@ -162,6 +169,8 @@ class Epoch:
             presented = self._present(step)
             first, self._handed = not self._handed, perf_counter_ns()
             self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
+            if self._steering is not None and not self._steering.after_step(pipeline):
+                self._steering = None
             return presented
 
     def _count_compute(self, asked: int) -> None:

@@ -34,8 +34,10 @@ class Setup:
         Batches a step.
     persistent : bool
         Whether worker processes stay between epochs.
-    tuned : tuple of str
-        What was chosen for options that were left to the loader, in sentences.
+    tuned : str
+        What was chosen for options that were left to the loader, in a sentence; empty where none were.
+    since : LoaderStats or None
+        What had happened when that was chosen: the search itself is not explained.
     """
 
     reads: str
@@ -44,7 +46,8 @@ class Setup:
     cores: int
     places: int = 1
     persistent: bool = False
-    tuned: tuple[str, ...] = ()
+    tuned: str = ""
+    since: LoaderStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,10 @@ def explain(stats: LoaderStats, setup: Setup) -> Explanation:
     >>> print(explain(DataLoader([1], places="cpu").stats(), Setup("samples", 0, "process", 2)))
     0 steps so far: too few to explain, at least 5 are needed.
     """
+    tuned = (setup.tuned,) if setup.tuned else ()
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
         told = f"{stats.steps} steps so far: too few to explain, at least {FEWEST_STEPS} are needed."
-        return Explanation("unknown", 0.0, told, notes=setup.tuned)
+        return Explanation("unknown", 0.0, told, notes=tuned)
     parts = {
         name: getattr(stats, name) / stats.steps
         for name in ("wait", "transfer", "compute", "fetch", "stage", "copy")
@@ -114,7 +118,7 @@ def explain(stats: LoaderStats, setup: Setup) -> Explanation:
         found = _explain_compute(setup, parts, loop)
     bound, share, summary, notes, advice = found
     startup = _startup_advice(stats, setup)
-    return Explanation(bound, share, summary, parts, (*notes, *setup.tuned), (*advice, *startup))
+    return Explanation(bound, share, summary, parts, (*notes, *tuned), (*advice, *startup))
 
 
 Found = tuple[str, float, str, list[str], list[str]]
@@ -178,6 +182,8 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
             f"the workers are busy only {busy:.0%} of the time: their batches come unevenly; a larger "
             "prefetch_factor lets them run further ahead"
         ]
+    if setup.tuned:
+        return ["more workers were tried and gained nothing: make a sample cheaper, e.g. cache='host'"]
     if setup.workers < setup.cores:
         return [f"num_workers={min(needed, setup.cores)} (now {setup.workers}), or num_workers='auto'"]
     return [

@@ -11,10 +11,13 @@ from gpuloader.cache import ArraySource, check_cache, materialise
 from gpuloader.checks import check_count
 from gpuloader.devices import default_place, open_device
 from gpuloader.epoch import Road
+from gpuloader.explaining import Setup
 from gpuloader.from_generator import from_generator
 from gpuloader.interop import check_output, open_output
 from gpuloader.loading import Loading
+from gpuloader.measured import Measured
 from gpuloader.options import (
+    AUTO,
     all_on_host,
     check_collation,
     check_dataset,
@@ -30,13 +33,13 @@ from gpuloader.sources.ranks import find_local_rank
 from gpuloader.spec import FeedSpec, resolve_feeds
 from gpuloader.split import Masks, check_split
 from gpuloader.state import Course
-from gpuloader.stats import LoaderStats, Meter
+from gpuloader.stats import Meter
 
 CACHE_BATCH = 64
 """Samples read at a time while a cache is filled."""
 
 
-class DataLoader(Resumable):
+class DataLoader(Resumable, Measured):
     """Loads a data set in batches; `from_generator` makes a loader around a reader instead.
 
     Each loop over the loader is an epoch. Samples are written straight into page-locked slots, by this
@@ -67,8 +70,10 @@ class DataLoader(Resumable):
         Leave out a last shorter batch; with several places, also a last step without a batch for each.
     collate_fn : callable or None
         Makes a batch of a list of samples; its arrays are staged.
-    num_workers : int
-        0: the thread that loops fetches. Otherwise so many threads or processes do, beside it.
+    num_workers : int or 'auto'
+        0: the thread that loops fetches. Otherwise so many threads or processes do, beside it. 'auto': from
+        one on, twice as many as long as the loop gains by it, measured in its first steps; then they stay.
+        The order of samples does not depend on it. For data sets with indices.
     use_buffer_reader : bool
         Copy the next step to a GPU while this one is computed on.
     prefetch_factor : int
@@ -85,8 +90,11 @@ class DataLoader(Resumable):
         Yields indices; excludes shuffle.
     seed : int or None
         Of all that is random, 64 bits; None: drawn from NumPy's global state at the first epoch.
-    prefetch : int
-        Steps copied to a GPU ahead of the one in hand.
+    prefetch : int or 'auto'
+        Steps copied to a GPU ahead of the one in hand. 'auto': found in the first steps, together with
+        prefetch_factor, 8 at most.
+    memory_budget : int or None
+        Bytes of host memory that slots may come to where something is 'auto'; None: 1 GiB.
     in_order : bool
         Deliver in the order of the sampler; False: as batches come.
     worker_type : str
@@ -158,7 +166,7 @@ class DataLoader(Resumable):
         shuffle: bool = False,
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         use_buffer_reader: bool = True,
         prefetch_factor: int = 2,
         use_shared_memory: bool = True,  # noqa: ARG002
@@ -168,7 +176,8 @@ class DataLoader(Resumable):
         *,
         sampler: Iterable[Any] | None = None,
         seed: int | None = None,
-        prefetch: int = 1,
+        prefetch: int | str = 1,
+        memory_budget: int | None = None,
         in_order: bool = True,
         worker_type: str = "process",
         start_method: str | None = None,
@@ -232,6 +241,9 @@ class DataLoader(Resumable):
             num_workers=num_workers,
             worker_type=worker_type,
             prefetch_factor=prefetch_factor,
+            prefetch=prefetch,
+            memory_budget=memory_budget,
+            iterable=self._iterable,
             in_order=in_order,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
@@ -267,7 +279,7 @@ class DataLoader(Resumable):
             devices,
             outputs=outputs,
             presenter=Presenter(devices, None if return_list else self._feeds, masks, outputs),
-            prefetch=check_count("prefetch", prefetch) * bool(use_buffer_reader),
+            prefetch=(1 if prefetch == AUTO else check_count("prefetch", prefetch)) * bool(use_buffer_reader),
             iterable=self._iterable,
             shards=shards,
             remainder=remainder,
@@ -318,7 +330,7 @@ class DataLoader(Resumable):
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
-            num_workers=workers.count,
+            num_workers=AUTO if workers.most else workers.count,
             timeout=workers.timeout,
             worker_init_fn=workers.init,
             seed=self._fresh_progress(0).seed,
@@ -329,13 +341,8 @@ class DataLoader(Resumable):
         promise = self._loading.promise_cache if self._cache == "device" else None
         return materialise(reading, len(self.dataset), promise)
 
-    def stats(self) -> LoaderStats:
-        """Return where the time went since the loader was made.
-
-        >>> DataLoader([1, 2], places="cpu").stats().batches
-        0
-        """
-        return self._meter.snapshot()
+    def _setup(self) -> Setup:
+        return self._loading.setup
 
     def close(self) -> None:
         """End worker processes that stay between epochs; the next loop starts new ones."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from gpuloader.batching import Batching
 from gpuloader.cache import ArraySource, Resident
@@ -16,10 +16,13 @@ from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.collate.items import ItemState
 from gpuloader.devices.base import Device
 from gpuloader.epoch import Epoch, Road, build_road, take_road
-from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
+from gpuloader.explaining import Setup
+from gpuloader.fetch.fetching import Fetching, Pass
+from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.interop import Output
 from gpuloader.operations import Spec
 from gpuloader.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.platforms import usable_cores
 from gpuloader.presenting import Presenter
 from gpuloader.program import Programmer, Transform
 from gpuloader.sources.order import InOrder, Shuffled
@@ -27,6 +30,7 @@ from gpuloader.sources.stretch import Stretch
 from gpuloader.split import ShardedPlan
 from gpuloader.state import Progress
 from gpuloader.stats import Meter
+from gpuloader.steering import Resizable, Steering
 
 
 class Loading:
@@ -98,7 +102,7 @@ class Loading:
         self._devices = devices
         self._outputs = outputs
         self._presenter = presenter
-        self._prefetch = prefetch
+        self._prefetch = 0 if all(device.direct for device in devices) else prefetch
         self._iterable = iterable
         self._remainder = remainder
         self._drop_batch = drop_last or (iterable and shards > 1)
@@ -108,6 +112,7 @@ class Loading:
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._fetching = self._make_fetching(collation, workers, None)
+        self._climb = self._fetching.climb(self._prefetch)
         self._idle = idle
 
     def _make_fetching(
@@ -122,6 +127,21 @@ class Loading:
             drop_last=self._drop_batch,
             gatherer=gatherer,
             division=self._batching.division,
+        )
+
+    @property
+    def setup(self) -> Setup:
+        """What matters of the options when times are explained."""
+        fetching, workers, climb = self._fetching, self.workers, self._climb
+        return Setup(
+            fetching.reads,
+            fetching.count if climb is None else climb.setting.workers,
+            workers.kind,
+            usable_cores(),
+            len(self._devices),
+            persistent=workers.persistent,
+            tuned="" if climb is None else climb.describe(),
+            since=None if climb is None else climb.settled_at,
         )
 
     def fresh(self, seed: int, epoch: int, position: int = 0) -> Progress:
@@ -227,9 +247,14 @@ class Loading:
             gatherer = RowStager(outline.arrays, None, collation, outline.structure)
             workers = replace(workers, count=0)  # what is left to stage is not worth a message to anyone
         self._fetching = self._make_fetching(collation, workers, gatherer)
+        self._climb = self._fetching.climb(self._prefetch)
 
     def begin(self, progress: Progress) -> Epoch:
         """Open an epoch where its user has come to."""
+        climb = self._climb
+        if climb is not None:
+            self._fetching.begin_with(climb.setting)
+            self._prefetch = climb.setting.prefetch
         road = take_road(self._idle) or build_road(
             self._devices,
             self._fetching.ahead,
@@ -247,6 +272,10 @@ class Loading:
                 self._idle.append(road)  # nothing is under way on it
                 raise
         fetch = self._fetching.open(one, road.ring, self._meter)
+        steering = None
+        if climb is not None:
+            resizable = cast("Resizable", fetch)  # a climb is only for workers that fetch by indices
+            steering = Steering(climb, resizable, road.ring, road.lanes, self._meter, self._fetching)
         return Epoch(
             road,
             fetch,
@@ -255,6 +284,7 @@ class Loading:
             drop_last=self._drop_step,
             meter=self._meter,
             ended=progress.end,
+            steering=steering,
         )
 
     def _plan(

@@ -29,7 +29,8 @@ class Measured:
         Parameters
         ----------
         since : LoaderStats or None
-            An earlier snapshot: only what happened after it counts. None: all since the loader was made.
+            An earlier snapshot: only what happened after it counts. None: all since the loader was made, or
+            since it has found what was left 'auto'.
 
         Examples
         --------
@@ -41,5 +42,6 @@ class Measured:
         >>> loader.explain().bound
         'compute'
         """
-        stats = self.stats()
-        return explain(stats if since is None else stats - since, self._setup())
+        stats, setup = self.stats(), self._setup()
+        since = setup.since if since is None else since
+        return explain(stats if since is None else stats - since, setup)

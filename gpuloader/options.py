@@ -11,20 +11,26 @@ import numpy as np
 from gpuloader.checks import check_count, check_word
 from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.base import Device
-from gpuloader.fetch.fetching import WorkerOptions
+from gpuloader.fetch.worker_options import WorkerOptions
+from gpuloader.platforms import usable_cores
 from gpuloader.program import Programmer, Transform
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.spec import FeedSpec
+from gpuloader.tuning import BUDGET
 
+AUTO = "auto"
 METHODS = ("fork", "forkserver", "spawn")
 _MOST_SEED = 2**64 - 1
 
 
 def check_workers(
     *,
-    num_workers: int,
+    num_workers: int | str,
     worker_type: str,
     prefetch_factor: int,
+    prefetch: int | str = 1,
+    memory_budget: int | None = None,
+    iterable: bool = False,
     in_order: bool,
     timeout: float,
     worker_init_fn: Callable[[int], object] | None,
@@ -47,8 +53,18 @@ def check_workers(
     ... ).count
     2
     """
+    tuned, deepens = num_workers == AUTO, prefetch == AUTO
+    if tuned and iterable:
+        raise ValueError(
+            "num_workers='auto' needs a data set with indices: what an iterable one gives depends on how "
+            "many workers read it"
+        )
+    if tuned:
+        num_workers = 1
     if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
-        raise ValueError(f"num_workers must be an integer of 0 or more, got {num_workers!r}")
+        raise ValueError(f"num_workers must be 'auto' or an integer of 0 or more, got {num_workers!r}")
+    if memory_budget is not None and not (tuned or deepens):
+        raise ValueError("memory_budget bounds what num_workers='auto' and prefetch='auto' take; give one")
     check_word("worker_type", worker_type, ("process", "thread"))
     check_word("on_worker_death", on_worker_death, ("raise", "respawn"))
     if start_method is not None:
@@ -69,7 +85,19 @@ def check_workers(
         bool(persistent_workers),
         start_method,
         on_worker_death == "respawn",
+        most_workers() if tuned else 0,
+        deepens,
+        BUDGET if memory_budget is None else check_count("memory_budget", memory_budget),
     )
+
+
+def most_workers() -> int:
+    """Return how many workers ``num_workers='auto'`` may come to: some wait for a disk, not for a core.
+
+    >>> 4 <= most_workers() <= 32
+    True
+    """
+    return min(max(4 * usable_cores(), 4), 32)
 
 
 def check_collation(

@@ -46,6 +46,8 @@ class Pipeline:
     ----------
     waited : int
         Nanoseconds that the latest `next_step` waited for the fetcher.
+    prefetch : int
+        As given; may be changed between two steps.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Pipeline:
         self._lanes = lanes
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
         self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
-        self._prefetch = prefetch
+        self.prefetch = prefetch
         self._drop_last = drop_last
         self._group: list[StagedBatch] = []
         self._flying: deque[list[Landing]] = deque()
@@ -84,7 +86,7 @@ class Pipeline:
             return self._next_direct(self._only_direct_lane)
         self.waited = 0
         flying = self._flying
-        while len(flying) <= self._prefetch and self._ending is None:
+        while len(flying) <= self.prefetch and self._ending is None:
             if not self._advance(wait=not flying):
                 break
         if not flying:

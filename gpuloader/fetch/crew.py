@@ -39,6 +39,8 @@ class Crew:
         What they read.
     standing : Standing
         Of which rank they are.
+    most : int
+        How many there may become.
     """
 
     count: int
@@ -48,6 +50,7 @@ class Crew:
     epoch: int
     dataset: Any
     standing: Standing
+    most: int
 
 
 Task = tuple[Callable[[int], None], Job, int, int]
@@ -69,24 +72,34 @@ class Threads:
     """
 
     def __init__(self, crew: Crew, queues: Sequence[SimpleQueue[Task | None]]) -> None:
-        self._queues = queues
+        self._crew = crew
+        self._queues = list(queues)
         self._timeout = crew.timeout
         self._process = os.getpid()
-        self._at_work: list[Task | None] = [None] * crew.count
+        self._at_work: list[Task | None] = []
         self._failures: list[LoaderError] = []
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.closed = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=_work,
-                args=(number, tasks, crew, self.bell, self._at_work, self._failures),
-                name=f"{WORKER}-{number}",
-                daemon=True,
-            )
-            for number, tasks in enumerate(queues)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for tasks in queues:
+            self._start(tasks)
+
+    def add(self, tasks: SimpleQueue[Task | None]) -> None:
+        """Start one thread more."""
+        self._queues.append(tasks)
+        self._start(tasks)
+
+    def _start(self, tasks: SimpleQueue[Task | None]) -> None:
+        number = len(self._threads)
+        self._at_work.append(None)
+        thread = threading.Thread(
+            target=_work,
+            args=(number, tasks, self._crew, self.bell, self._at_work, self._failures),
+            name=f"{WORKER}-{number}",
+            daemon=True,
+        )
+        self._threads.append(thread)
+        thread.start()
 
     def check(self) -> None:
         """Raise `LoaderError` if a thread could not begin, or runs in the process that forked this one."""
@@ -156,7 +169,7 @@ def _work(
     failures: list[LoaderError],
 ) -> None:
     seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
-    enter_worker(WorkerInfo(number, crew.count, seed, crew.dataset, crew.standing.ranks))
+    enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
     try:
         if crew.init is not None:
             crew.init(number)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuloader.collate.assembly import Assembler
@@ -19,54 +19,19 @@ from gpuloader.fetch.crew import Crew
 from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.thread_workers import PART_NBYTES, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.platforms import check_processes
 from gpuloader.sources.dataset import array_source
 from gpuloader.sources.division import Division, Standing
 from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring
 from gpuloader.stats import Meter
+from gpuloader.tuning import DEEPEST, Climb, Setting
 
 if TYPE_CHECKING:
     from gpuloader.fetch.pool import Pool
 
 _COLUMNS = 256  # indices a batch for which the board has room where the batch size is not known
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """What the user asked of workers.
-
-    Attributes
-    ----------
-    count : int
-        0: the consumer's thread fetches.
-    kind : str
-        'process' or 'thread'.
-    prefetch_factor : int
-        Batches under way a worker.
-    in_order : bool
-        Deliver in the order of the plan; otherwise as batches come.
-    timeout : float
-        Seconds a batch may be waited for, 0 for any time.
-    init : callable or None
-        Called with the worker's number before its first sample.
-    persistent : bool
-        Processes stay from one epoch to the next.
-    start_method : str or None
-        How processes start; None: as suits the data set.
-    respawn : bool
-        Replace dead processes.
-    """
-
-    count: int = 0
-    kind: str = "process"
-    prefetch_factor: int = 2
-    in_order: bool = True
-    timeout: float = 0.0
-    init: Callable[[int], object] | None = None
-    persistent: bool = False
-    start_method: str | None = None
-    respawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +83,17 @@ class Fetching:
         For an iterable data set: whether a last shorter batch is left out.
     gatherer : Gatherer or None
         Takes batches from arrays, for a data set that was cached.
+    division : Division or None
+        Which rank's part of each step is fetched.
+
+    Attributes
+    ----------
+    count : int
+        Workers that fetch; fewer than were asked for where more make no sense.
+    in_processes : bool
+        Whether they are processes.
+    budget : int
+        Bytes that tuning may let the slots come to.
     """
 
     def __init__(
@@ -143,8 +119,9 @@ class Fetching:
         self._renew_assembler()
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
-        self._count = self._useful_count()
-        self.in_processes = self._count > 0 and workers.kind == "process" and self._gatherer is None
+        self.budget = workers.budget
+        self.count = self._useful_count()
+        self.in_processes = self.count > 0 and workers.kind == "process" and self._gatherer is None
         if self.in_processes:
             check_processes()
 
@@ -166,6 +143,13 @@ class Fetching:
         return self._workers.count if pays else 0
 
     @property
+    def reads(self) -> str:
+        """What is read: 'arrays' taken whole, 'items' of an iterable data set, or 'samples'."""
+        if self._gatherer is not None:
+            return "arrays"
+        return "samples" if self._items_a_batch is None else "items"
+
+    @property
     def crew(self) -> int | None:
         """How many streams of an iterable data set are read in turn; None for a data set with indices."""
         if self._items_a_batch is None or self._division is not None:
@@ -175,12 +159,28 @@ class Fetching:
     @property
     def ahead(self) -> int:
         """Batches that may be under way with workers."""
-        workers, count = self._workers, self._count
+        return self.ahead_of(self.count, self._workers.prefetch_factor)
+
+    def ahead_of(self, count: int, depth: int) -> int:
+        """Return how many batches may be under way with `count` workers, each so deep."""
         by_thread = not self.in_processes and self._items_a_batch is None
         if by_thread and count and self._batch_size:
             # A batch keeps as many threads busy as it has samples.
-            return workers.prefetch_factor * -(-count // min(count, self._batch_size))
-        return workers.prefetch_factor * count
+            return depth * -(-count // min(count, self._batch_size))
+        return depth * count
+
+    def climb(self, prefetch: int) -> Climb | None:
+        """Return the search for what is to be tuned, beginning here; None if nothing is."""
+        workers = self._workers
+        if not self.count or self._items_a_batch is not None or not (workers.most or workers.deepens):
+            return None
+        begin = Setting(self.count, workers.prefetch_factor, prefetch)
+        return Climb(begin, workers.most or self.count, workers.deepens)
+
+    def begin_with(self, setting: Setting) -> None:
+        """Begin later epochs with a setting that was found."""
+        self._workers = replace(self._workers, count=setting.workers, prefetch_factor=setting.depth)
+        self.count = setting.workers
 
     def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
         """Begin an epoch: return who fills the ring's slots."""
@@ -190,7 +190,7 @@ class Fetching:
             self._renew_assembler()
             if form is not None:
                 self._assembler.adopt(form)
-        if not self._count:
+        if not self.count:
             return self._open_inline(one, ring, meter)
         numbered = one.numbered if one.numbered is not None else _without_indices(one.start)
         window = Window(numbered, ring, self.ahead, in_order=self._workers.in_order)
@@ -258,6 +258,7 @@ class Fetching:
             one.epoch,
             self._dataset,
             Standing.of(self._division),
+            max(workers.count, workers.most),
         )
         if one.numbered is not None:
             return ThreadWorkers(self._gatherer or self._assembler, window, crew, meter)
@@ -273,23 +274,26 @@ class Fetching:
         from gpuloader.fetch.starting import choose_start
         from gpuloader.fetch.worker import Setup
 
-        workers = self._workers
+        workers, depth = self._workers, self._workers.prefetch_factor
         pool = self._take_pool()
-        if pool is None:
+        if pool is not None:
+            pool.resize(workers.count)
+        else:
             setup = Setup(
                 self._dataset,
                 self._collation,
                 self._items_a_batch,
                 self._drop_last,
                 workers.init,
-                workers.count,
+                max(workers.count, workers.most),
                 self._division,
                 Standing.of(self._division),
             )
             start = choose_start(setup, self._start_method)
             if start.method == "fork":
                 self._start_method = "fork"  # what cannot be sent, or is better not, is tried once
-            pool = Pool(start, self.ahead, max(self._batch_size or _COLUMNS, 1))
+            most = max(self.ahead, self.ahead_of(workers.most, DEEPEST if workers.deepens else depth))
+            pool = Pool(start, most, max(self._batch_size or _COLUMNS, 1), workers.count)
             if self._assembler.form is not None:
                 pool.form, pool.is_settled = self._assembler.form, True
         reached = None if one.numbered is not None else one.reached

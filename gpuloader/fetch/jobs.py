@@ -70,6 +70,11 @@ class Window:
         Jobs handed out and not yet delivered.
     in_order : bool
         Deliver in the order of the plan; otherwise as batches come.
+
+    Attributes
+    ----------
+    ahead : int
+        As given; may be changed.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class Window:
     ) -> None:
         self._numbered = numbered
         self._ring = ring
-        self._ahead = ahead
+        self.ahead = ahead
         self._in_order = in_order
         self._exhausted = False
         self._slotting = threading.Lock()
@@ -85,7 +90,7 @@ class Window:
 
     def next_job(self) -> Job | None:
         """Return a new job with its slot; None if too many are under way, no slot is free or no more come."""
-        if self._exhausted or len(self.jobs) >= self._ahead:
+        if self._exhausted or len(self.jobs) >= self.ahead:
             return None
         slot = self._ring.take()
         if slot is None and self._ring.allocated:

@@ -61,9 +61,11 @@ class Pool:
         Tasks under way at once.
     columns : int
         Indices of a task that fit on the board; longer ones travel in the message.
+    count : int
+        Workers to begin with.
     """
 
-    def __init__(self, start: Start, ahead: int, columns: int) -> None:
+    def __init__(self, start: Start, ahead: int, columns: int, count: int) -> None:
         self.start = start
         collation = start.setup.collation
         self.form: Form | None = None
@@ -74,11 +76,17 @@ class Pool:
         self._free_rows = list(range(ahead))
         self.workers: list[WorkerProcess] = []
         try:
-            for number in range(start.setup.count):
-                self.workers.append(self.spawn(number))
+            self.resize(count)
         except BaseException:
             self.close()
             raise
+
+    def resize(self, count: int) -> None:
+        """Have so many workers; between two epochs, when none has work."""
+        while len(self.workers) < count:
+            self.workers.append(self.spawn(len(self.workers)))
+        surplus, self.workers = self.workers[count:], self.workers[:count]
+        close_all(surplus, GRACE)
 
     def spawn(self, number: int) -> WorkerProcess:
         """Return a new worker of that number.

@@ -58,7 +58,8 @@ class ProcessWorkers:
         self._give_back = give_back
         self._has_looked = self._broken = self._closing = False
         self._reached: dict[int, ItemState] = dict(terms.reached or {})
-        self._turns = deque(range(len(pool.workers)))
+        self._active = len(pool.workers)
+        self._turns = deque(range(self._active))
         self._turns.rotate(-terms.turn)
         pool.serial += 1
         pool.board.serial[0] = pool.serial
@@ -77,6 +78,20 @@ class ProcessWorkers:
         terms, pool = self._terms, self._pool
         payload = pool.dumps((pool.form, self._reached.get(worker.number)))
         worker.send(Message(Kind.EPOCH, b=terms.seed, c=terms.epoch, d=pool.serial, payload=payload))
+
+    def resize(self, workers: int, ahead: int) -> None:
+        """Fetch with so many workers from now on, and have so many batches under way.
+
+        Workers beyond the number finish what they have, and stay without work until the epoch is over.
+        """
+        pool = self._pool
+        for number in range(len(pool.workers), workers):
+            fresh = pool.spawn(number)
+            pool.workers.append(fresh)
+            self._listen_to(fresh)
+            self._begin(fresh)
+        self._active = workers
+        self._window.ahead = ahead
 
     def get(self) -> StagedBatch:
         """Return the next batch, waiting for it.
@@ -132,7 +147,7 @@ class ProcessWorkers:
     def _next_worker(self) -> WorkerProcess | None:
         workers = self._pool.workers
         if self._terms.reached is None:
-            return min(workers, key=lambda worker: len(worker.jobs))
+            return min(workers[: self._active], key=lambda worker: len(worker.jobs))
         if not self._turns:
             self._window.end()
             return None

@@ -117,6 +117,15 @@ class ThreadWorkers:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._threads = Threads(crew, [self._tasks] * crew.count)
 
+    def resize(self, workers: int, ahead: int) -> None:
+        """Fetch with so many threads from now on, and have so many batches under way."""
+        for _ in range(self._count, workers):
+            self._threads.add(self._tasks)
+        for _ in range(workers, self._count):
+            self._tasks.put(None)  # whoever takes it ends
+        self._count = workers
+        self._window.ahead = ahead
+
     def get(self) -> StagedBatch:
         """Return the next batch, waiting for it; raise `QueueClosed` at the end, or its error."""
         return self._threads.wait_for(self._window, self.get_nowait)

@@ -89,6 +89,8 @@ class Ring:
     ----------
     allocated : bool
         Whether the memory is reserved: from the first `acquire` on.
+    slot_nbytes : int
+        What each slot was reserved with, 0 before; single ones may have grown since.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Ring:
     ) -> None:
         self.count = count
         self.allocated = False
+        self.slot_nbytes = 0
         self.freed: deque[Slot] = deque()
         self.leased = 0
         self._spare = spare
@@ -159,11 +162,27 @@ class Ring:
         with self._allocating:  # several threads may come with the first batches
             if self.allocated:
                 return
-            size = align(nbytes)
-            arena = Arena(size * self.count, self._locker, shared=self._shared)
-            for start in range(0, arena.nbytes, size):
-                self._return(Slot(arena.bytes[start : start + size], arena))
+            self.slot_nbytes = align(nbytes)
+            self._add(self.count, self.slot_nbytes)
             self.allocated = True
+
+    def _add(self, count: int, size: int) -> None:
+        arena = Arena(size * count, self._locker, shared=self._shared)
+        for start in range(0, arena.nbytes, size):
+            self._return(Slot(arena.bytes[start : start + size], arena))
+
+    def grow(self, more: int) -> None:
+        """Go round with so many slots more, of the size of the first ones; the consumer's.
+
+        Raises
+        ------
+        StagingMemoryError
+            The memory is not there.
+        """
+        with self._allocating:
+            if self.allocated:
+                self._add(more, self.slot_nbytes)
+            self.count += more
 
     def release(self, slot: Slot) -> None:
         """Give a slot back that no lease refers to."""

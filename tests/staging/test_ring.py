@@ -237,3 +237,24 @@ def test_a_private_copy_shares_nothing_with_the_ring():
     del view
     ring.drain()
     assert (ring.free, ring.leased) == (2, 0)
+
+
+def test_a_ring_grows_by_slots_of_the_first_size_and_keeps_count():
+    ring = Ring(3, 1)
+    taken = ring.acquire(1000)
+    ring.grow(2)
+    assert ring.count == 5
+    others = [ring.take() for _ in range(4)]
+    assert all(slot is not None and slot.nbytes == taken.nbytes == ring.slot_nbytes for slot in others)
+    assert ring.take() is None
+    for slot in (taken, *others):
+        ring.release(slot)
+    assert ring.rearm()
+
+
+def test_a_ring_that_grows_before_its_first_batch_reserves_all_at_once():
+    ring = Ring(2, 1)
+    ring.grow(3)
+    ring.acquire(64)
+    assert ring.free == 4
+    assert ring.rearm() is False  # one is out
