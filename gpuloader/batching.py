@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,7 +157,9 @@ class Batching:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether so many samples make up a batch, so that an epoch can be entered at any of them."""
+        """Whether an epoch is the same samples in the same order at any batch size, to be entered at any."""
+        if isinstance(self.batch_sampler, DistributedBatchSampler):
+            return False  # which deals batches to its ranks, so that one rank's samples depend on their size
         return self.sampler is not None or self.order(0, 0) is not None
 
     def count(self, least: int = 1) -> int:
@@ -201,6 +203,7 @@ def divide(
     shard: object,
     uneven: object,
     *,
+    dataset: object,
     iterable: bool,
     single: bool,
     in_order: bool,
@@ -228,6 +231,11 @@ def divide(
     if iterable and uneven == "error":
         raise ValueError(
             "how many items an iterable data set has is not known before: choose uneven='pad' or 'drop'"
+        )
+    if iterable and isinstance(dataset, Iterator):
+        raise ValueError(
+            f"with shard every rank and every worker reads the data set from its start, in every epoch; a "
+            f"{type(dataset).__name__} can be read once: give an IterableDataset whose __iter__ begins anew"
         )
     if single and uneven == "pad":
         raise ValueError(

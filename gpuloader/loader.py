@@ -217,6 +217,7 @@ class DataLoader(Resumable, Measured):
             ),
             shard,
             uneven,
+            dataset=dataset,
             iterable=self._iterable,
             single=batch_size is None,
             in_order=bool(in_order),

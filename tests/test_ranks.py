@@ -1,6 +1,7 @@
 """Loaders of several ranks: equally many batches, every sample once, and epochs that go on at any size."""
 
 import json
+import os
 import sys
 import types
 
@@ -421,6 +422,7 @@ class TestRefusals:
             (range(9), {"uneven": "repeat"}, "uneven must be one of 'pad', 'drop', 'error', got 'repeat'"),
             (range(9), {"uneven": "error"}, "9 samples are 2 steps of 2 ranks and a last one of 1"),
             (Stream(8), {"uneven": "error"}, "how many items an iterable data set has is not known before"),
+            (iter(range(8)), {}, "a range_iterator can be read once: give an IterableDataset"),
             (range(9), {"batch_size": None}, "uneven='pad' adds a mask to each batch"),
             (range(9), {"in_order": False}, "shard needs in_order=True"),
         ],
@@ -591,6 +593,19 @@ class TestGoingOn:
             with pytest.raises(ValueError, match="the state is damaged"):
                 make(range(9), 0, 2).load_state_dict({**position, **wrong})
 
+    def test_what_a_distributed_batch_sampler_gives_depends_on_the_batch_size(self):
+        def loader(size):
+            sampler = DistributedBatchSampler(range(20), size, num_replicas=2, rank=1)
+            return DataLoader(range(20), places="cpu", batch_sampler=sampler, seed=5)
+
+        first = loader(2)
+        assert next(iter(first)).tolist() == [2, 3]
+        with pytest.raises(ValueError, match="of batches of 2 samples a place, 1 a step; this loader has 3"):
+            loader(3).load_state_dict(first.state_dict())
+        again = loader(2)
+        again.load_state_dict(first.state_dict())
+        assert next(iter(again)).tolist() == [6, 7]
+
     def test_in_processes(self):
         found = loaders(40, 2, batch_size=3, **PROCESSES)
         epochs = [iter(loader) for loader in found]
@@ -622,7 +637,31 @@ class TestGoingOn:
         assert len(json.dumps(loader.state_dict())) < 128
 
 
+class Dying(Stream):
+    """A stream whose process dies at its tenth item, once."""
+
+    def __init__(self, count, path):
+        super().__init__(count)
+        self.path = path
+
+    def __iter__(self):
+        for number in super().__iter__():
+            if number == 9 and not self.path.exists():
+                self.path.touch()
+                os._exit(3)
+            yield number
+
+
 class TestStreams:
+    def test_are_read_again_by_the_successor_of_a_worker_that_died(self, tmp_path):
+        samples = []
+        for rank in range(2):
+            dataset = Dying(30, tmp_path / str(rank))
+            loader = make(dataset, rank, 2, on_worker_death="respawn", **PROCESSES)
+            samples += [one for batch in epoch_of(loader) for one in batch]
+            assert dataset.path.exists()
+        assert sorted(samples) == list(range(30))
+
     def test_are_read_no_further_than_to_the_end_of_the_step(self):
         for rank in range(3):
             stream = Stream(100)
