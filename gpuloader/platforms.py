@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import mmap
 import os
 import signal
@@ -32,6 +33,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.control_group import read_control_group, read_text
 from gpuloader.errors import LoaderError
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
@@ -157,39 +159,24 @@ def prefault(mapping: mmap.mmap) -> None:
     pages[:: mmap.PAGESIZE] = 0
 
 
-def available_memory() -> int | None:
-    """Return the bytes this process may still take, by the kernel's estimate and its control group's limit.
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes this process may still take, by the kernel's estimate and its control groups' limits.
 
-    None where neither is known (no ``/proc/meminfo``).
+    None where neither is known (no ``proc`` and ``sys`` below `root`).
 
     >>> available_memory() is None or available_memory() > 0
     True
     """
-    known = [size for size in (_system_available(), _control_group_available()) if size is not None]
+    group = read_control_group(root)
+    left = None if group.memory_limit is None else max(group.memory_limit - group.memory_used, 0)
+    known = [size for size in (_system_available(root / "proc/meminfo"), left) if size is not None]
     return min(known, default=None)
 
 
-def _system_available(table: Path = Path("/proc/meminfo")) -> int | None:
-    try:
-        lines = table.read_text().splitlines()
-    except OSError:
-        return None
+def _system_available(table: Path) -> int | None:
+    lines = (read_text(table) or "").splitlines()
     kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     return kib[0] * 1024 if kib else None
-
-
-def _control_group_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-        cache = [
-            int(line.split()[1])
-            for line in (root / "memory.stat").read_text().splitlines()
-            if line.startswith(("inactive_file ", "active_file "))
-        ]
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(int(limit) - used + sum(cache), 0)
 
 
 def keep_freed_memory() -> None:
@@ -242,12 +229,20 @@ def kill_process(descriptor: int) -> bool:
     return True
 
 
-def usable_cores() -> int:
+def allowed_cores() -> int:
     """Return how many processor cores this process may run on.
 
-    >>> 1 <= usable_cores() <= (os.cpu_count() or 1)
+    >>> 1 <= allowed_cores() <= (os.cpu_count() or 1)
     True
     """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return as how many cores this process can compute: those allowed, if its control group lets it.
+
+    >>> 1 <= usable_cores() <= allowed_cores()
+    True
+    """
+    quota = read_control_group(root).processors
+    return allowed_cores() if quota is None else max(min(allowed_cores(), math.ceil(quota)), 1)

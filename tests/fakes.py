@@ -51,3 +51,14 @@ def nothing_left_behind():
     gc.collect()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
     wait_until(lambda: count_arenas() <= arenas)
+
+
+def limit_memory(root, limit, used, cached=0):
+    """Write below `root` what a kernel says of a process in a control group with so much memory."""
+    group = root / "sys/fs/cgroup"
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cgroup.controllers").write_text("cpu memory\n")
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    lines = f"anon {used}\nactive_file {cached - cached // 2}\ninactive_file {cached // 2}\n"
+    (group / "memory.stat").write_text(lines)

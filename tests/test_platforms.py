@@ -18,8 +18,8 @@ import pytest
 
 from gpuloader import DataLoader, LoaderError, platforms
 from gpuloader.platforms import (
-    _control_group_available,
     _system_available,
+    allowed_cores,
     available_memory,
     check_processes,
     map_private,
@@ -29,8 +29,10 @@ from gpuloader.platforms import (
     open_process,
     reserve,
     seal,
+    usable_cores,
 )
 from gpuloader.sources.processes import open_sentinel
+from tests.fakes import limit_memory
 
 
 class Squares:
@@ -51,20 +53,25 @@ class Locked(Squares):
 
 
 def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 100\ninactive_file 200\n")
-    assert _control_group_available(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _control_group_available(tmp_path) is None
-    assert _control_group_available(tmp_path / "absent") is None
+    limit_memory(tmp_path, "1000", 700, cached=300)
+    assert available_memory(tmp_path) == 600
+    limit_memory(tmp_path, "max", 700, cached=300)
+    assert available_memory(tmp_path) is None
+    assert available_memory(tmp_path / "absent") is None
 
 
 def test_a_control_group_beyond_its_limit_has_nothing_left(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("1200\n")
-    (tmp_path / "memory.stat").write_text("anon 1200\n")
-    assert _control_group_available(tmp_path) == 0
+    limit_memory(tmp_path, "1000", 1200)
+    assert available_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "most"), [("150000 100000", 2), ("20000 100000", 1), ("max 100000", 10**6)]
+)
+def test_a_control_groups_share_of_the_processors_counts(tmp_path, quota, most):
+    limit_memory(tmp_path, "max", 0)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
+    assert usable_cores(tmp_path) == min(most, allowed_cores())
 
 
 def test_what_is_available_is_less_than_what_there_is():

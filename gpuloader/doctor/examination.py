@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuloader.control_group import read_control_group
 from gpuloader.doctor.attempt import Attempt, attempt
-from gpuloader.doctor.control_group import read_control_group
 from gpuloader.doctor.finding import Report, Section
 from gpuloader.doctor.gpus import gpu_findings, read_gpus
 from gpuloader.doctor.memory import memory_findings, read_memory

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuloader.control_group import read_text
 from gpuloader.doctor.attempt import Attempt, Outcome
-from gpuloader.doctor.control_group import read_text
 from gpuloader.doctor.finding import Finding, Verdict, show_bytes
 from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 

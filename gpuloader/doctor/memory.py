@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from gpuloader.doctor.control_group import ControlGroup, read_text
+from gpuloader.control_group import ControlGroup, read_text
 from gpuloader.doctor.finding import Finding, show_bytes
 from gpuloader.errors import StagingMemoryError
 from gpuloader.platforms import has_memory_files

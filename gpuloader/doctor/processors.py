@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuloader.control_group import ControlGroup
 from gpuloader.doctor.attempt import Attempt
-from gpuloader.doctor.control_group import ControlGroup
 from gpuloader.doctor.finding import Finding
-from gpuloader.platforms import usable_cores
+from gpuloader.platforms import allowed_cores
 
 THREADS = "OMP_NUM_THREADS"
 WORKER_SECONDS = 60.0
@@ -51,7 +51,7 @@ def read_processors(root: Path = Path("/")) -> Processors:
     True
     """
     present = os.cpu_count() or 1
-    allowed = usable_cores()
+    allowed = allowed_cores()
     try:
         opened = sum(1 for _ in (root / "proc/self/fd").iterdir())
     except OSError:

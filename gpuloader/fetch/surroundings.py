@@ -9,6 +9,8 @@ import sys
 
 import numpy as np
 
+from gpuloader.platforms import usable_cores
+
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -37,7 +39,7 @@ def seed_globals(seed: int) -> None:
 
 def limit_threads(workers: int) -> None:
     """Keep the libraries that the data set uses from starting a thread a core in every worker."""
-    share = str(max((os.cpu_count() or 1) // workers, 1))
+    share = str(max(usable_cores() // workers, 1))
     for name in _THREADS:
         os.environ.setdefault(name, share)
     for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):

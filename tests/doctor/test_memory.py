@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpuloader.doctor import memory as memory_module
-from gpuloader.doctor.control_group import ControlGroup
+from gpuloader.control_group import ControlGroup
 from gpuloader.doctor.memory import (
     Memory,
     available_finding,

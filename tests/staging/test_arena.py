@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from gpuloader import StagingMemoryError, platforms
+from gpuloader.control_group import read_control_group
 from gpuloader.staging import arena as module
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import lease_views
 from gpuloader.staging.ring import Slot
+from tests.fakes import limit_memory
 
 
 class Locker:
@@ -165,11 +167,9 @@ def test_without_memory_files_other_processes_map_a_file_that_has_no_name(withou
 
 
 def test_an_arena_keeps_within_its_control_group(tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
-    (tmp_path / "memory.current").write_text(f"{1 << 19}\n")
-    (tmp_path / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
-    limit = platforms._control_group_available
-    monkeypatch.setattr(platforms, "_control_group_available", lambda: limit(tmp_path))
+    limit_memory(tmp_path, 1 << 20, 1 << 19)
+    group = read_control_group(tmp_path)
+    monkeypatch.setattr(platforms, "read_control_group", lambda _: group)
     assert Arena(1 << 19).nbytes == 1 << 19
     with pytest.raises(StagingMemoryError, match=r"524,289 bytes .* only 524,288 bytes are available"):
         Arena((1 << 19) + 1)

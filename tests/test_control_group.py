@@ -1,6 +1,6 @@
 """Limits of control groups, read below a root of ours."""
 
-from gpuloader.doctor.control_group import ControlGroup, read_control_group
+from gpuloader.control_group import ControlGroup, read_control_group
 
 UNLIMITED = 9223372036854771712
 
