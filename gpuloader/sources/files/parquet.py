@@ -12,7 +12,7 @@ from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, LoaderError, missing_package
 from gpuloader.sources.block import Block, Column, Part
 from gpuloader.sources.files.arrow import check_nulls, columns_of
-from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
+from gpuloader.sources.files.opening import ATTEMPTS, as_urls, is_remote, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.worker_info import get_worker_info
 
@@ -162,7 +162,8 @@ def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[A
         raise missing_package("reading Parquet files", "pyarrow", "parquet") from None
     with open_source(url, attempts) as source:
         try:
-            with ParquetFile(source, pre_buffer=True) as file:
+            # Arrow itself reads a local file without Python in between.
+            with ParquetFile(source if is_remote(url) else url, pre_buffer=True) as file:
                 yield file
         except LoaderError:
             raise
@@ -184,14 +185,13 @@ def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Sc
     """Return the part of a schema that is read."""
     from pyarrow import schema as make_schema
 
-    if columns is None:
-        return schema.remove_metadata()
-    for name in columns:
+    names = schema.names if columns is None else list(columns)
+    for name in names:
         if name not in schema.names:
             raise DataFileError(f"there is no such column; there are {schema.names}", file=url, column=name)
-    if len(set(columns)) < len(columns) or not columns:
-        raise ValueError(f"columns must be different names, one or more, got {list(columns)}")
-    return make_schema([schema.field(name) for name in columns])
+    if len(set(names)) < len(names) or not names:
+        raise ValueError(f"columns must be different names, one or more, got {names}")
+    return make_schema([schema.field(name) for name in names])
 
 
 def _check_schema(expected: pa.Schema, found: pa.Schema, url: str, first: str) -> None:

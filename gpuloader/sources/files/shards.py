@@ -65,12 +65,15 @@ class Stream:
     ----------
     number, count : int
         Which of how many.
+    ranks : int
+        How many ranks they are of.
     epoch : int
         Of the loader that reads; 0 where none does.
     """
 
     number: int
     count: int
+    ranks: int
     epoch: int
 
     @classmethod
@@ -80,7 +83,9 @@ class Stream:
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         rank, ranks = find_rank() if info is None else (info.rank, info.world_size)
         draw = current_draw()
-        return cls(rank + worker * ranks, ranks * workers, 0 if draw.seed is None else draw.epoch)
+        # A rank's shards are the same however many workers it has.
+        number = rank + worker * ranks
+        return cls(number, ranks * workers, ranks, 0 if draw.seed is None else draw.epoch)
 
 
 class ShardDataset(IterableDataset[S], Generic[S, P, W]):
@@ -136,7 +141,16 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         """
         stream, reached = self._come or (Stream.current(), Reached())
         # Flat: it is made, and copied, behind each batch.
-        return {**_fields(stream), **_fields(reached)}
+        return {**_fields(stream), **_fields(reached), **self._order_by()}
+
+    def _order_by(self) -> dict[str, Any]:
+        """Return what the order of samples depends on, beside stream and epoch."""
+        return {
+            "shards": self.shards,
+            "shuffle": self._shuffle,
+            "shuffle_buffer": self._buffer,
+            "seed": self._seed,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass go on where `state` was taken: what was given is not given again.
@@ -146,13 +160,19 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         Raises
         ------
         ValueError
-            This is no state of a data set in shards.
+            This is no state of a data set in shards, or of one that was read in another order.
         """
         try:
             stream = Stream(**{name: state[name] for name in Stream.__slots__})
             reached = Reached(**{name: state[name] for name in Reached.__slots__})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no state of a data set in shards: {state}") from error
+        for name, here in self._order_by().items():
+            if state.get(name) != here:
+                raise ValueError(
+                    f"the state is of a data set with {name}={state.get(name)!r}, this one has {here!r}, "
+                    "so its samples come in another order"
+                )
         self._resumed = stream, reached
 
     def _takes(self, size: int) -> Iterator[list[tuple[W, Rows]]]:
@@ -161,9 +181,14 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         Raises
         ------
         ValueError
-            The state to go on from is of another stream.
+            The state to go on from is of another stream, or a rank would have nothing to read.
         """
         stream, reached = Stream.current(), Reached()
+        if stream.ranks > max(self.shards, 1):
+            raise ValueError(
+                f"{stream.ranks} ranks cannot share {self.shards} shards: write smaller row groups, or more "
+                "files, or have the loader divide the samples by shard='auto'"
+            )
         if self._resumed is not None:
             (resumed, reached), self._resumed = self._resumed, None
             if (resumed.number, resumed.count) != (stream.number, stream.count):
@@ -181,6 +206,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             if self._buffer is not None:
                 order = Shuffled(length, mixed_seed(self._seed, start.window), stream.epoch)
             samples, at = self._gather(pieces), start.taken
+            pieces.clear()  # so that no more than this is held while the next window is read
             while at < length:
                 stop = min(at + size - count, length)
                 held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
@@ -189,6 +215,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
                     self._come = stream, self._behind(start, at)
                     yield held
                     held, count = [], 0
+            del samples
         if held:
             self._come = stream, self._behind(start, at)
             yield held

@@ -6,7 +6,7 @@ import itertools
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, missing_package
@@ -102,13 +102,23 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
     def __iter__(self) -> Iterator[Any]:
         for [(samples, rows)] in self._takes(1):
             sample = samples[rows.start if isinstance(rows, slice) else rows[0]]
-            yield sample if self._decode is None else self._decode(sample)
+            yield sample if self._decode is None else self._decoded(sample)
+
+    def _decoded(self, sample: dict[str, Any]) -> Any:
+        assert self._decode is not None
+        key, url = sample["__key__"], sample["__url__"]
+        try:
+            return self._decode(sample)
+        except Exception as error:
+            error.add_note(f"gpuloader: raised by decode for {key!r} of {url}")
+            raise
 
     def _read(self, shard: int, skip: int) -> Iterator[list[Any]]:
         from webdataset.tariterators import group_by_keys, tar_file_expander
 
         url = self._urls[shard]
         with open_source(url, self._attempts, buffered=True) as file:
+            _check_end(file, url)
             samples = group_by_keys(tar_file_expander([{"url": url, "stream": file}]))
             try:
                 for _ in itertools.islice(samples, skip):
@@ -122,3 +132,16 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
         return list(itertools.chain.from_iterable(pieces))
+
+
+def _check_end(file: BinaryIO, url: str) -> None:
+    """Raise `DataFileError` where a tar file lacks its end: cut between members it would pass for whole."""
+    if not url.endswith(".tar"):
+        return  # compressed, where a cut does not go unnoticed
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - tarfile.BLOCKSIZE, 0))
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise DataFileError(
+            "it is truncated or no tar file: the block of zeros at its end is missing", file=url
+        )
+    file.seek(0)

@@ -183,6 +183,30 @@ def test_a_state_is_for_as_many_streams():
 
 
 @pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (Numbers([3, 4], **SHUFFLED), "shards=8, this one has 2"),
+        (Numbers(SIZES, shuffle=True, shuffle_buffer=9), "shuffle_buffer=8, this one has 9"),
+        (Numbers(SIZES), "shuffle=True, this one has False"),
+        (Numbers(SIZES, **SHUFFLED, seed=1), "seed=0, this one has 1"),
+    ],
+)
+def test_a_state_of_another_order_is_refused(other, problem):
+    dataset = Numbers(SIZES, **SHUFFLED)
+    next(iter(dataset))
+    with pytest.raises(ValueError, match=problem):
+        other.load_state_dict(dataset.state_dict())
+
+
+def test_a_rank_without_a_shard_is_an_error_and_not_a_short_epoch():
+    with reading(0, 3), pytest.raises(ValueError, match="3 ranks cannot share 2 shards"):
+        list(Numbers([5, 5]))
+    with reading(0, 2, 1, 2):
+        assert list(Numbers([5, 5])) == []  # a worker may have none
+    assert list(Numbers([])) == []
+
+
+@pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"shuffle_buffer": 5}, "needs shuffle=True"),

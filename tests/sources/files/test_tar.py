@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, SourceError, TarDataset
+from gpuloader import DataFileError, DataLoader, SampleError, SourceError, TarDataset
 from gpuloader.errors import MissingPackage
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.serving import serve
@@ -83,12 +83,14 @@ def test_a_server_that_drops_connections(folder):
     pytest.importorskip("fsspec")
     with serve(folder, drops=lambda number: number % 2 == 1) as served:
         found = [label for batch in load(served.url) for label in check(batch)]
-        assert served.dropped == SHARDS
+        assert served.dropped == 2 * SHARDS  # for the end of each file, and for all of it
     assert sorted(found) == list(range(SHARDS * SAMPLES))
 
 
 @pytest.mark.parametrize(
-    "body", [lambda body: body[:7000], lambda body: b"x" * 2000], ids=["truncated", "foreign"]
+    "body",
+    [lambda body: body[:7000], lambda body: body[:8192], lambda body: b"x" * 2000, lambda body: b""],
+    ids=["truncated", "between members", "foreign", "empty"],
 )
 def test_a_bad_file_is_an_error(folder, body):
     path = folder / "003.tar"
@@ -96,6 +98,15 @@ def test_a_bad_file_is_an_error(folder, body):
     with pytest.raises(DataFileError, match="it is truncated or no tar file") as caught:
         list(load(folder))
     assert caught.value.file == str(path)
+
+
+def test_what_decode_raises_names_its_sample(folder):
+    dataset = TarDataset(folder / "001.tar", lambda sample: int(sample["bin"]))
+    with pytest.raises(SampleError, match="the data set raised ValueError") as caught:
+        list(DataLoader(dataset, places="cpu", batch_size=7))
+    assert caught.value.__cause__.__notes__ == [
+        f"gpuloader: raised by decode for '0020' of {folder / '001.tar'}"
+    ]
 
 
 def test_a_missing_file_is_an_error(folder):
