@@ -9,7 +9,6 @@ from gpuloader.errors import missing_package
 from gpuloader.loader import DataLoader
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.dataset_base import IterableDataset
-from gpuloader.sources.files.arrow import check_nulls, columns_of
 
 
 def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) -> DataLoader:
@@ -89,6 +88,10 @@ class RayShard(IterableDataset[dict[str, Any]]):
 
     def iter_blocks(self, size: int) -> Iterator[Block]:
         """Yield the samples `size` at a time, in columns; the last block is shorter."""
+        # Only now: it is for those alone who have Ray.
+        from gpuloader.sources.files.arrow import check_nulls, columns_of
+
         for table in self._shard.iter_batches(batch_size=size, batch_format="pyarrow"):
-            check_nulls(table)
-            yield Block([Part(columns_of(table), slice(0, len(table)))])
+            if len(table):  # of a shard without rows Ray gives an empty one
+                check_nulls(table)
+                yield Block([Part(columns_of(table), slice(0, len(table)))])

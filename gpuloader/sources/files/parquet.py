@@ -34,7 +34,8 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
     for are. Their numbers go from Arrow's memory into the loader's slots column by column.
 
     Memory: a worker holds the columns of a row group as they are stored, and about 1 MiB of decoded rows;
-    with a `shuffle_buffer` so many decoded rows more, twice while they are put together.
+    with a `shuffle_buffer` so many decoded rows more, twice while they are put together: of 65,536 rows of 64
+    float32 and an int64, 17 MB.
 
     Parameters
     ----------
