@@ -1,0 +1,54 @@
+"""Loaders of all ranks of a run, in one process, and what their batches hold."""
+
+from gpuloader import DataLoader, IterableDataset
+
+
+class Stream(IterableDataset):
+    """Whole numbers; counts how many were read."""
+
+    def __init__(self, count):
+        self.count = count
+        self.read = 0
+
+    def __iter__(self):
+        for number in range(self.count):
+            self.read += 1
+            yield number
+
+
+def make(dataset, rank, world_size, **options):
+    return DataLoader(
+        dataset, shard=(rank, world_size), **{"places": "cpu", "batch_size": 2, "seed": 5, **options}
+    )
+
+
+def loaders(count, world_size, *, kind=range, **options):
+    if kind is range and "shuffle" not in options:
+        options["shuffle"] = True
+    return [make(kind(count), rank, world_size, **options) for rank in range(world_size)]
+
+
+def numbers(batch, masked):
+    """Return the samples of a batch that count."""
+    if not masked:
+        return batch.tolist()
+    values, mask = batch
+    assert mask.dtype == bool
+    assert mask.shape == values.shape
+    return values[mask].tolist()
+
+
+def epoch_of(loader, masked=True):
+    return [numbers(batch, masked) for batch in loader]
+
+
+def order_of(count, epoch=0, **options):
+    """Return the order of an epoch that nobody divides."""
+    loader = DataLoader(range(count), places="cpu", batch_size=max(count, 1), shuffle=True, seed=5, **options)
+    loader.set_epoch(epoch)
+    return [number for batch in loader for number in batch.tolist()]
+
+
+def loaders_of(dataset, world_size, **options):
+    """Return one loader a rank, all of one data set."""
+    return [make(dataset, rank, world_size, **options) for rank in range(world_size)]
