@@ -30,6 +30,11 @@ def _remember(arena, *arguments, initialize=Arena.__init__, **options):
 Arena.__init__ = _remember  # to look through all objects there are would take most of the suite's time
 
 
+def loader_threads():
+    """Return the threads that loaders and readers have started; other packages leave theirs behind."""
+    return [one for one in threading.enumerate() if one.name.startswith("gpuloader")]
+
+
 def count_arenas():
     """Return how many arenas are alive: objects, and mappings of those that have a file."""
     with open("/proc/self/maps") as maps:

@@ -1,7 +1,5 @@
 """Shards: a step is one batch on however many places, for each place as much, and masks say what counts."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -14,7 +12,7 @@ from gpuloader.plan import OrderedPlan, SampledPlan
 from gpuloader.sources.order import InOrder
 from gpuloader.split import Masks, ShardedPlan, add_mask, cut
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
-from tests.fakes import nothing_left_behind
+from tests.fakes import loader_threads, nothing_left_behind
 
 
 class Numbers(Dataset):
@@ -296,7 +294,7 @@ class TestErrors:
                 next(epoch)
             assert list(epoch) == []
             del epoch, loader
-        assert threading.active_count() == 1
+        assert not loader_threads()
 
 
 @pytest.mark.parametrize("split", ["shards", "batches"])

@@ -18,7 +18,7 @@ from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.starting import Start, forget_server, prepared
 from gpuloader.fetch.wire import Board, Kind, Message, send
 from gpuloader.platforms import after_fork, kill_process, message_pair
-from gpuloader.sources.processes import open_sentinel, start_process, starting
+from gpuloader.sources.processes import close_process, open_sentinel, start_process, starting
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 
@@ -176,11 +176,10 @@ def _end(link: socket.socket, process: Any, sentinel: int, owner: int) -> None:
     is_ours = os.getpid() == owner
     if is_ours:
         _kill(process, sentinel)
-        process.join()
     if sentinel != process.sentinel:
         os.close(sentinel)
     if is_ours:
-        process.close()
+        close_process(process)
 
 
 def _kill(process: Any, sentinel: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -51,6 +52,14 @@ def start_process(process: Any) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     _started.add(process)
+
+
+def close_process(process: Any) -> None:
+    """Wait for a process that ends, and free what `multiprocessing` holds for it."""
+    process.join()
+    # Another thread, which starts a process, may have waited for it just now and not yet have noted that.
+    with contextlib.suppress(ValueError):
+        process.close()
 
 
 def open_sentinel(process: Any) -> int:

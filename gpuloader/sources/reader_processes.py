@@ -19,6 +19,7 @@ from gpuloader.checks import check_count
 from gpuloader.errors import LoaderError, ReaderError, WorkerError
 from gpuloader.sources.contract import Reader, check_reader, iterate
 from gpuloader.sources.processes import (
+    close_process,
     describe_death,
     die_with_parent,
     open_sentinel,
@@ -118,10 +119,9 @@ class _Worker:
         return cls(process, open_sentinel(process), ours, room, os.getpid())
 
     def close(self) -> None:
-        self.process.join()
         if self.sentinel != self.process.sentinel:
             os.close(self.sentinel)
-        self.process.close()
+        close_process(self.process)
         self.pipe.close()
 
     def receive(self) -> tuple[int, Any, str]:
