@@ -166,7 +166,7 @@ def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[A
             # Arrow itself reads a local file without Python in between.
             with ParquetFile(source if is_remote(url) else url, pre_buffer=True) as file:
                 yield file
-        except LoaderError:
+        except (LoaderError, MemoryError):  # which Arrow's own error of this kind is as well
             raise
         except (ArrowException, OSError) as error:
             raise DataFileError(

@@ -12,6 +12,7 @@ import pytest
 from gpuloader import DataFileError, DataLoader, ParquetDataset, SourceError
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.block import Block
+from gpuloader.sources.files import parquet
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.serving import serve
 
@@ -86,6 +87,27 @@ def test_a_loader_goes_on_where_another_was(files, workers):
     second = load()
     second.load_state_dict(state)
     assert [check(batch) for batch in second] == whole[5:]
+
+
+@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+def test_row_groups_may_come_in_pieces(files, options, monkeypatch):
+    def load():
+        return DataLoader(ParquetDataset(files, COLUMNS, **options), places="cpu", batch_size=7)
+
+    whole = [check(batch) for batch in load()]
+    monkeypatch.setattr(parquet, "PIECE_NBYTES", 150)
+    assert parquet._count_rows_at_once(pq.read_metadata(files[0]).row_group(0), COLUMNS) < 4
+    assert [check(batch) for batch in load()] == whole
+    for received in (1, 4, 9):
+        first = load()
+        batches = iter(first)
+        for _ in range(received):
+            next(batches)
+        state = first.state_dict()
+        batches.close()
+        second = load()
+        second.load_state_dict(state)
+        assert [check(batch) for batch in second] == whole[received:]
 
 
 def test_rows_do_not_become_objects(files, monkeypatch):
