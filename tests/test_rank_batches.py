@@ -10,6 +10,10 @@ from gpuloader import (
     data,
     sample_rng,
 )
+from gpuloader.plan import DividedPlan
+from gpuloader.sources.division import Division
+from gpuloader.sources.order import InOrder
+from gpuloader.split import ShardedPlan
 from gpuloader.transforms import RandomCropFlip
 from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers
 from tests.sample_sets import PROCESSES, Made
@@ -38,7 +42,14 @@ class TestWhatIsInThem:
             sharded = make(range(23), rank, 2, shuffle=True, split="shards", places=cpu_places(2), **options)
             assert [[one for part in step for one in numbers(part, True)] for step in sharded] == whole
 
-    def test_an_uneven_end_without_masks_leaves_no_marks_behind(self):
+    def test_without_masks_nothing_is_noted_that_nobody_asks_for(self):
+        for rule, drop_last, noted in [("drop", False, 0), ("pad", True, 0), ("pad", False, 12)]:
+            rank = DividedPlan(InOrder(46), 4, drop_last, Division(0, 2, rule))
+            plan = ShardedPlan(rank, 2, "drop")
+            assert len(list(plan.batches(0))) == (10 if drop_last else 12)
+            assert len(plan.own) == noted
+
+    def test_an_uneven_end_is_cut_into_shards(self):
         loader = make(
             range(23),
             0,
