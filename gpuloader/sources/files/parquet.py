@@ -34,9 +34,9 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
     for are. So ranks have parts of the data set without the loader's `shard`, and of unequal length where
     their row groups are; with it every rank reads everything, and equal parts are dealt.
 
-    Numbers and booleans go from Arrow's memory into the loader's slots column by column, lists of fixed length
-    and tensors as arrays of more dimensions. Lists of numbers of varying length are for the loader's `ragged`
-    or `pad`. Text, dates and whatever else become Python objects.
+    Numbers and booleans go from Arrow's memory into the loader's slots column by column, lists of fixed
+    length and tensors as arrays of more dimensions. Lists of numbers of varying length are for the loader's
+    `ragged` or `pad`. Text, dates and whatever else become Python objects.
 
     Memory: a worker holds the columns of a row group as they are stored, and about 1 MiB of decoded rows;
     with a `shuffle_buffer` so many decoded rows more, twice while they are put together: of 65,536 rows of 64
