@@ -151,14 +151,18 @@ class TestAskingForAGpuWhereThereIsNone:
         yield
         devices._open.cache_clear()
 
-    @pytest.fixture(params=[0, 12060], ids=["no driver", "no device"])
+    @pytest.fixture(params=[0, 12060, 11080], ids=["no driver", "no device", "an old driver"])
     def cupy_alone(self, request, monkeypatch):
-        runtime = SimpleNamespace(driverGetVersion=lambda: request.param)
+        runtime = SimpleNamespace(driverGetVersion=lambda: request.param, runtimeGetVersion=lambda: 12090)
         fake = SimpleNamespace(
             __version__="14.0", cuda=SimpleNamespace(is_available=lambda: False, runtime=runtime)
         )
         monkeypatch.setattr(cuda, "cupy", fake)
-        return "no NVIDIA driver was found" if request.param == 0 else "the driver knows CUDA 12.6"
+        return {
+            0: r"no NVIDIA driver was found.*CuPy 14\.0 is installed",
+            12060: r"the driver knows CUDA 12\.6.*CuPy 14\.0 is installed",
+            11080: r"CuPy 14\.0 is built for CUDA 12\.9 and the driver knows 11\.8 at most; update the driver",
+        }[request.param]
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
     def test_without_cupy(self, ask, monkeypatch):
@@ -170,7 +174,7 @@ class TestAskingForAGpuWhereThereIsNone:
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
     def test_with_cupy_but_nothing_to_use_it_on(self, ask, cupy_alone):
-        with pytest.raises(PlaceError, match=rf"gpu:0 is not there: {cupy_alone}.*CuPy 14\.0 is installed"):
+        with pytest.raises(PlaceError, match=rf"gpu:0 is not there: {cupy_alone}"):
             ask()
 
     def test_an_index_beyond_the_last(self, monkeypatch):
