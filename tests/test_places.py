@@ -161,7 +161,7 @@ class TestAskingForAGpuWhereThereIsNone:
         return {
             0: r"no NVIDIA driver was found.*CuPy 14\.0 is installed",
             12060: r"the driver knows CUDA 12\.6.*CuPy 14\.0 is installed",
-            11080: r"CuPy 14\.0 is built for CUDA 12\.9 and the driver knows 11\.8 at most; update the driver",
+            11080: r"CuPy 14\.0 is built for CUDA 12\.9 .* knows 11\.8 at most; update the driver",
         }[request.param]
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
