@@ -126,7 +126,7 @@ class Progress:
         if self.crew is not None:
             state["turn"] = self.turn
             reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.crew)]
-            state["workers"] = [[one.batches, one.state] for one in reached]
+            state["workers"] = [[one.batches, one.state, *([True] if one.ended else [])] for one in reached]
         if self.own is not None:
             state["source"] = self.own
         return state
@@ -215,8 +215,8 @@ def read_state(state: object) -> Progress:
             _count(state["batches"]),
             {_count(number) for number in state.get("beyond", ())},
             {
-                worker: ItemState(worker, _count(batches), own)
-                for worker, (batches, own) in enumerate(workers or ())
+                worker: ItemState(worker, _count(batches), own, ended=ended == [True])
+                for worker, (batches, own, *ended) in enumerate(workers or ())
             },
             None if workers is None else len(workers),
             _count(state.get("turn", 0), len(workers or ()) or 1),

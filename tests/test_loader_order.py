@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuloader import (
@@ -214,6 +214,7 @@ def test_what_was_received_out_of_order_does_not_come_again(count, size, legs):
     threads=st.integers(1, 3),
     breaks=st.lists(st.integers(0, 5), max_size=4),
 )
+@example(kind=Stateful, count=13, size=3, drop_last=False, threads=1, breaks=[5])
 @settings(max_examples=100, deadline=None)
 def test_an_iterable_data_set_goes_on(kind, count, size, drop_last, threads, breaks):
     options = {"num_workers": threads, "worker_type": "thread"}

@@ -155,12 +155,15 @@ class ItemState:
         What the data set's own ``state_dict`` said, None where it has none.
     base : int
         Items of the epoch before those of batch 0, where it is divided among ranks.
+    ended : bool
+        Whether this was found to be its last batch; what the data set's state says then is of the next pass.
     """
 
     worker: int
     batches: int
     state: Any = None
     base: int = 0
+    ended: bool = False
 
 
 class ItemStream:
@@ -202,19 +205,24 @@ class ItemStream:
             self._reached = replace(reached, state=None)
         self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
         self._items: Iterator[Any] | None = None
+        self._ended = False
 
     def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
         """Read and stage the next batch, as batch `number`; None at the end."""
         assembler = self._assembler
         if self._items is None:
-            self._items = self._open(number)
+            self._items = self._note_end(self._open(number))
         stage = assembler.stage_block if self._in_blocks else assembler.stage
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last, settles=settles)
         if staged is None:
             return None
-        state = self._read_state(number) if self._keep_state else None
-        self._reached = ItemState(self._reached.worker, self._reached.batches + 1, state)
+        state = self._read_state(number) if self._keep_state and not self._ended else None
+        self._reached = ItemState(self._reached.worker, self._reached.batches + 1, state, ended=self._ended)
         return replace(staged, state=self._reached)
+
+    def _note_end(self, items: Iterator[Any]) -> Iterator[Any]:
+        yield from items
+        self._ended = True
 
     def _read_state(self, number: int) -> Any:
         try:
@@ -227,6 +235,8 @@ class ItemStream:
         dataset, reached = self._assembler.dataset, self._reached
         draw = current_draw()
         draw.index, draw.generator = reached.worker, None
+        if reached.ended:
+            return iter(())
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)

@@ -34,7 +34,9 @@ def batches_of(stream):
 def test_batches(collation, drop_last, wanted):
     found = batches_of(stream_of(Counting(5), drop_last=drop_last, collation=collation))
     assert [array for [array], _, _ in found] == wanted
-    assert [state for _, _, state in found] == [ItemState(0, count + 1) for count in range(len(wanted))]
+    assert [state for _, _, state in found] == [
+        ItemState(0, count + 1, ended=count == 2) for count in range(len(wanted))
+    ]
 
 
 def test_a_short_batch_in_every_form():
@@ -64,7 +66,15 @@ def test_where_a_pass_goes_on():
 
 def test_a_state_is_a_copy_behind_its_batch():
     states = [state.state for _, _, state in batches_of(stream_of(Stateful(5)))]
-    assert states == [{"next": 2}, {"next": 4}, {"next": None}]
+    assert states == [{"next": 2}, {"next": 4}, None]  # the last would be of the next pass
+
+
+def test_a_pass_that_had_ended_has_nothing_left():
+    (*_, last) = batches_of(stream_of(Stateful(5)))
+    assert last[2].ended
+    stateful = stream_of(Stateful(5), reached=last[2])
+    assert batches_of(stateful) == []
+    assert stateful._assembler.dataset.given == []
 
 
 def test_a_state_that_several_share_is_neither_kept_nor_loaded():
