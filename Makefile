@@ -9,7 +9,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
-.PHONY: demo test test-frameworks dist-test lint kernels sanitize bench clean
+.PHONY: demo test test-frameworks dist-test lint kernels docs sanitize bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
@@ -20,7 +20,7 @@ test: .venv/dev.stamp
 # Their own environment, as they are large; FRAMEWORKS=jax takes one of them alone.
 FRAMEWORKS ?= torch jax paddlepaddle
 test-frameworks: .venv-frameworks/stamp
-	.venv-frameworks/bin/python -m pytest tests/test_interop.py
+	.venv-frameworks/bin/python -m pytest tests/test_interop.py tests/test_documents.py
 
 dist-test: .venv/dev.stamp
 	.ci/dist-test
@@ -33,6 +33,11 @@ lint: .venv/dev.stamp
 
 kernels: .venv/dev.stamp
 	$(BIN)/python -m gpuloader.kernels.compiling
+
+# Into build/site, any warning being an error. What the theme has to say of its own future is none.
+docs: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The pages are in build/site/index.html"
 
 # Another of its tools: TOOL=racecheck. Errors that tests provoke on purpose are no findings.
 TOOL ?= memcheck
@@ -51,6 +56,10 @@ bench: .venv/dev.stamp
 
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo$(or $(CUPY),$(comma)kernels)]'
+	@touch $@
+
+.venv/docs.stamp: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 .venv-frameworks/stamp: pyproject.toml | .venv/bin/python

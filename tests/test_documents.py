@@ -1,38 +1,257 @@
-"""Every Python block of the README and the docs runs."""
+"""Every page of the README and the docs: its Python runs, its commands exist, its links lead somewhere.
 
+Blocks of a page run in their order, in one namespace and a fresh folder. A comment before a block, which
+readers do not see, says what it takes beyond the `dev` extra::
+
+    <!-- needs: torch -->      a package, or `gpu`, or `network`, which tests never have
+
+Where that is missing, the block is compiled and left out.
+"""
+
+import doctest
+import importlib.util
+import inspect
 import re
+import shlex
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import gpuloader
+from gpuloader import errors
+from gpuloader.devices import cuda_places
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{path.name}-{index}")
-    for path in DOCUMENTS
-    for index, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
-]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)")
+NEEDS = re.compile(r"^ *<!-- needs: (?P<words>[\w ,.]+) -->$")
+SHELL = ("sh", "bash", "console")
+ELSEWHERE = {"cd", "export", "git", "source", "docker", "nsys", "compute-sanitizer", "curl", "ssh"}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_block_runs(block, tmp_path, monkeypatch):
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    needs: tuple[str, ...]
+
+
+def read_blocks(path):
+    blocks, opened, above = [], None, ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fence = FENCE.match(line)
+        if opened is None and fence:
+            needs = NEEDS.match(above)
+            words = tuple(re.split(r"[ ,]+", needs["words"])) if needs else ()
+            opened = fence["language"], fence["indent"], number, [], words
+        elif opened is not None and line.strip() == "```":
+            language, _, begun, lines, words = opened
+            blocks.append(Block(language, "\n".join(lines) + "\n", begun, words))
+            opened = None
+        elif opened is not None:
+            opened[3].append(line.removeprefix(opened[1]))
+        above = line or above
+    assert opened is None, f"{path}: the block of line {opened[2]} has no end"
+    return blocks
+
+
+def by_name(path):
+    return str(path.relative_to(ROOT))
+
+
+def is_there(what):
+    if what == "network":
+        return False
+    if what == "gpu":
+        try:
+            return bool(cuda_places())
+        except gpuloader.PlaceError:
+            return False
+    return importlib.util.find_spec(what) is not None
+
+
+def have(needs):
+    if not all(is_there(what) for what in needs):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what others warn of when they are first imported
+        for what in needs:
+            if what != "gpu":
+                importlib.import_module(what)
+    return True
+
+
+def run_python(block, name, namespace):
+    code = compile("\n" * block.line + block.text, name, "exec")
+    if have(block.needs):
+        exec(code, namespace)
+
+
+def run_session(block, name, namespace):
+    test = doctest.DocTestParser().get_doctest(block.text, namespace, name, name, block.line)
+    assert test.examples, f"{name}:{block.line} is a session without a prompt"
+    if have(block.needs):
+        told = []
+        doctest.DocTestRunner(verbose=False).run(test, out=told.append, clear_globs=False)
+        namespace.update(test.globs)
+        assert not told, "".join(told)
+
+
+RUNNERS = {"python": run_python, "pycon": run_session}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+def test_python_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "block", "exec"), {"__name__": "block"})
+    namespace = {"__name__": "__main__"}
+    for block in read_blocks(path):
+        if block.language in RUNNERS:
+            RUNNERS[block.language](block, by_name(path), namespace)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def commands():
+    """Return every command of every shell block, its lines joined, comments and prompts gone."""
+    found = []
+    for path in DOCUMENTS:
+        for block in read_blocks(path):
+            if block.language not in (*SHELL, ""):
+                continue
+            for line in block.text.replace("\\\n", " ").splitlines():
+                words = (
+                    shlex.split(line.removeprefix("$ "), comments=True)
+                    if "'" not in line.split("#")[-1]
+                    else []
+                )
+                while words and "=" in words[0]:
+                    words.pop(0)
+                known = bool(words) and words[0] in CHECKS
+                if known or (words and block.language in SHELL):
+                    found.append(pytest.param(words, id=f"{by_name(path)}:{block.line} {' '.join(words)}"))
+    return found
+
+
+def check_make(words):
+    makefile = (ROOT / "Makefile").read_text()
+    for target in words[1:]:
+        assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"
+
+
+def check_pip(words):
+    extras = re.findall(
+        r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("optional-")[1], re.MULTILINE
+    )
+    for wanted in re.findall(r"(?:gpuloader|\.)\[([\w,]+)\]", " ".join(words)):
+        assert set(wanted.split(",")) <= set(extras), f"no extra {wanted}"
+
+
+def check_gpuloader(words):
+    pytest.importorskip("typer")
+    from typer.main import get_command
+
+    from gpuloader.cli.app import app
+
+    group = get_command(app)
+    names = [word for word in words[1:2] if not word.startswith("-")]
+    command = group.commands[names[0]] if names else group
+    options = {option for parameter in command.params for option in parameter.opts} | {
+        "--help",
+        "-h",
+        "--version",
+    }
+    for word in words[1:]:
+        assert not word.startswith("-") or word.split("=")[0] in options, f"no option {word}"
+
+
+def check_python(words):
+    arguments = [word for word in words[1:] if not word.startswith("-")]
+    module = "-m" in words and words[words.index("-m") + 1]
+    if module:
+        assert module.split(".")[0] in ("pip", "pytest", "gpuloader", "tests", "torch"), module
+        if module == "pip":
+            check_pip(words)
+    elif arguments and not arguments[0].startswith("train"):
+        assert (ROOT / arguments[0]).exists(), arguments[0]
+
+
+def check_torchrun(words):
+    script = next(word for word in words[1:] if word.endswith(".py"))
+    assert script.startswith("train") or (ROOT / script).exists(), script
+
+
+def check_ci(words):
+    assert (ROOT / words[0]).exists()
+
+
+CHECKS = {
+    ".ci/run": check_ci,
+    "gpuloader": check_gpuloader,
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_python,
+    "torchrun": check_torchrun,
+}
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_exist(words):
+    assert words[0] in CHECKS or words[0] in ELSEWHERE, f"unknown command {words[0]}"
+    CHECKS.get(words[0], lambda _: None)(words)
+
+
+def text_of(path):
+    """Return a page without its blocks, whose brackets are no links."""
+    return re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+    for target in re.findall(r"\]\(([^)#\s]+)", text_of(path)):
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
-def test_the_tests_that_the_design_names_exist():
-    for path, name in re.findall(
-        r"`(tests/[\w/]+(?:\.py)?)(?:::(\w+))?", (ROOT / "docs/design.md").read_text()
-    ):
-        assert (ROOT / path).exists(), path
-        assert (
-            not name
-            or f"class {name}" in (ROOT / path).read_text()
-            or f"def {name}" in (ROOT / path).read_text()
-        )
+def test_the_tests_that_the_pages_name_exist():
+    for path in DOCS:
+        for file, names in re.findall(r"`(tests/[\w/.]+)((?:::\w+)*)`", path.read_text()):
+            assert (ROOT / file).exists(), file
+            for name in names.split("::")[1:]:
+                assert re.search(rf"^ *(?:class|def) {name}\b", (ROOT / file).read_text(), re.MULTILINE), name
+
+
+def test_every_error_has_its_place_among_the_faults():
+    page = (ROOT / "docs/guides/faults.md").read_text()
+    told = set(re.findall(r"^### ([A-Z]\w+)", page, re.MULTILINE))
+    own = {
+        name
+        for name, found in vars(errors).items()
+        if inspect.isclass(found) and issubclass(found, errors.LoaderError)
+    }
+    assert told == own
+
+
+def first_column(path, heading):
+    """Return the code in the first cells of the table under a heading."""
+    section = path.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
+    return [word for row in rows for word in re.findall(r"`(\w+)`", row)]
+
+
+def test_every_argument_of_torch_is_answered():
+    utils = pytest.importorskip("torch.utils.data")
+    theirs = set(inspect.signature(utils.DataLoader.__init__).parameters) - {"self"}
+    assert theirs <= set(first_column(ROOT / "docs/coming-from-torch.md", "DataLoader, argument by argument"))
+
+
+def test_every_argument_of_paddle_is_answered():
+    paddle = pytest.importorskip("paddle")
+    theirs = set(inspect.signature(paddle.io.DataLoader.__init__).parameters) - {"self"}
+    assert theirs <= set(first_column(ROOT / "docs/coming-from-paddle.md", "`paddle.io.DataLoader`"))
+
+
+def test_every_option_of_the_loader_is_in_a_guide():
+    told = "".join(path.read_text() for path in DOCS if path.parent.name in ("guides", "docs"))
+    options = [*inspect.signature(gpuloader.DataLoader).parameters]
+    assert [name for name in options if not re.search(rf"`{name}\b|\b{name}=", told)] == []

@@ -1,0 +1,61 @@
+"""Docstrings on their way to the reference: bare examples become blocks, names of ours become links."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+_NAME = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)(?:\(\))?`(?!`)")
+_COMMON = {"batch", "data", "reader", "fluid"}
+"""Public names that are words as well."""
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites docstrings as they are collected."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Rewrite every docstring of a package."""
+        names = {str(name): f"{pkg.path}.{name}" for name in pkg.exports or () if str(name) not in _COMMON}
+        self._rewrite(pkg, names)
+
+    def _rewrite(self, item: griffe.Object, names: dict[str, str]) -> None:
+        if item.docstring is not None:
+            item.docstring.value = _link(_fence(item.docstring.value), names, item.name)
+        for member in item.members.values():
+            if not member.is_alias:
+                self._rewrite(member, names)  # type: ignore[arg-type]
+
+
+def _fence(text: str) -> str:
+    """Put examples that stand in no section, which Markdown takes for quotations, into blocks."""
+    lines: list[str] = []
+    section, inside = "", False
+    rows = text.splitlines()
+    for number, line in enumerate(rows):
+        below = rows[number + 1] if number + 1 < len(rows) else ""
+        if below and set(below) == {"-"}:
+            section = line
+        begins = line.startswith(">>> ") and not inside and section != "Examples"
+        if begins:
+            lines.append("```pycon")
+            inside = True
+        if inside and not line.strip():
+            lines.append("```")
+            inside = False
+        lines.append(line)
+    return "\n".join([*lines, "```"] if inside else lines)
+
+
+def _link(text: str, names: dict[str, str], own: str) -> str:
+    parts = re.split(r"(^```.*?^```$|^ *>>> .*?(?:\n\s*\n|\Z))", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(
+        part if number % 2 else _NAME.sub(lambda found: _target(found, names, own), part)
+        for number, part in enumerate(parts)
+    )
+
+
+def _target(found: re.Match[str], names: dict[str, str], own: str) -> str:
+    name = found[1]
+    return f"[`{name}`][{names[name]}]" if name in names and name != own else found[0]
