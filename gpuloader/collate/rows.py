@@ -26,7 +26,7 @@ sample i or raises; where a sample is one number, ``numbers[i] = number`` does; 
 
 
 class CheckedRows:
-    """The rows of a field whose samples have more than one dimension.
+    """The rows of a field whose samples have more than one dimension, or a dtype that buffers do not have.
 
     NumPy would broadcast another value into the row, or convert it; these are for `convert` to judge.
     """
@@ -181,7 +181,8 @@ class RowPlaces:
 def _row_places(field: FieldLayout, strict: bool) -> RowPlaces:
     count, elements = field.shape[0], math.prod(field.shape[1:])
     nbytes = elements * field.dtype.itemsize
-    if len(field.shape) > 2 or not count or not elements:
+    no_buffer = field.dtype.isbuiltin == 2  # a dtype of another package, bfloat16 for one: no buffer has it
+    if len(field.shape) > 2 or not count or not elements or no_buffer:
         return RowPlaces(False, range(count), False, None, nbytes)
     places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
     single = len(field.shape) == 1
