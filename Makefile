@@ -47,8 +47,13 @@ sanitize: .venv/dev.stamp
 	compute-sanitizer --tool $(TOOL) --report-api-errors no --target-processes application-only \
 	  --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
 
-bench: .venv/dev.stamp
-	$(BIN)/python benchmarks/run.py
+# PEERS="torch grain" installs those loaders first; BENCH="--case jpeg --plot bench.png" is handed on.
+PEERS ?=
+BENCH ?=
+bench: .venv/bench.stamp
+	$(if $(PEERS),$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $(patsubst paddle,paddlepaddle,$(PEERS)))
+	$(BIN)/gpuloader bench $(BENCH)
 
 .venv/demo.stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo$(CUPY)]'
@@ -60,6 +65,10 @@ bench: .venv/dev.stamp
 
 .venv/docs.stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+.venv/bench.stamp: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench$(CUPY)]'
 	@touch $@
 
 .venv-frameworks/stamp: pyproject.toml | .venv/bin/python

@@ -14,7 +14,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from benchmarks.datasets import takes_datasets
 from benchmarks.measure import Result, Spread
 
 _CODE = """
@@ -101,11 +100,8 @@ def worker_memory(repeats: int) -> Result:
 @cache
 def _measure(repeats: int) -> dict[str, list[Spread]]:
     """Return spreads of milliseconds (three) and megabytes by candidate; two cases share one measurement."""
-    own = takes_datasets()
     runs: dict[tuple[str, str], list[list[float]]] = {
-        candidate: []
-        for candidate in _CANDIDATES
-        if (own if candidate[0] == "gpuloader" else importlib.util.find_spec(candidate[0]))
+        candidate: [] for candidate in _CANDIDATES if importlib.util.find_spec(candidate[0])
     }
     for _ in range(repeats + 1):
         for candidate in list(runs):

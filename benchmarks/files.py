@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset_floor import touch, turn
 from benchmarks.hosts import take_turns
 from benchmarks.measure import Candidate, Result
+from gpuloader.bench.consumer import turn
+from gpuloader.bench.peers.floor import touch
 
 BATCH, ROWS, GROUP, WIDTH = 256, 200_000, 20_000, 64
 BARE = "pyarrow's iter_batches, bare loop"

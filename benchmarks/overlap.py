@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from time import perf_counter, sleep
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Result, interleave
-from benchmarks.peers import multiply, wait
 from gpuloader import CPUPlace, DataLoader
 from gpuloader.demo.training import train
 from gpuloader.sources import mnist
@@ -65,3 +65,24 @@ def _epoch(reader: Callable[[], Iterator[Any]], work: Callable[[], None], asynch
     for _ in loader:
         work()
     return perf_counter() - start
+
+
+def wait(milliseconds: float) -> Callable[[], None]:
+    """Return a function that waits, as for a disk or a device."""
+    return lambda: sleep(milliseconds / 1000)
+
+
+def multiply(milliseconds: float) -> Callable[[], None]:
+    """Return a function that multiplies matrices for about so long."""
+    size = 192
+    left = np.random.default_rng(0).random((size, size), np.float32)
+    start = perf_counter()
+    for _ in range(50):
+        left @ left
+    rounds = max(1, round(milliseconds / 1000 / ((perf_counter() - start) / 50)))
+
+    def work() -> None:
+        for _ in itertools.repeat(None, rounds):
+            left @ left
+
+    return work

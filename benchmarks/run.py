@@ -1,7 +1,7 @@
 """Measure gpuloader against a bare floor and against peers that are installed.
 
 python benchmarks/run.py [--case NAME ...] [--repeats N] [--output FILE]
-python benchmarks/run.py --table FILE     prints the table of an earlier run
+python benchmarks/run.py --table FILE     prints the tables of an earlier run, or of one of `gpuloader bench`
 """
 
 from __future__ import annotations
@@ -14,20 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import dataset_start, datasets, files, footprint, loading, overlap, watching
+from benchmarks import dataset_start, datasets, files, footprint, overlap, watching
 from benchmarks.measure import describe_machine
+from gpuloader.bench.report import Report
 
 CASES = {
-    "ready_batches": loading.ready_batches,
-    "images": loading.images,
-    "samples": loading.samples,
-    "list_samples": loading.list_samples,
-    "dataset_arrays": datasets.arrays,
-    "dataset_lists": datasets.lists,
-    "dataset_images": datasets.images,
-    "dataset_jpeg": datasets.jpeg,
-    "dataset_waits": datasets.waits,
-    "dataset_small": datasets.small,
+    **datasets.beside_peers(),
     "parquet": files.parquet,
     "worker_start": dataset_start.worker_start,
     "worker_memory": dataset_start.worker_memory,
@@ -65,6 +57,8 @@ def main() -> None:
 
 def render(report: dict[str, Any]) -> str:
     """Return a report as Markdown tables; ratios are of medians, to the case's floor."""
+    if "peers" in report:
+        return _render_peers(Report.from_json(report))
     machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if name != "package")
     lines = [f"Measured on: {machine}. Median (least to greatest) of {report['repeats']} interleaved runs."]
     for case in report["cases"]:
@@ -76,6 +70,12 @@ def render(report: dict[str, Any]) -> str:
             spread = f"{_number(row['low'])} to {_number(row['high'])}"
             lines.append(f"| {name} | {_number(row['median'])} | {spread} | {ratio} |")
     return "\n".join(lines)
+
+
+def _render_peers(report: Report) -> str:
+    versions = {name: version for name, version in report.versions.items() if version is not None}
+    cases = [datasets.to_result(case).to_json() for case in report.cases]
+    return render({"machine": report.machine | versions, "repeats": report.repeats, "cases": cases})
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``gpuloader mnist`` and ``gpuloader doctor``.
+"""The command line: ``gpuloader mnist``, ``gpuloader doctor`` and ``gpuloader bench``.
 
 Nothing but this file may be imported without typer and rich, which the extra ``cli`` installs.
 """

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpuloader.cli import INTERRUPTED
+from gpuloader.cli.bench import bench
 from gpuloader.cli.consoles import say_failure
 from gpuloader.cli.doctor import doctor
 from gpuloader.cli.mnist import mnist
@@ -21,6 +22,7 @@ HELP = """The loader that keeps a GPU fed.
   gpuloader doctor --place gpu:0   and on this GPU?
   gpuloader mnist                  train with and without reading ahead
   gpuloader mnist --async --epochs 5 --save digits.npz
+  gpuloader bench --peer torch     our loader beside another
 """
 
 
@@ -60,6 +62,7 @@ app = typer.Typer(
 )
 app.command("mnist")(mnist)
 app.command("doctor")(doctor)
+app.command("bench")(bench)
 
 
 def _show_version(wanted: bool) -> None:

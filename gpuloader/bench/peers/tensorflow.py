@@ -1,0 +1,131 @@
+"""The data sets through tf.data; JPEG files by its own decoder, since its users would not call Pillow."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpuloader.bench.cases import Case
+from gpuloader.bench.peers import Loader, workers
+
+
+def open_loaders(case: Case) -> dict[str, Loader]:
+    """Return tf.data's pipelines, tuned by itself."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
+    auto = tf.data.AUTOTUNE
+    dataset = case.make(case.length)
+    match case.name:
+        case "arrays":
+            slices = tf.data.Dataset.from_tensor_slices((dataset.images, dataset.labels))
+            order = tf.data.Dataset.range(case.length).shuffle(case.length).batch(case.size)
+            images, labels = tf.constant(dataset.images), tf.constant(dataset.labels)
+            gathered = order.map(lambda rows: (tf.gather(images, rows), tf.gather(labels, rows)))
+            return {
+                "from_tensor_slices": slices.shuffle(case.length).batch(case.size).prefetch(auto),
+                "gather": gathered.prefetch(auto),
+            }
+        case "images":
+            # A range and a lookup, as slices of 4,096 images would be sixteen copies of them.
+            rows = tf.data.Dataset.range(case.length).batch(case.size)
+            pictures, labels = tf.constant(dataset.images), tf.constant(dataset.labels)
+            found = rows.map(lambda row: _look_up(pictures, labels, row), num_parallel_calls=auto)
+            return {"gather": found.prefetch(auto)}
+        case "jpeg":
+            files = tf.data.Dataset.from_tensor_slices(dataset.files).repeat().take(case.length)
+            decoded = files.enumerate().map(_decode, num_parallel_calls=auto)
+            return {"its own decoder": decoded.batch(case.size).prefetch(auto)}
+        case "waits":
+            return {workers(16, "thread"): _call(case, dataset, 16)}
+        case "lists":
+            return {
+                workers(2, "thread"): _call(case, dataset, 2),
+                f"a batch each, {workers(2, 'thread')}": _call_for_batches(case, dataset, 2),
+            }
+        case "small":
+            slices = tf.data.Dataset.from_tensor_slices((dataset.rows,))
+            return {"from_tensor_slices": slices.batch(case.size).prefetch(auto)}
+        case "stream" | "stream_lists" | "ready" | "ready_images":
+            return {"from_generator": _generate(case, dataset)}
+    return {}
+
+
+def touch(batch: Any) -> object:
+    """Read the first number of the first tensor."""
+    return batch[0].numpy().item(0)
+
+
+def _look_up(pictures: Any, labels: Any, rows: Any) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    rows = rows % tf.shape(pictures, tf.int64)[0]
+    return tf.gather(pictures, rows), tf.gather(labels, rows)
+
+
+def _decode(index: Any, file: Any) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    picture = tf.image.resize(tf.io.decode_jpeg(file, 3), (224, 224))
+    return tf.cast(picture, tf.uint8), index
+
+
+def _call(case: Case, dataset: Any, threads: int) -> Any:
+    """Call Python for each sample, so many at once."""
+    import tensorflow as tf
+
+    read = _python(dataset.__getitem__, dataset[0])
+    batches = _indices(case).map(read, num_parallel_calls=threads).batch(case.size)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads  # else as many as there are cores
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def _call_for_batches(case: Case, dataset: Any, threads: int) -> Any:
+    """Call Python for each batch of indices, which crosses into it and back less often."""
+    import numpy as np
+    import tensorflow as tf
+
+    def collect(indices: Any) -> list[Any]:
+        samples = [dataset[index] for index in indices]
+        return [np.stack(values) for values in zip(*samples, strict=True)]
+
+    read = _python(collect, collect([0]), batched=True)
+    return _indices(case).batch(case.size).map(read, num_parallel_calls=threads).prefetch(tf.data.AUTOTUNE)
+
+
+def _indices(case: Case) -> Any:
+    import tensorflow as tf
+
+    indices = tf.data.Dataset.range(case.length)
+    return indices.shuffle(case.length) if case.shuffle else indices
+
+
+def _python(function: Any, like: Any, *, batched: bool = False) -> Any:
+    """Return an operation that calls Python; it gives shapes and dtypes like those of `like`."""
+    import numpy as np
+    import tensorflow as tf
+
+    kinds = [np.asarray(value) for value in like]
+
+    def read(index: Any) -> tuple[Any, ...]:
+        values = tf.numpy_function(function, [index], [kind.dtype for kind in kinds])
+        for value, kind in zip(values, kinds, strict=True):
+            value.set_shape((None, *kind.shape[1:]) if batched else kind.shape)
+        return tuple(values)
+
+    return read
+
+
+def _generate(case: Case, stream: Any) -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    first = [np.asarray(value) for value in stream.items[0]]
+    kinds = [np.dtype(np.float32) if field.dtype == np.float64 else field.dtype for field in first]
+    signature = tuple(tf.TensorSpec(field.shape, kind) for field, kind in zip(first, kinds, strict=True))
+    made = tf.data.Dataset.from_generator(
+        lambda: (tuple(item) for item in stream), output_signature=signature
+    )
+    return (made.batch(case.size) if case.batch_size else made).prefetch(tf.data.AUTOTUNE)

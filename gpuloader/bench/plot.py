@@ -1,0 +1,126 @@
+"""A picture of a report: for each case, how many times the floor the fastest loader of each library takes."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from gpuloader.bench.peers import FLOOR, OURS
+from gpuloader.bench.report import Measured, Report, Row, format_ratio, ratio
+from gpuloader.errors import missing_package
+
+OUR_COLOUR = "#f58518"
+PEER_COLOUR = "#a8b4c4"
+_INK = "#444444"
+_LEAST = 0.03
+"""Times the floor, below which a bar ends at the edge; what it takes is written beside it."""
+
+
+def check_plotting() -> None:
+    """Find out before the measurement that its plot can be drawn.
+
+    Raises
+    ------
+    MissingPackage
+        Matplotlib is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib")
+    except ModuleNotFoundError:
+        raise missing_package("the plot", "matplotlib", "bench") from None
+
+
+def draw(report: Report, path: Path) -> None:
+    """Write a PNG file with a panel for each case that has a floor.
+
+    Parameters
+    ----------
+    report : Report
+        What was measured.
+    path : pathlib.Path
+        The file to write.
+    """
+    from matplotlib.figure import Figure
+
+    cases = [case for case in report.cases if case.floor is not None]
+    rows = max(1, -(-len(cases) // 2))
+    most = max((len(_fastest(case)) for case in cases), default=1)
+    figure = Figure(figsize=(12, 1.3 + rows * (0.75 + 0.25 * most)), dpi=100, layout="constrained")
+    panels: Any = figure.subplots(rows, 2 if len(cases) > 1 else 1, squeeze=False).flat
+    limits = _limits(cases)
+    for panel, case in zip(panels, cases, strict=False):
+        _draw_case(panel, case, limits)
+    for panel in list(panels)[len(cases) :]:
+        panel.set_axis_off()
+    figure.suptitle(
+        "Time a batch takes, in multiples of a bare NumPy loop: each library's fastest way\n",
+        x=0.01,
+        ha="left",
+        fontsize=13,
+        fontweight="bold",
+        color=_INK,
+    )
+    figure.text(0.01, 1 - 0.42 / figure.get_figheight(), _describe(report), fontsize=9, color=_INK, va="top")
+    figure.savefig(path)
+
+
+def _fastest(case: Measured) -> list[tuple[Row, float]]:
+    """Return the fastest row of ourselves and of each library, with its ratio to the floor, least first."""
+    names = dict.fromkeys(row.peer for row in case.rows if row.peer != FLOOR.name)
+    rows = [row for name in names if (row := case.best(name)) is not None]
+    return sorted(
+        ((row, share) for row in rows if (share := ratio(row, case.floor)) is not None),
+        key=lambda pair: pair[1],
+    )
+
+
+def _limits(cases: list[Measured]) -> tuple[float, float]:
+    shares = [share for case in cases for _, share in _fastest(case)]
+    return max(_LEAST, min([0.5, *shares]) / 1.5), max([2.0, *shares]) * 1.5
+
+
+def _draw_case(panel: Any, case: Measured, limits: tuple[float, float]) -> None:
+    fastest = _fastest(case)
+    assert case.floor is not None
+    assert case.floor.spread is not None
+    for position, (row, share) in enumerate(fastest):
+        ours = row.peer == OURS.name
+        end = max(share, limits[0])
+        # From the floor on: to the left is faster than it, to the right slower.
+        panel.barh(position, end - 1, left=1, height=0.72, color=OUR_COLOUR if ours else PEER_COLOUR)
+        panel.annotate(
+            f"{format_ratio(share)}×  {row.way}",
+            (max(end, 1), position),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=_INK,
+            fontweight="bold" if ours else "normal",
+        )
+    panel.axvline(1, color=_INK, linewidth=1)
+    panel.set_xscale("log")
+    panel.set_xlim(limits[0], limits[1] * 12)  # room for what is written at the longest bar
+    panel.set_yticks(range(len(fastest)), [row.peer for row, _ in fastest], fontsize=9.5)
+    for label, (row, _) in zip(panel.get_yticklabels(), fastest, strict=True):
+        if row.peer == OURS.name:
+            label.set(color=OUR_COLOUR, fontweight="bold")
+    panel.invert_yaxis()
+    panel.set_title(case.title, loc="left", fontsize=10, fontweight="bold", color=_INK)
+    ticks = [tick for tick in (0.01, 0.1, 1, 10, 100, 1000) if limits[0] <= tick <= limits[1]]
+    panel.set_xticks(ticks, [f"{tick:g}×" for tick in ticks], fontsize=8, color=_INK)
+    panel.minorticks_off()
+    panel.tick_params(length=0)
+    panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[:].set_visible(False)
+
+
+def _describe(report: Report) -> str:
+    machine = report.machine
+    versions = " · ".join(f"{name} {version}" for name, version in report.versions.items() if version)
+    return (
+        f"{machine['processor']}, {machine['cores']} cores · gpuloader {machine['gpuloader']}"
+        f"{f' · {versions}' if versions else ''} · medians of {report.repeats}"
+    )

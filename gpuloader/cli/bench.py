@@ -1,0 +1,148 @@
+"""``gpuloader bench``: our loader beside others that are installed, case by case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuloader.cli.consoles import fail, open_console
+from gpuloader.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from gpuloader.bench.cases import Case
+    from gpuloader.bench.peers import Peer
+    from gpuloader.bench.report import Report
+    from gpuloader.bench.running import Tell
+
+
+def bench(
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME",
+            help="A library to measure beside ours; again for another. Without: all.",
+        ),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="NAME", help="What to load; again for another. Without: all."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each loader, after one to warm up.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the figures there, as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them there, as PNG.")
+    ] = None,
+) -> None:
+    """Measure how long a batch takes with ours, with other loaders, and with a bare NumPy loop.
+
+    Libraries take turns, each in a process of its own. Those that are not installed are named, and what
+    fails is told. The exit code is 1 if a loader of ours failed.
+    """
+    from gpuloader.bench.cases import CASES
+    from gpuloader.bench.machine import describe_machine
+    from gpuloader.bench.peers import OURS, PEERS
+    from gpuloader.bench.report import Report
+    from gpuloader.cli.bench_tables import show_better, show_machine
+
+    peers = [PEERS[name] for name in _choose(peer, PEERS, "peer")]
+    cases = [CASES[name] for name in _choose(case, CASES, "case")]
+    _check_targets(output, plot)
+    versions = {one.name: one.version() for one in peers}
+    report = Report(describe_machine(), versions, repeats)
+    console = open_console()
+    console.print(show_machine(report))
+    try:
+        _measure(report, cases, [one for one in peers if versions[one.name] is not None], console)
+    finally:  # Ctrl-C is told behind what was measured until then
+        console.print(show_better(report))
+    _write(report, output, plot, console)
+    raise typer.Exit(1 if any(row.peer == OURS.name for _, row in report.failures()) else 0)
+
+
+def _choose(names: list[str] | None, known: Iterable[str], what: str) -> list[str]:
+    chosen = list(dict.fromkeys(names or known))
+    for name in chosen:
+        if name not in known:
+            fail(f"no {what} is called {name!r}; there are {', '.join(known)}")
+    return chosen
+
+
+def _check_targets(output: Path | None, plot: Path | None) -> None:
+    """Find out before the measurement that its results can be written."""
+    try:
+        if plot is not None:
+            from gpuloader.bench.plot import check_plotting
+
+            check_plotting()
+        for path in (output, plot):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                new = not path.exists()
+                with path.open("ab"):
+                    pass
+                if new:  # nothing is left behind if the measurement is interrupted
+                    path.unlink()
+    except (MissingPackage, OSError) as error:
+        fail(error)
+
+
+def _measure(report: Report, cases: list[Case], peers: list[Peer], console: Console) -> None:
+    from gpuloader.bench.running import run_cases
+    from gpuloader.cli.bench_tables import show_case
+
+    with _show_progress(console, len(cases), report) as tell:
+        for measured in run_cases(cases, peers, report.repeats, tell=tell):
+            report.cases.append(measured)
+            console.print(show_case(measured))
+
+
+@contextmanager
+def _show_progress(console: Console, cases: int, report: Report) -> Iterator[Tell | None]:
+    """Show which turn of which case runs; None where nobody would see it move."""
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.fields[case]}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.description}", style="dim"),
+    )
+    # No thread of its own to refresh it, which would disturb what is timed.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("", total=1, case="")
+
+        def tell(what: str, done: int, total: int) -> None:
+            number = f"case {len(report.cases) + 1} of {cases}"
+            progress.update(task, description=what, completed=done, total=total or 1, case=number)
+            progress.refresh()
+
+        yield tell
+
+
+def _write(report: Report, output: Path | None, plot: Path | None, console: Console) -> None:
+    try:
+        if output is not None:
+            output.write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            console.print("Wrote", str(output), markup=False)
+        if plot is not None:
+            from gpuloader.bench.plot import draw
+
+            draw(report, plot)
+            console.print("Drew", str(plot), markup=False)
+    except OSError as error:
+        fail(error)
