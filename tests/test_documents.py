@@ -104,6 +104,7 @@ def run_session(block, name, namespace):
 RUNNERS = {"python": run_python, "pycon": run_session}
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, which another page has imported
 @pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
 def test_python_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Docstrings on their way to the reference: bare examples become blocks, names of ours become links."""
+"""Docstrings on their way to the reference: examples as blocks, our names as links."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import griffe
 
 _NAME = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)(?:\(\))?`(?!`)")
+_LIKE = re.compile(r"(?<= : )(array|dtype|path)-like")  # would be read as a difference
 _COMMON = {"batch", "data", "reader", "fluid"}
 """Public names that are words as well."""
 
@@ -17,7 +18,11 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Rewrite every docstring of a package."""
-        names = {str(name): f"{pkg.path}.{name}" for name in pkg.exports or () if str(name) not in _COMMON}
+        names = {
+            str(name): f"{pkg.path}.{name}"
+            for name in pkg.exports or ()
+            if str(name) not in _COMMON
+        }
         self._rewrite(pkg, names)
 
     def _rewrite(self, item: griffe.Object, names: dict[str, str]) -> None:
@@ -29,27 +34,32 @@ class Docstrings(griffe.Extension):
 
 
 def _fence(text: str) -> str:
-    """Put examples that stand in no section, which Markdown takes for quotations, into blocks."""
+    """Give examples outside a section of their own one, or a block."""
     lines: list[str] = []
     section, inside = "", False
-    rows = text.splitlines()
+    rows = _LIKE.sub(r"\1_like", text).splitlines()
     for number, line in enumerate(rows):
         below = rows[number + 1] if number + 1 < len(rows) else ""
         if below and set(below) == {"-"}:
             section = line
-        begins = line.startswith(">>> ") and not inside and section != "Examples"
-        if begins:
-            lines.append("```pycon")
-            inside = True
+        if line.startswith(">>> ") and not inside and section != "Examples":
+            if section:
+                section = "Examples"
+                lines += [section, "-" * len(section)]
+            else:
+                inside = True
+                lines.append("```pycon")
         if inside and not line.strip():
-            lines.append("```")
             inside = False
+            lines.append("```")
         lines.append(line)
     return "\n".join([*lines, "```"] if inside else lines)
 
 
 def _link(text: str, names: dict[str, str], own: str) -> str:
-    parts = re.split(r"(^```.*?^```$|^ *>>> .*?(?:\n\s*\n|\Z))", text, flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(
+        r"(^```.*?^```$|^ *>>> .*?(?:\n\s*\n|\Z))", text, flags=re.DOTALL | re.MULTILINE
+    )
     return "".join(
         part if number % 2 else _NAME.sub(lambda found: _target(found, names, own), part)
         for number, part in enumerate(parts)

@@ -1,4 +1,4 @@
-"""Pages on their way to the site: documents of the root, drawings, and nothing from other hosts."""
+"""Pages on their way to the site: documents of the root, drawings, nothing from afar."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _draw(found: re.Match[str]) -> str:
     text = (ROOT / "docs" / found[3]).read_text()
-    drawing = re.sub(r"<\?xml.*?\?>|<!--.*?-->|<style>.*?</style>", "", text, flags=re.DOTALL)
+    drawing = re.sub(
+        r"<\?xml.*?\?>|<!--.*?-->|<style>.*?</style>", "", text, flags=re.DOTALL
+    )
     told = f'role="img" aria-label="{found[1]}" class="drawing"'
     return re.sub(r"\n\s*", "", drawing).replace("<svg ", f"<svg {told} ", 1)
 
