@@ -21,7 +21,7 @@ class Ragged:
     Attributes
     ----------
     values : array
-        All steps one behind the other, shape (steps, ...), NumPy or CuPy.
+        All steps one behind the other, shape (steps, ...): NumPy's, CuPy's, or the loader's `output`'s.
     row_splits : tuple of array
         One int64 array a level, outermost first. Row i of a level spans ``splits[i]`` to
         ``splits[i + 1]`` of the level below; the last level counts steps of `values`.
@@ -152,10 +152,25 @@ def _splits(lengths: list[int]) -> Array:
 
 def _pad_rows(values: Any, splits: Any, fill: float) -> Any:
     xp = array_module(values)
+    if xp.__name__ not in ("numpy", "cupy"):
+        return _pad_tensor(values, splits, fill)
     lengths = splits[1:] - splits[:-1]
     longest = int(lengths.max()) if lengths.size else 0
     padded = xp.full((lengths.size, longest, *values.shape[1:]), fill, dtype=values.dtype)
     steps = xp.arange(values.shape[0])
     row = xp.searchsorted(splits, steps, side="right") - 1
     padded[row, steps - splits[row]] = values
+    return padded
+
+
+def _pad_tensor(values: Any, splits: Any, fill: float) -> Any:
+    """Pad a tensor by indexing alone, which torch, JAX and Paddle do alike and on their own streams."""
+    bounds = np.array(splits.tolist(), np.int64)
+    lengths = np.diff(bounds)
+    columns = np.arange(lengths.max(initial=0))
+    inside = columns < lengths[:, None]
+    padded = values[np.where(inside, bounds[:-1, None] + columns, 0)]
+    if hasattr(padded, "at"):  # JAX's, which are not written to
+        return padded.at[~inside].set(fill)
+    padded[~inside] = fill
     return padded

@@ -120,6 +120,24 @@ class TestOnAHost:
         ring.drain()
         assert ring.leased == 0
 
+    @pytest.mark.parametrize(
+        ("samples", "step", "level"),
+        [
+            ([[1, 2, 3], [4], []], (), 1),
+            ([[[1, 2], [3, 4]], [[5, 6]]], (2,), 1),
+            ([[[1], [2, 3]], [], [[4, 5, 6]]], (), 2),
+            ([[], []], (), 1),
+            ([], (3,), 1),
+        ],
+    )
+    def test_rows_of_varying_length_are_padded_as_on_the_host(self, name, samples, step, level):
+        framework(name)
+        rows = Ragged.from_samples(samples, "float32", step, level)
+        values, *splits = open_output(name, HostDevice()).convert([rows.values, *rows.row_splits], None)
+        padded = Ragged(values, tuple(splits)).to_padded(7)
+        assert (type(padded), padded.dtype) == (type(values), values.dtype)
+        np.testing.assert_array_equal(as_numpy(padded), rows.to_padded(7), strict=True)
+
     def test_nested_fields_and_ragged_ones(self, name):
         class Samples(Dataset):
             def __getitem__(self, index):
@@ -138,6 +156,9 @@ class TestOnAHost:
         assert len(batch["words"]) == 3
         assert as_numpy(batch["words"].values).tolist() == [0, 0, 1, 0, 1, 2]
         assert as_numpy(batch["words"].row_splits[0]).tolist() == [0, 1, 3, 6]
+        padded = batch["words"].to_padded(-1)
+        assert type(padded) is type(batch["words"].values)
+        assert as_numpy(padded).tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
         meta, names = batch["meta"]
         assert as_numpy(meta).tolist() == [0, 1, 2]
         assert names == ["n0", "n1", "n2"]
