@@ -14,7 +14,7 @@ from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.kernels.crop import crop, crop_on_host
 from gpuloader.kernels.dtypes import resolve_target
-from gpuloader.kernels.normalize import normalize, normalize_on_host
+from gpuloader.kernels.normalize import as_constant, normalize, normalize_on_host
 from gpuloader.operations import KernelCall, Spec, no_rows
 from gpuloader.spec import Array
 
@@ -68,8 +68,8 @@ class RandomCropFlip:
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch, where no `Normalize` does it along."""
         channels, height, width = self._sizes(inputs)
-        check_room(self.size, height, width)
         layout = self.layout or "HWC"
+        check_room(self.size, height, width, layout)
         tall, wide = self.size
         shape = (tall, wide, channels) if layout == "HWC" else (channels, tall, wide)
         (samples, *_), dtype = inputs[0]
@@ -126,6 +126,8 @@ class Normalize:
         for name, value in (("layout", self.layout), ("to", self.to)):
             check_layout(name, value)
         resolve_target(self.dtype, _TARGETS)
+        for name in ("mean", "std", "scale"):
+            as_constant(name, getattr(self, name))
         if self.crop is not None:
             check_window(self.crop)
 
@@ -149,7 +151,7 @@ class Normalize:
         """Return the computation for a batch."""
         channels, height, width = self._sizes(inputs)
         tall, wide = self.crop or (height, width)
-        check_room((tall, wide), height, width)
+        check_room((tall, wide), height, width, self.layout)
         size = (tall, wide, channels) if self.to == "HWC" else (channels, tall, wide)
         _, held = resolve_target(self.dtype, _TARGETS)
         empty = [no_rows(inputs[0])] + [np.zeros((0, self.draws), np.int32)] * bool(self.draws)
@@ -201,14 +203,16 @@ def check_layout(name: str, layout: object) -> None:
         raise ValueError(f"{name} must be 'HWC' or 'CHW', got {layout!r}")
 
 
-def check_room(size: tuple[int, int], height: int, width: int) -> None:
+def check_room(size: tuple[int, int], height: int, width: int, layout: str) -> None:
     """Raise `SampleError` where pictures of this height and width are smaller than a window.
 
-    >>> check_room((28, 28), 32, 32)
+    >>> check_room((28, 28), 32, 32, "HWC")
     """
     tall, wide = size
     if tall > height or wide > width:
-        raise SampleError(f"expected pictures of {tall} x {wide} at least, got {height} x {width}")
+        raise SampleError(
+            f"expected pictures of {tall} x {wide} at least, got {height} x {width} in the layout {layout}"
+        )
 
 
 def find_sizes(

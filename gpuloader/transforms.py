@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike
 
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
-from gpuloader.kernels.cast import cast, cast_on_host
+from gpuloader.kernels.cast import cast, cast_on_host, check_scale
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS, resolve_target
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
@@ -50,7 +50,8 @@ class Cast(Plain):
     field : str or None
         Which field; None: the first that is an array.
     dtype : dtype-like
-        What to convert to, as NumPy's ``astype`` does; "bfloat16" gives its bits in uint16.
+        What to convert to: integers wrap around, as with NumPy's ``astype``; floats out of an integer's
+        range become its nearest end, and NaN 0, on a CPU as on a GPU. "bfloat16" gives its bits in uint16.
     scale : float
         What values are multiplied by.
     """
@@ -61,6 +62,7 @@ class Cast(Plain):
 
     def __post_init__(self) -> None:
         resolve_target(self.dtype, _NUMBERS)
+        check_scale(self.scale)
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""

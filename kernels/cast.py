@@ -93,11 +93,19 @@ def cast_on_host(
 def _check(values: Any, dtype: DTypeLike, scale: float | None, library: Library) -> tuple[str, np.dtype[Any]]:
     """Return the name of the dtype to cast to, and the dtype that holds it."""
     check_array("values", values, library, dtypes=_SOURCES)
+    check_scale(scale)
+    return resolve_target(dtype, _TARGETS)
+
+
+def check_scale(scale: object) -> None:
+    """Raise `TypeError` unless a factor is a number, or None.
+
+    >>> check_scale(1 / 255)
+    """
     if scale is not None and (
         isinstance(scale, bool | np.bool_) or not isinstance(scale, int | float | np.integer | np.floating)
     ):
         raise TypeError(f"scale must be a number or None, got {type(scale).__name__}")
-    return resolve_target(dtype, _TARGETS)
 
 
 def _to_integers(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

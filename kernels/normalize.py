@@ -216,20 +216,39 @@ def _plan(
     return _Plan((samples, *plane), name, held, counts, *_constants(mean, std, scale, channels))
 
 
+def as_constant(name: str, given: ArrayLike) -> NDArray[np.float64]:
+    """Return a mean, a std or a scale as an array, for however many channels.
+
+    Raises
+    ------
+    TypeError
+        It is not made of numbers.
+    ValueError
+        One is not finite, a std is 0, or a scale is more than one number.
+
+    >>> as_constant("mean", [0.4, 0.5, 0.6]).shape
+    (3,)
+    """
+    try:
+        part = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {given!r}") from None
+    if name == "scale" and part.ndim:
+        raise ValueError(f"scale must be one number, got {given!r}")
+    if not np.isfinite(part).all() or (name == "std" and not part.all()):
+        raise ValueError(f"{name} must be finite{' and not 0' if name == 'std' else ''}, got {given!r}")
+    return part
+
+
 def _constants(
     mean: ArrayLike, std: ArrayLike, scale: float, channels: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the factor and the offset of every channel."""
     parts = {}
     for name, given in {"mean": mean, "std": std, "scale": scale}.items():
-        try:
-            part = np.asarray(given, np.float64)
-        except (TypeError, ValueError):
-            raise TypeError(f"{name} must be a number, got {given!r}") from None
-        if part.shape not in ((), (1,), (channels,)) or (name == "scale" and part.ndim):
+        part = as_constant(name, given)
+        if part.shape not in ((), (1,), (channels,)):
             raise ValueError(f"{name} must be one number for each of {channels} channels, got {given!r}")
-        if not np.isfinite(part).all() or (name == "std" and not part.all()):
-            raise ValueError(f"{name} must be finite{' and not 0' if name == 'std' else ''}, got {given!r}")
         parts[name] = np.broadcast_to(part, channels)
     with np.errstate(all="ignore"):
         factor = (parts["scale"] / parts["std"]).astype(np.float32)

@@ -131,6 +131,8 @@ def _check(
         raise ValueError(f"fill must fit into {values.dtype}, got {fill!r}: {error}") from None
     if element.ndim:
         raise ValueError(f"fill must be one number, got shape {element.shape}")
+    if values.dtype.kind in "iu" and element != fill:  # a fraction
+        raise ValueError(f"fill must fit into {values.dtype}, got {fill!r}")
     return (*shape, *values.shape[1:]), element
 
 

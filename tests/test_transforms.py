@@ -594,13 +594,13 @@ class TestErrors:
                 r"field '1'.*: expected pictures, uint8 or float32, in the layout HWC, got int64",
             ),
             ([OneHot("0", 3), Normalize("0")], r"field '0'.*: expected pictures"),
-            ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"of 10 x 3 at least, got 9 x 8"),
+            ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"10 x 3 at least, got 9 x 8 in the layout HWC"),
             ([RandomCropFlip("0", (3, 10))], r"field '0'.*of 3 x 10 at least, got 9 x 8"),
             ([RandomCropFlip("1", (3, 3))], r"field '1'.*: expected pictures, in the layout HWC, got int64"),
             ([Normalize("0"), OneHot("0", 4)], r"field '0'.*: expected integers as labels, got float32"),
             ([Pad("1", 4)], r"field '1'.*: expected a ragged field of level 1 to pad"),
             ([Normalize("0", mean=(1, 2))], r"field '0'.*: mean must be one number for each of 3 channels"),
-            ([Normalize("0", std=0)], r"field '0'.*: std must be finite and not 0"),
+            ([Normalize("0", std=1e-300)], r"field '0'.*: scale / std and mean / std must fit into float32"),
         ],
     )
     def test_name_batch_and_field(self, dataset, steps, message, cache):
@@ -620,8 +620,9 @@ class TestErrors:
             list(load(Words(), steps=[Pad("0", 3)], ragged=["0"], shuffle=False))
         with pytest.raises(SampleError, match="expected a dense field, got a ragged one; pad it first"):
             list(load(Words(), steps=[Cast("0", "int32")], ragged=["0"]))
-        with pytest.raises(SampleError, match=r"field '0'.*fill must fit into int64"):
-            list(load(Words(), steps=[Pad("0", 4, fill=float("nan"))], ragged=["0"]))
+        for fill in (float("nan"), 0.5):
+            with pytest.raises(SampleError, match=r"field '0'.*fill must fit into int64"):
+                list(load(Words(), steps=[Pad("0", 4, fill=fill)], ragged=["0"]))
 
     def test_of_numbers_no_kernel_takes(self):
         with pytest.raises(SampleError, match=r"field '0'.*must be of .* got complex128"):
@@ -653,6 +654,11 @@ class TestErrors:
             (lambda: Normalize("0", layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW', got 'WHC'"),
             (lambda: Normalize("0", to="C"), ValueError, "to must be"),
             (lambda: Normalize("0", dtype="int8"), TypeError, "dtype must be one of float16"),
+            (lambda: Normalize("0", std=(0.5, 0, 0.5)), ValueError, "std must be finite and not 0"),
+            (lambda: Normalize("0", mean=float("nan")), ValueError, "mean must be finite, got nan"),
+            (lambda: Normalize("0", mean="grey"), TypeError, "mean must be a number, got 'grey'"),
+            (lambda: Normalize("0", scale=(1, 2, 3)), ValueError, "scale must be one number"),
+            (lambda: Cast("0", "float32", scale="half"), TypeError, "scale must be a number or None, got"),
             (lambda: OneHot("0", 0), ValueError, "classes must be an integer of 1 or more, got 0"),
             (lambda: OneHot("0", 3, "text"), TypeError, "dtype must be one of"),
             (lambda: Cast("0", "complex64"), TypeError, "dtype must be one of"),

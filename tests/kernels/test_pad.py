@@ -95,7 +95,7 @@ def test_rows_longer_than_the_result_are_cut():
     assert pad_on_host(np.arange(5), np.array([0, 4, 5]), 2).tolist() == [[0, 1], [4, 0]]
 
 
-@pytest.mark.parametrize("fill", ["one", [1, 2], None, 2**70])
+@pytest.mark.parametrize("fill", ["one", [1, 2], None, 2**70, 0.5])
 def test_a_fill_that_is_no_number_of_the_dtype_is_an_error(fill):
     with pytest.raises(ValueError, match="fill must"):
         pad_on_host(np.arange(5), np.array([0, 4, 5]), 2, fill)
