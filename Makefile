@@ -37,7 +37,7 @@ kernels: .venv/dev.stamp
 # Into build/site, any warning being an error. What the theme has to say of its own future is none.
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "The pages are in build/site/index.html"
+	@echo "The pages are in build/site; to search in them, too: python -m http.server -d build/site"
 
 # Another of its tools: TOOL=racecheck. Errors that tests provoke on purpose are no findings.
 TOOL ?= memcheck

@@ -1,0 +1,94 @@
+"""What is done to docstrings and pages on their way to the site."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("griffe")
+PluginError = pytest.importorskip("mkdocs.exceptions").PluginError
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / f"tools/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+docstrings, pages = load("docstrings"), load("pages")
+
+
+def page(name):
+    return SimpleNamespace(file=SimpleNamespace(src_uri=name))
+
+
+def rewritten(text):
+    import griffe
+
+    module = griffe.Module("package")
+    function = griffe.Function("act", docstring=griffe.Docstring(text))
+    module["act"] = function
+    module.exports = ["DataLoader", "batch"]
+    docstrings.Docstrings().on_package(pkg=module)
+    return function.docstring.value
+
+
+def test_bare_examples_become_blocks():
+    assert rewritten("Add.\n\n>>> 1 + 1\n2\n\nMore.") == "Add.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+
+
+def test_examples_behind_a_section_get_one_of_their_own():
+    text = "Add.\n\nAttributes\n----------\nx : int\n    One.\n\n>>> 1 + 1\n2"
+    assert rewritten(text) == text.replace("\n>>>", "\nExamples\n--------\n>>>")
+
+
+def test_sections_of_examples_stay_as_they_are():
+    text = "Add.\n\nExamples\n--------\n>>> DataLoader\n1\n\nOnce more:\n\n>>> 2\n2"
+    assert rewritten(text) == text
+
+
+def test_public_names_become_links_but_not_in_examples_nor_where_they_are_words():
+    link = "[`DataLoader`][package.DataLoader]"
+    assert rewritten("See `DataLoader`, a `batch`.") == f"See {link}, a `batch`."
+    assert "[`DataLoader`]" not in rewritten("Examples\n--------\n>>> print('`DataLoader`')\n`DataLoader`")
+
+
+def test_pages_load_nothing_from_other_hosts():
+    own = (
+        '<link href="assets/a.css" rel="stylesheet"><script src="a.js"></script><a href="https://semver.org">'
+    )
+    assert pages.on_post_page(own, page=page("a.md")) == own
+    for foreign in (
+        '<script src="https://cdn.host/a.js"></script>',
+        '<script async src="//cdn.host/a.js"></script>',
+        '<img alt="" src="http://host/a.png">',
+        '<link rel="preconnect" href="https://fonts.host">',
+        '<link rel="stylesheet" href="https://fonts.host/a.css">',
+    ):
+        with pytest.raises(PluginError, match=r"a\.md loads from another host"):
+            pages.on_post_page(foreign, page=page("a.md"))
+
+
+def test_documents_of_the_root_are_pages_whose_links_lead_to_pages():
+    for name in pages.WHOLE:
+        text = pages.on_page_markdown("", page=page(name))
+        assert text.startswith("# ")
+        for target in re.findall(r"\]\((?!https://)([^)#]+)", text):
+            assert (DOCS / target).exists(), target
+
+
+def test_drawings_are_put_into_the_page():
+    html = pages.on_page_content('<p><img alt="A road." src="../images/road.svg" /></p>')
+    assert html.startswith('<p><svg role="img" aria-label="A road." class="drawing"')
+    assert "<style>" not in html  # the page's own colours
+
+
+def test_every_drawing_follows_the_readers_colours():
+    for path in (DOCS / "images").glob("*.svg"):
+        if path.name != "logo.svg":
+            assert "prefers-color-scheme: dark" in path.read_text(), path.name
