@@ -177,6 +177,13 @@ class Batching:
         division = self.division or ALONE
         return division.count(self.count_samples(), self.size, drop_last=self.drop_last, least=least)
 
+    def count_last(self) -> int | None:
+        """Return how many samples an epoch's last batch has; None where that is not known before."""
+        order = None if self.drop_last or self.division is not None else self.order(0, 0)
+        if order is None or self.size is None:
+            return None
+        return len(order) % self.size or self.size
+
     def count_samples(self) -> int:
         """Return how many samples an epoch has, of all ranks together; raise `TypeError` as `count`."""
         order = self.order(0, 0)

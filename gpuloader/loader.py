@@ -31,7 +31,7 @@ from gpuloader.program import Transform
 from gpuloader.resuming import Resumable
 from gpuloader.sources.ranks import find_local_rank
 from gpuloader.spec import FeedSpec, resolve_feeds
-from gpuloader.split import Masks, check_split
+from gpuloader.split import Masks, check_last, check_split
 from gpuloader.state import Course
 from gpuloader.stats import Meter
 
@@ -118,8 +118,9 @@ class DataLoader(Resumable, Measured):
         With several places: 'batches' gives each a batch of its own, consecutive ones; 'shards' cuts each
         batch into equal parts, consecutive ones, so that a step is one batch whatever the number of places.
     remainder : str
-        Where a batch does not divide evenly into shards: 'error'; 'drop' what is too much; or 'pad': repeat
-        the last sample, and add to each place's batch a mask of the samples that count, as last entry.
+        Where a batch does not divide evenly into shards: 'error', at once even of the last batch if its size
+        is known; 'drop' what is too much; or 'pad': repeat the last sample of each part that is short, and
+        add to each place's batch a mask of the samples that count, as last entry.
     output : str or None
         'torch', 'jax', 'paddle', 'cupy' or 'numpy': whose arrays a batch is made of, without a copy (but for
         JAX on a GPU). None: CuPy's on a GPU, NumPy's elsewhere.
@@ -262,6 +263,8 @@ class DataLoader(Resumable, Measured):
             workers=workers.count,
             in_order=workers.in_order,
         )
+        if shards > 1 and remainder == "error":
+            check_last(self._batching.count_last(), shards)
         outputs = [open_output(check_output(output), device, stream) for device in devices]
         padded = (shards > 1 and remainder == "pad") or (
             self._batching.pads and not (self._iterable and shards > 1)  # which leave such a step out

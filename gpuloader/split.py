@@ -198,6 +198,19 @@ def check_split(
     return places
 
 
+def check_last(size: int | None, places: int) -> None:
+    """Raise `ValueError` where an epoch's last batch, of that many samples, would leave a remainder.
+
+    >>> check_last(16, 4), check_last(None, 4)
+    (None, None)
+    """
+    if size is not None and size % places:
+        raise ValueError(
+            f"an epoch's last batch, of {size} samples, cannot be cut into {places} equal parts; choose "
+            "drop_last=True, or remainder='drop' or 'pad'"
+        )
+
+
 def add_mask(batch: Any, mask: Any) -> Any:
     """Return a batch with its mask: the last of a list, or under ``mask`` in a dict.
 
