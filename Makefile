@@ -18,9 +18,15 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
 # Their own environment, as they are large; FRAMEWORKS=jax takes one of them alone.
-FRAMEWORKS ?= torch jax paddlepaddle
+FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train]
+# One process each: frameworks do not all bear each other, nor a fork.
 test-frameworks: .venv-frameworks/stamp
-	.venv-frameworks/bin/python -m pytest tests/test_interop.py tests/test_documents.py
+	set -e; for tests in tests/test_interop.py tests/test_documents.py tests/examples tests/test_from_ray.py; do \
+	  .venv-frameworks/bin/python -m pytest $$tests; done
+
+# Runs each text in notebooks/ and writes the .ipynb beside it; NOTEBOOKS="02 05" only those.
+notebooks: .venv-frameworks/notebooks.stamp
+	.venv-frameworks/bin/python notebooks/execute.py $(NOTEBOOKS)
 
 dist-test: .venv/dev.stamp
 	.ci/dist-test
@@ -75,6 +81,10 @@ bench: .venv/bench.stamp
 	$(BIN)/python -m venv .venv-frameworks
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e . \
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
+	@touch $@
+
+.venv-frameworks/notebooks.stamp: pyproject.toml .venv-frameworks/stamp
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
 	@touch $@
 
 .venv/bin/python:
