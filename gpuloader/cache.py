@@ -121,8 +121,11 @@ def materialise(
     for batch in batches:
         if structure is None:
             structure = Structure.of(batch)
-            if any(not leaf.is_array for leaf in structure.leaves):
-                raise LoaderError("the data set has fields that are no arrays, which cannot be cached")
+            if others := [leaf.name for leaf in structure.leaves if not leaf.is_array]:
+                raise LoaderError(
+                    f"the data set has fields that are no arrays, which cannot be cached: {others}; leave them "
+                    "out of the samples, or leave cache out"
+                )
             specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
             if reserve is not None:
                 reserve(specs)

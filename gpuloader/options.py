@@ -21,6 +21,7 @@ from gpuloader.tuning import BUDGET
 AUTO = "auto"
 METHODS = ("fork", "forkserver", "spawn")
 _MOST_SEED = 2**64 - 1
+_OWN_BATCHES = "batches that the loader puts together itself: not beside collate_fn or batch_size=None"
 
 
 def check_workers(
@@ -128,7 +129,7 @@ def check_collation(
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"ragged must be a list of field names, got {ragged!r}")
     if (names or pads) and (collate_fn is not None or not batched):
-        raise ValueError("ragged and pad are for batches that the loader puts together itself")
+        raise ValueError(f"ragged and pad are for {_OWN_BATCHES}")
     if both := sorted(names & pads.keys()):
         raise ValueError(f"the fields {both} are both in ragged and in pad; choose one")
     if feeds is not None:
@@ -142,9 +143,13 @@ def check_collation(
                 check_fill(pads[feed.name], feed.dtype)
     for transform in transforms:
         if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
-            raise TypeError(f"expected a transform, got {type(transform).__name__}; see gpuloader.transforms")
+            kind = type(transform).__name__
+            got = (
+                f"the class {transform.__name__}, not one made of it" if isinstance(transform, type) else kind
+            )
+            raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
     if transforms and (collate_fn is not None or not batched):
-        raise ValueError("transforms are for batches that the loader puts together itself")
+        raise ValueError(f"transforms are for {_OWN_BATCHES}")
     programmer = None
     if transforms:
         from gpuloader.transforms import fuse  # whose kernels take their time to import

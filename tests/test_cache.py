@@ -461,9 +461,13 @@ class TestWhatCannotBeKept:
         with pytest.raises(ValueError, match="cache is for data sets with indices"):
             DataLoader(Stream(), places="cpu", cache="host")
 
-    @pytest.mark.parametrize("sample", ["text", (1, "text"), {"number": 1, "what": None}])
-    def test_objects(self, sample):
-        with pytest.raises(LoaderError, match="fields that are no arrays, which cannot be cached"):
+    @pytest.mark.parametrize(
+        ("sample", "names"), [("text", ""), ((1, "text"), "1"), ({"number": 1, "what": None}, "what")]
+    )
+    def test_objects(self, sample, names):
+        with pytest.raises(
+            LoaderError, match=rf"no arrays, which cannot be cached: \['{names}'\]; leave them"
+        ):
             list(DataLoader([sample] * 5, places="cpu", cache="host"))
 
     def test_samples_of_several_sizes(self):

@@ -638,6 +638,7 @@ class TestErrors:
             ),
             ([np.sqrt], TypeError, "expected a transform, got ufunc"),
             (["normalize"], TypeError, "expected a transform, got str"),
+            ([Normalize], TypeError, "expected a transform, got the class Normalize, not one made of it"),
         ],
     )
     def test_of_what_is_asked(self, steps, error, message):
@@ -671,10 +672,11 @@ class TestErrors:
             make()
 
     def test_of_what_excludes_it(self):
-        with pytest.raises(ValueError, match="batches that the loader puts together itself"):
-            load(collate_fn=list)
-        with pytest.raises(ValueError, match="batches that the loader puts together itself"):
-            load(batch_size=None, shuffle=False)
+        for options in ({"collate_fn": list}, {"batch_size": None, "shuffle": False}):
+            with pytest.raises(
+                ValueError, match="puts together itself: not beside collate_fn or batch_size=None"
+            ):
+                load(**options)
         with pytest.raises(ValueError, match="all GPUs, or all hosts"):
             load(places=[CPUPlace(), *simulated_places(1)])
 
