@@ -218,23 +218,12 @@ class TestGoingOn:
         again.load_state_dict(first.state_dict())
         assert next(iter(again)).tolist() == [6, 7]
 
-    def test_in_processes(self):
-        found = loaders(40, 2, batch_size=3, **PROCESSES)
+    @pytest.mark.parametrize("options", [{}, {"kind": Stream}], ids=["indices", "stream"])
+    def test_in_processes(self, options):
+        found = loaders(40, 2, batch_size=3, **PROCESSES, **options)
         epochs = [iter(loader) for loader in found]
         samples = [one for _ in range(2) for epoch in epochs for one in numbers(next(epoch), True)]
-        again = loaders(40, 3, **PROCESSES)
-        for loader in again:
-            loader.load_state_dict(found[0].state_dict())
-        samples += [one for batches in map(epoch_of, again) for batch in batches for one in batch]
-        assert sorted(samples) == list(range(40))
-        for epoch in epochs:
-            epoch.close()
-
-    def test_of_a_stream_in_processes(self):
-        found = loaders(40, 2, kind=Stream, batch_size=3, **PROCESSES)
-        epochs = [iter(loader) for loader in found]
-        samples = [one for _ in range(2) for epoch in epochs for one in numbers(next(epoch), True)]
-        again = loaders(40, 3, kind=Stream, **{**PROCESSES, "num_workers": 1})
+        again = loaders(40, 3, **{**PROCESSES, "num_workers": 1}, **options)
         for loader in again:
             loader.load_state_dict(found[0].state_dict())
         samples += [one for batches in map(epoch_of, again) for batch in batches for one in batch]
