@@ -122,9 +122,11 @@ def materialise(
         if structure is None:
             structure = Structure.of(batch)
             if others := [leaf.name for leaf in structure.leaves if not leaf.is_array]:
+                # In a batch such a field is a list, with one entry a sample.
+                names = list(dict.fromkeys(name.rpartition(".")[0] for name in others))
                 raise LoaderError(
-                    f"the data set has fields that are no arrays, which cannot be cached: {others}; leave them "
-                    "out of the samples, or leave cache out"
+                    f"the data set has fields that are no arrays, which cannot be cached: {names}; leave "
+                    "them out of the samples, or leave cache out"
                 )
             specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
             if reserve is not None:

@@ -143,10 +143,9 @@ def check_collation(
                 check_fill(pads[feed.name], feed.dtype)
     for transform in transforms:
         if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
-            kind = type(transform).__name__
-            got = (
-                f"the class {transform.__name__}, not one made of it" if isinstance(transform, type) else kind
-            )
+            got = type(transform).__name__
+            if isinstance(transform, type):
+                got = f"the class {transform.__name__}, not one made of it"
             raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
     if transforms and (collate_fn is not None or not batched):
         raise ValueError(f"transforms are for {_OWN_BATCHES}")
