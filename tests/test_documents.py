@@ -9,6 +9,7 @@ Where that is missing, the block is compiled and left out.
 """
 
 import doctest
+import gc
 import importlib.util
 import inspect
 import re
@@ -20,8 +21,10 @@ from pathlib import Path
 import pytest
 
 import gpuloader
+from gpuloader import devices as devices_module
 from gpuloader import errors
-from gpuloader.devices import cuda_places
+from gpuloader.devices import cuda, cuda_places
+from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -122,16 +125,10 @@ def commands():
             if block.language not in (*SHELL, ""):
                 continue
             for line in block.text.replace("\\\n", " ").splitlines():
-                words = (
-                    shlex.split(line.removeprefix("$ "), comments=True)
-                    if "'" not in line.split("#")[-1]
-                    else []
-                )
-                while words and "=" in words[0]:
-                    words.pop(0)
-                known = bool(words) and words[0] in CHECKS
-                if known or (words and block.language in SHELL):
-                    found.append(pytest.param(words, id=f"{by_name(path)}:{block.line} {' '.join(words)}"))
+                line = re.sub(r"(^|\s)#.*|^\$ |^(\w+=\S* )+", "", line)
+                if line.strip() and (block.language or line.split()[0] in CHECKS):
+                    words = shlex.split(line)
+                    found.append(pytest.param(words, id=f"{by_name(path)}:{block.line} {line}"))
     return found
 
 
@@ -256,3 +253,18 @@ def test_every_option_of_the_loader_is_in_a_guide():
     told = "".join(path.read_text() for path in DOCS if path.parent.name in ("guides", "docs"))
     options = [*inspect.signature(gpuloader.DataLoader).parameters]
     assert [name for name in options if not re.search(rf"`{name}\b|\b{name}=", told)] == []
+
+
+def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    runtime = FakeRuntime()
+    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, runtime))
+    run_twins(monkeypatch, runtime)
+    devices_module._open.cache_clear()
+    blocks = [(path, block) for path in DOCS for block in read_blocks(path) if block.needs == ("gpu",)]
+    assert blocks
+    for path, block in blocks:
+        exec(compile("\n" * block.line + block.text, by_name(path), "exec"), {"__name__": "__main__"})
+    gc.collect()
+    devices_module._open.cache_clear()
+    assert not runtime.registered
