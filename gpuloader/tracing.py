@@ -136,8 +136,7 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
     >>> events[-1]["name"], events[-1]["ts"], events[-1]["dur"]
     ('copy', 2.0, 3.0)
     """
-    names = sorted({one.thread for one in spans}, key=_row_order)
-    rows = {name: row for row, name in enumerate(names)}
+    rows = {name: row for row, name in enumerate(sort_rows(spans))}
     process = os.getpid()
     events: list[dict[str, Any]] = [_metadata(process, 0, "process_name", name="gpuloader")]
     for name, row in rows.items():
@@ -160,6 +159,15 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
 
 def _metadata(process: int, row: int, kind: str, **arguments: str | int) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": process, "tid": row, "args": arguments}
+
+
+def sort_rows(spans: list[Span]) -> list[str]:
+    """Return the rows of some spans: the main thread, then readers and workers, then copy streams.
+
+    >>> sort_rows([Span("copy", "gpu:0 copies", 2, 5), Span("wait", "MainThread", 1, 2)])
+    ['MainThread', 'gpu:0 copies']
+    """
+    return sorted({one.thread for one in spans}, key=_row_order)
 
 
 def _row_order(name: str) -> tuple[int, int, str]:

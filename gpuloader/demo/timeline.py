@@ -1,30 +1,71 @@
-"""A picture of who was busy with what, and when: runs that are compared one above the other."""
+"""A picture of who was busy with what, and when: one run, or runs that are compared one above the other."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuloader.tracing import Span
+from gpuloader.errors import DataFileError
+from gpuloader.tracing import COPIES, WORKER, Span, sort_rows
 
 COLOURS = {
     "fetch": "#4c78a8",
     "stage": "#72b7b2",
     "wait": "#e8e4dc",
     "deliver": "#b279a2",
+    "copy": "#3b3f5c",
     "compute": "#f58518",
 }
-_ROWS = {"MainThread": "consumer", "gpuloader-reader": "reader thread"}
+"""They differ in lightness as well as in hue, for those who tell some hues apart badly."""
+
+SEAMED = 0.01
+"""A stretch of more than this part of the picture has a seam around it."""
 
 
-def choose_window(spans: list[Span], steps: int) -> tuple[int, int]:
+def read_trace(path: str | os.PathLike[str]) -> list[Span]:
+    """Return the spans of a trace file that `gpuloader.trace` wrote.
+
+    Parameters
+    ----------
+    path : path-like
+        In the Chrome trace event format.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    DataFileError
+        It is no trace, or one without the rows that ours have.
+    """
+    try:
+        events = json.loads(Path(path).read_text())["traceEvents"]
+        rows = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+        return [
+            Span(one["name"], rows[one["tid"]], round(one["ts"] * 1e3), round((one["ts"] + one["dur"]) * 1e3))
+            for one in events
+            if one["ph"] == "X"
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataFileError(
+            f"{os.fspath(path)}: expected a trace that gpuloader.trace wrote, got something else "
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
+def choose_window(spans: Iterable[Span], steps: int) -> tuple[int, int]:
     """Return start and end, in nanoseconds, of `steps` steps in the middle of the run.
 
     >>> spans = [Span("compute", "MainThread", 10 * n, 10 * n + 5) for n in range(9)]
     >>> choose_window(spans, steps=2)
     (25, 45)
     """
+    spans = _name_computing(spans)
     ends = [one.end for one in spans if one.name == "compute"]
+    if len(ends) < 2:  # no steps to choose from: all there is
+        return min((one.start for one in spans), default=0), max((one.end for one in spans), default=1)
     middle = max((len(ends) - steps) // 2, 1)
     return ends[middle - 1], ends[min(middle - 1 + steps, len(ends) - 1)]
 
@@ -42,7 +83,6 @@ def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8
         Steps of a group's first run to show; the others are drawn over as much time.
     """
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     count = sum(map(len, groups.values()))
     figure = Figure(figsize=(11, 0.3 + 1.45 * count), dpi=120, layout="constrained")
@@ -53,30 +93,105 @@ def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8
             start, end = choose_window(spans, steps)
             width = width or end - start
             panel = next(panels)
-            _draw_run(panel, spans, start, width, f"{title}: {name}")
+            done = draw_run(panel, spans, start, start + width)
+            panel.set_title(f"{title}: {name}, {done} steps", loc="left", fontsize=10)
+            panel.set_xlabel("")
         panel.set_xlabel("milliseconds")
-    figure.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in COLOURS.items()],
-        loc="outside upper right",
-        ncols=len(COLOURS),
-        frameon=False,
-    )
+    add_legend(figure, (one for runs in groups.values() for spans in runs.values() for one in spans))
     figure.savefig(path)
 
 
-def _draw_run(panel: Any, spans: list[Span], start: int, width: int, title: str) -> None:
-    threads = [name for name in _ROWS if any(one.thread == name for one in spans)]
-    shown = [one for one in spans if one.end > start and one.start < start + width and one.name in COLOURS]
+def draw_trace(trace: str | os.PathLike[str], path: Path, *, steps: int = 8) -> None:
+    """Write the middle of a trace file to a PNG file, one row a thread, worker and copy stream.
+
+    Parameters
+    ----------
+    trace : path-like
+        The file that `gpuloader.trace` wrote.
+    path : pathlib.Path
+        The file to write.
+    steps : int
+        Steps to show.
+
+    Raises
+    ------
+    FileNotFoundError, DataFileError
+        As `read_trace`.
+    """
+    from matplotlib.figure import Figure
+
+    spans = read_trace(trace)
+    start, end = choose_window(spans, steps)
+    figure = Figure(figsize=(11, 1.1 + 0.45 * len(sort_rows(spans))), dpi=120, layout="constrained")
+    draw_run(figure.subplots(), spans, start, end)
+    add_legend(figure, spans)
+    figure.savefig(path)
+
+
+def draw_run(panel: Any, spans: Sequence[Span], start: int, end: int) -> int:
+    """Draw what happened from `start` to `end` on one panel, one row a thread, worker and copy stream.
+
+    Parameters
+    ----------
+    panel : matplotlib.axes.Axes
+    spans : sequence of Span
+        Of a whole run; names that are not in `COLOURS` are left out.
+    start, end : int
+        Nanoseconds.
+
+    Returns
+    -------
+    int
+        How many steps have a part in that time.
+    """
+    spans = [one for one in _name_computing(spans) if one.name in COLOURS]
+    rows = {name: row for row, name in enumerate(sort_rows(spans))}
+    shown = [one for one in spans if one.end > start and one.start < end]
     # A wait in which the consumer itself reads spans its fetch and stage: it is drawn first, behind them.
     for one in sorted(shown, key=lambda one: one.name != "wait"):
-        row = len(threads) - 1 - threads.index(one.thread) if one.thread in threads else 0
-        left, right = max(one.start, start), min(one.end, start + width)
+        left, right = max(one.start, start), min(one.end, end)
         panel.broken_barh(
-            [((left - start) * 1e-6, (right - left) * 1e-6)], (row - 0.4, 0.8), facecolors=COLOURS[one.name]
+            [((left - start) * 1e-6, (right - left) * 1e-6)],
+            (rows[one.thread] - 0.4, 0.8),
+            facecolors=COLOURS[one.name],
+            # A seam where two stretches of one kind meet; it would swallow what is hardly wider than itself.
+            edgecolors="white",
+            linewidth=0.7 if right - left > SEAMED * (end - start) else 0,
         )
-    done = sum(one.name == "compute" for one in shown)
-    panel.set_title(f"{title}, {done} steps", loc="left", fontsize=10)
-    panel.set_yticks(range(len(threads)), [_ROWS[name] for name in reversed(threads)])
-    panel.set_xlim(0, width * 1e-6)
+    panel.set_yticks(range(len(rows)), [_name_row(name) for name in rows])
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_xlim(0, (end - start) * 1e-6)
+    panel.set_xlabel("milliseconds")
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(length=0)
+    return sum(one.name == "compute" for one in shown)
+
+
+def add_legend(figure: Any, spans: Iterable[Span]) -> None:
+    """Say above a figure which colour is what, of all that occurs in some spans."""
+    from matplotlib.patches import Patch
+
+    names = {one.name for one in _name_computing(spans)}
+    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items() if name in names]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False)
+
+
+def _name_computing(spans: Iterable[Span]) -> list[Span]:
+    """Call the time between two batches computing, where the user has marked none as that."""
+    spans = list(spans)
+    if any(one.name == "compute" for one in spans):
+        return spans
+    return [one._replace(name="compute") if one.name == "step" else one for one in spans]
+
+
+def _name_row(name: str) -> str:
+    """Return what a row is called in a picture.
+
+    >>> [_name_row(name) for name in ("MainThread", "gpuloader-worker-1", "gpu:0 copies")]
+    ['consumer', 'worker 1', 'gpu:0, copy stream']
+    """
+    if name.startswith(WORKER):
+        return f"worker {name.removeprefix(WORKER).removeprefix('-')}"
+    if name.endswith(COPIES):
+        return f"{name.removesuffix(COPIES)}, copy stream"
+    return {"MainThread": "consumer", "gpuloader-reader": "reader thread"}.get(name, name)

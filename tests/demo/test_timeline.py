@@ -1,0 +1,111 @@
+"""Pictures of runs: what is read from a trace file, which part is shown, and what is drawn of it."""
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, trace
+from gpuloader.demo.timeline import COLOURS, add_legend, choose_window, draw_run, draw_trace, read_trace
+from gpuloader.errors import DataFileError
+from gpuloader.testing import simulated_places
+from gpuloader.tracing import Span, span
+
+RUN = [
+    Span("wait", "MainThread", 0, 2_000_000),
+    Span("step", "MainThread", 2_000_000, 5_000_000),
+    Span("fetch", "gpuloader-worker-1", 0, 4_000_000),
+    Span("copy", "simulated:0 copies", 1_000_000, 2_000_000),
+]
+
+
+@pytest.fixture
+def panel():
+    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
+    return figures.Figure().subplots()
+
+
+def bars(panel):
+    """Left end, width and row of each bar, with its colour."""
+    return [
+        (left, right - left, round(box.y0 + 0.4), tuple(bar.get_facecolor()[0]))
+        for bar in panel.collections
+        for box in [bar.get_paths()[0].get_extents()]
+        for left, right in [(box.x0, box.x1)]
+    ]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A trace file of a loader over a simulated device, and the spans that it was written of."""
+    loader = DataLoader.from_generator(capacity=2)
+    loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(6)), places=simulated_places(1)[0])
+    with trace(tmp_path / "trace.json") as spans:
+        for (batch,) in loader:
+            with span("compute"):
+                np.asarray(batch)
+    return tmp_path / "trace.json", spans
+
+
+def test_a_trace_file_is_read_as_it_was_recorded(recorded):
+    path, spans = recorded
+    read = read_trace(path)
+    assert len(read) == len(spans)
+    assert {(one.name, one.thread) for one in read} == {(one.name, one.thread) for one in spans}
+    for one, other in zip(read, sorted(spans, key=lambda one: one.start), strict=True):
+        assert abs(one.start - other.start) <= 1
+        assert abs(one.end - other.end) <= 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": 3}'])
+def test_a_file_that_is_no_trace_is_an_error_that_names_it(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(DataFileError, match=r"other\.json: expected a trace that gpuloader\.trace wrote"):
+        read_trace(tmp_path / "other.json")
+
+
+def test_a_trace_file_is_drawn(recorded, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    draw_trace(recorded[0], tmp_path / "trace.png", steps=3)
+    assert (tmp_path / "trace.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_each_row_has_its_bars_in_their_colours_and_milliseconds(panel):
+    from matplotlib.colors import to_rgba
+
+    assert draw_run(panel, RUN, 0, 5_000_000) == 1
+    assert [label.get_text() for label in panel.get_yticklabels()] == [
+        "consumer", "worker 1", "simulated:0, copy stream",
+    ]  # fmt: skip
+    assert sorted(bars(panel)) == [
+        (0, 2, 0, to_rgba(COLOURS["wait"])),
+        (0, 4, 1, to_rgba(COLOURS["fetch"])),
+        (1, 1, 2, to_rgba(COLOURS["copy"])),
+        (2, 3, 0, to_rgba(COLOURS["compute"])),
+    ]
+
+
+def test_what_lies_outside_the_window_is_cut_off(panel):
+    draw_run(panel, RUN, 1_500_000, 3_000_000)
+    assert sorted((left, width, row) for left, width, row, _ in bars(panel)) == [
+        (0, 0.5, 0), (0, 0.5, 2), (0, 1.5, 1), (0.5, 1, 0),
+    ]  # fmt: skip
+    assert panel.get_xlim() == (0, 1.5)
+
+
+def test_what_the_user_marks_as_computing_takes_the_place_of_the_step(panel):
+    from matplotlib.colors import to_rgba
+
+    draw_run(panel, [*RUN, Span("compute", "MainThread", 3_000_000, 4_000_000)], 0, 5_000_000)
+    computing = [one for one in bars(panel) if one[-1] == to_rgba(COLOURS["compute"])]
+    assert [one[:3] for one in computing] == [(3, 1, 0)]
+
+
+def test_the_legend_names_what_there_is(panel):
+    add_legend(panel.figure, RUN)
+    assert [text.get_text() for text in panel.figure.legends[0].get_texts()] == [
+        "fetch", "wait", "copy", "compute",
+    ]  # fmt: skip
+
+
+def test_a_run_of_a_step_or_none_is_shown_whole():
+    assert choose_window(RUN, steps=8) == (0, 5_000_000)
+    assert choose_window([], steps=8) == (0, 1)
