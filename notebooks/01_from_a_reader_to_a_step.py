@@ -2,6 +2,10 @@
 # jupyter:
 #   jupytext:
 #     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
 # ---
 
 # %% [markdown]
@@ -11,11 +15,14 @@
 # batch once into a slot, and hands it over on the place you name. The same cells run on a CPU and on a GPU.
 
 # %%
+import matplotlib.pyplot as plt
+import numpy as np
+
 import gpuloader
 from gpuloader.demo.linear import LinearModel
 from gpuloader.sources import mnist
 
-digits = mnist.sample()
+digits = mnist.sample()  # 5,000 digits that ship with the package
 digits.train.images.shape, digits.train.labels[:5]
 
 # %% [markdown]
@@ -26,44 +33,78 @@ digits.train.images.shape, digits.train.labels[:5]
 # %%
 reader = mnist.reader(digits.train, batch_size=100, seed=1)
 images, labels = next(iter(reader()))
-images.shape, labels.shape
+assert images.shape == (100, 784)
+assert labels.shape == (100, 1)
+
+# %%
+figure, panels = plt.subplots(1, 10, figsize=(9, 1.3), dpi=90, layout="constrained")
+for panel, image, label in zip(panels, images, labels, strict=False):
+    panel.imshow(image.reshape(28, 28), cmap="gray_r")
+    panel.set_title(f"{label[0]:.0f}")
+    panel.set_axis_off()
 
 # %% [markdown]
 # ## A loader
 #
-# `capacity` batches wait in its queue. Without a feed list a step is the flat list of arrays.
+# `capacity` batches wait in its queue. Without a feed list a step is the flat list of arrays. The place is
+# the first GPU there is, else the CPU; `places="cpu"` or `places="gpu:0"` decides.
 
 # %%
-loader = gpuloader.DataLoader.from_generator(capacity=8, return_list=True)
-loader.set_batch_generator(reader)  # places=... ; the default is the first GPU, else the CPU
+loader = gpuloader.DataLoader.from_generator(capacity=8, return_list=True).set_batch_generator(reader)
 
 # %% [markdown]
 # ## A step
 #
-# The arrays are NumPy's on a CPU and CuPy's on a GPU; the model computes with whichever it is given.
+# The arrays are NumPy's on a CPU and CuPy's on a GPU; the model computes with whichever it is given. Each
+# loop over the loader is an epoch, in a new order. A linear model that guesses the digit as a number is the
+# least that learns from a batch.
 
 # %%
 model = LinearModel()
-losses = [float(model.step(images, labels)) for images, labels in loader]
-print(f"first loss {losses[0]:.2f}, mean of the last ten {sum(losses[-10:]) / 10:.2f}")
-assert losses[-1] < losses[0]
+losses = [model.step(images, labels) for _ in range(5) for images, labels in loader]
+losses = np.array([float(loss) for loss in losses])  # only now does the host wait for a device
+print(f"first loss {losses[0]:.2f}, mean of the last epoch {losses[-40:].mean():.2f}")
+assert len(losses) == 5 * 40
+assert losses[-40:].mean() < 0.5 * losses[0]
+
+# %%
+figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
+panel.plot(losses, color="#4c78a8", linewidth=1.2)
+for epoch in range(1, 5):
+    panel.axvline(40 * epoch, color="#bbbbbb", linewidth=0.8)
+panel.axhline(digits.train.labels.var(), color="#f58518", linestyle="--")
+panel.text(199, digits.train.labels.var() + 0.5, "always guessing the mean", color="#b35c00", ha="right")
+panel.set(xlabel="step (lines: epochs)", ylabel="squared error", xlim=(0, 199), ylim=(0, None))
+panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # ## What you hold is yours
 #
-# A batch you keep is never overwritten: the loader lends you the slot until your last view of it is gone, and
-# delivers private copies once you hold many.
+# A batch you keep is never overwritten: the loader lends you the slot until your last view of it is gone,
+# and delivers private copies once you hold many. Here the first row of every batch of an epoch is kept as a
+# view, and compared with a copy that was taken when the batch came.
 
 # %%
-kept = [images[:1] for images, _ in loader]
-again = [images[:1].copy() for images, _ in loader]
-print(len(kept), "batches kept, each still its own:", len({float(image.sum()) for image in kept}) > 30)
+kept, copied = [], []
+for images, _ in loader:
+    kept.append(images[:1])
+    copied.append(images[:1].copy())
+assert all(bool((view == copy).all()) for view, copy in zip(kept, copied, strict=True))
+print(len(kept), "views kept, each still what it was")
 
 # %% [markdown]
 # ## Where the time went
+#
+# The consumer's day is `startup + wait + transfer + compute`; the reader's thread fetches and stages beside
+# it. `explain` says in words what bounds the loop.
 
 # %%
 stats = loader.stats()
-print(f"{stats.batches} batches, {stats.nbytes / 1e6:.0f} MB")
-for name in ("fetch", "stage", "wait", "transfer"):
+assert stats.batches == 6 * 40
+assert stats.slots > 8
+assert abs(stats.startup + stats.wait + stats.transfer + stats.compute - stats.seconds) < 1e-9
+print(f"{stats.batches} batches, {stats.nbytes / 1e6:.0f} MB, {stats.slots} slots")
+for name in ("startup", "wait", "transfer", "compute", "fetch", "stage"):
     print(f"{name:8} {getattr(stats, name) * 1e3:6.1f} ms")
+print()
+print(loader.explain())

@@ -1,0 +1,128 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Synchronous against asynchronous
+#
+# The same training twice: once reading and computing take turns, once a thread reads the next batches while
+# this one is computed on. What is learned must not depend on it, only when.
+#
+# The sample in the package is used, or the whole of MNIST where `GPULOADER_MNIST` names the file.
+
+# %%
+import os
+import time
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gpuloader
+from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.timeline import add_legend, choose_window, draw_run
+from gpuloader.sources import mnist
+
+digits = mnist.load(os.environ.get("GPULOADER_MNIST")).train
+print(f"{len(digits):,} digits")
+
+# %% [markdown]
+# A batch of digits that lie in memory is there in some 0.1 ms, and the linear model is as quick: too short
+# for a second thread to pay. So each read waits 2 ms here, as for a disk, and each step 2 ms, as for a
+# larger model.
+
+# %%
+WAIT = 0.002
+EPOCHS = 3 if len(digits) < 10_000 else 1
+
+
+def slowly(reader):
+    """Read as from a disk."""
+
+    def read():
+        for batch in reader():
+            time.sleep(WAIT)
+            yield batch
+
+    return read
+
+
+def train(asynchronous):
+    """Return the losses, the time it took, the loader, and who did what when."""
+    loader = gpuloader.DataLoader.from_generator(capacity=8, return_list=True, use_double_buffer=asynchronous)
+    loader.set_batch_generator(slowly(mnist.reader(digits, 100, seed=7)), places="cpu")
+    model, losses = LinearModel(), []
+    with gpuloader.trace() as spans:
+        for _ in range(EPOCHS):
+            for images, labels in loader:
+                losses.append(model.step(images, labels))
+                time.sleep(WAIT)
+    return np.array(losses), loader, spans
+
+
+runs = {
+    "synchronous": train(asynchronous=False),
+    "asynchronous": train(asynchronous=True),
+}
+
+# %% [markdown]
+# ## The losses are equal, bit for bit
+#
+# The order of the digits is a function of the seed alone, and the arrays hold the same bytes.
+
+# %%
+(one, _, _), (other, _, _) = runs.values()
+assert one.dtype == np.float32
+assert one.tobytes() == other.tobytes()
+
+figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
+panel.plot(one, color="#f58518", linewidth=5, alpha=0.5, label="synchronous")
+panel.plot(other, color="#1f3a5f", linewidth=1, label="asynchronous, on top of it")
+panel.set(xlabel="step", ylabel="squared error", xlim=(0, len(one) - 1), ylim=(0, None))
+panel.legend(frameon=False)
+panel.spines[["top", "right"]].set_visible(False)
+
+# %% [markdown]
+# ## The two timelines
+#
+# `gpuloader.trace` records who did what; the same spans go to a file for Perfetto when it is given a name.
+# Eight steps from the middle of the synchronous run, and as much time of the other.
+
+# %%
+figure, panels = plt.subplots(
+    2, 1, figsize=(9, 3.6), dpi=90, layout="constrained", gridspec_kw={"height_ratios": [1, 2]}
+)
+width = 0
+for panel, (name, (_, _, spans)) in zip(panels, runs.items(), strict=True):
+    start, end = choose_window(spans, steps=8)
+    width = width or end - start
+    steps = draw_run(panel, spans, start, start + width)
+    panel.set_title(f"{name}: {steps} steps", loc="left", fontsize=10)
+panels[0].set_xlabel("")
+add_legend(figure, spans)
+
+# %% [markdown]
+# Read synchronously, the consumer itself fetches, and all of that time is `wait`. Read asynchronously, the
+# fetching has a row of its own, that of the reader's thread, and no longer stands between two steps.
+
+# %%
+for name, (losses, loader, spans) in runs.items():
+    stats = loader.stats()
+    assert stats.batches == stats.steps == len(losses)
+    assert {one.thread for one in spans if one.name == "fetch"} == {
+        "MainThread" if name == "synchronous" else "gpuloader-reader"
+    }
+    print(
+        f"{name:13} {stats.seconds / stats.steps * 1e3:5.2f} ms a step, of which "
+        f"{stats.wait / stats.steps * 1e3:.2f} waiting and {stats.compute / stats.steps * 1e3:.2f} computing"
+    )
+synchronous, asynchronous = (loader.stats() for _, loader, _ in runs.values())
+assert synchronous.wait > synchronous.steps * WAIT * 0.5  # each read is waited for in full
+
+# %%
+print(runs["synchronous"][1].explain())

@@ -1,0 +1,190 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Many devices, on a CPU
+#
+# With several places a step is a list with one entry a place. Four places on a CPU behave as four GPUs do,
+# so what is shown here needs no GPU: how batches are dealt out or cut, what becomes of a remainder, and
+# that training on the parts is training on the whole.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+from gpuloader import DataLoader, TensorDataset, cpu_places
+from gpuloader.sources import mnist
+
+PLACES = cpu_places(4)
+COLOURS = ["#4c78a8", "#f58518", "#72b7b2", "#54417e"]
+
+# %% [markdown]
+# ## Batches in turn, or shards
+#
+# `split="batches"` gives each place a batch of its own, consecutive ones: a step takes four.
+# `split="shards"` cuts each batch into four equal parts: a step is one batch, whatever the number of
+# places.
+
+# %%
+dataset = TensorDataset(np.arange(48))
+options = {"batch_size": 8, "shuffle": True, "seed": 5}
+
+
+def values(entry):
+    """Return the numbers of one place's batch, whose only field they are."""
+    return np.asarray(entry[0])
+
+
+alone = [values(batch) for batch in DataLoader(dataset, places="cpu", **options)]
+dealt = {
+    split: [
+        [values(entry) for entry in step]
+        for step in DataLoader(dataset, places=PLACES, split=split, **options)
+    ]
+    for split in ("batches", "shards")
+}
+
+flat = [part for step in dealt["batches"] for part in step]
+assert all((part == batch).all() for part, batch in zip(flat, alone, strict=True))
+assert [len(step) for step in dealt["batches"]] == [4, 2]  # six batches: the last step is not whole
+
+assert [[len(part) for part in step] for step in dealt["shards"]] == [[2, 2, 2, 2]] * 6
+assert all((np.concatenate(step) == batch).all() for step, batch in zip(dealt["shards"], alone, strict=True))
+
+# %% [markdown]
+# Both are in the order of one place. Each cell is a sample, with its index; each colour is a place, each
+# row a step.
+
+
+# %%
+def show(panel, steps, title, masks=None):
+    """Draw each step as a row of samples, coloured by their place."""
+    most = max(len(part) for step in steps for part in step)
+    for row, step in enumerate(steps):
+        for place, part in enumerate(step):
+            for at, value in enumerate(part):
+                left = place * (most + 0.4) + at
+                counts = masks is None or masks[row][place][at]
+                panel.barh(
+                    row, 0.9, 0.8, left, color=COLOURS[place] if counts else "white", edgecolor=COLOURS[place]
+                )
+                panel.text(
+                    left + 0.45, row, value, ha="center", va="center", fontsize=7,
+                    color="white" if counts and place in (0, 3) else "black",
+                )  # fmt: skip
+    panel.set_title(title, loc="left", fontsize=10)
+    panel.set_yticks(range(len(steps)), [f"step {row}" for row in range(len(steps))])
+    panel.set_ylim(len(steps) - 0.4, -0.6)
+    panel.set_xticks([])
+    panel.spines[:].set_visible(False)
+    panel.tick_params(length=0)
+
+
+def name_places(figure):
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS]
+    names = [f"place {n}" for n in range(4)]
+    figure.legend(handles, names, loc="outside upper right", ncols=4, frameon=False)
+
+
+figure, panels = plt.subplots(
+    2, 1, figsize=(9, 3.8), dpi=90, layout="constrained", gridspec_kw={"height_ratios": [2, 6]}
+)
+for panel, (split, steps) in zip(panels, dealt.items(), strict=True):
+    show(panel, steps, f'split="{split}"')
+    panel.set_xlim(0, 33.4)
+name_places(figure)
+
+# %% [markdown]
+# ## What does not divide evenly
+#
+# Of 21 samples in batches of 8 the last batch holds 5, and 5 over 4 places is an error unless you say what
+# you want: `"drop"` what is too much, or `"pad"`: a part that is too short repeats its last sample, and a
+# mask of the samples that count comes as last entry, so that a sum over them is what it would have been.
+
+# %%
+few = TensorDataset(np.arange(21))
+shards = {"places": PLACES, "batch_size": 8, "split": "shards"}
+
+try:
+    list(DataLoader(few, **shards))
+except ValueError as error:
+    print(error)
+else:
+    raise AssertionError("a remainder went unnoticed")
+
+dropped = [[values(entry) for entry in step] for step in DataLoader(few, remainder="drop", **shards)]
+padded, masks = [], []
+for step in DataLoader(few, remainder="pad", **shards):
+    padded.append([np.asarray(numbers) for numbers, _ in step])
+    masks.append([np.asarray(mask) for _, mask in step])
+
+assert np.concatenate([np.concatenate(step) for step in dropped]).tolist() == list(range(20))
+everything = np.concatenate([part for step in padded for part in step])
+counting = np.concatenate([mask for step in masks for mask in step]).astype(bool)
+assert everything[counting].tolist() == list(range(21))
+
+# %%
+figure, panels = plt.subplots(2, 1, figsize=(9, 2.8), dpi=90, layout="constrained")
+show(panels[0], dropped, 'remainder="drop"')
+show(panels[1], padded, 'remainder="pad" (hollow: repeated, the mask is 0)', masks)
+name_places(figure)
+
+# %% [markdown]
+# ## Training on four places
+#
+# Data parallel by hand: each place computes the gradient of its part, the sums are added, and all
+# parameters move together. The mask makes the repeated samples count nothing. Beside it the same model on
+# one place.
+
+# %%
+digits = mnist.sample().train
+train = TensorDataset(digits.images[:3990], digits.labels[:3990].astype(np.float32)[:, None])
+common = {"batch_size": 100, "shuffle": True, "seed": 2}
+RATE = 0.001
+
+
+def slopes(images, labels, weight, counts):
+    """Return sums over the samples that count: squared errors, and their gradient."""
+    errors = (images @ weight - labels) * counts
+    return float((errors**2).sum(dtype=np.float64)), 2 * images.T.astype(np.float64) @ errors
+
+
+def fit(steps):
+    """Train on steps, each a list of (images, labels, mask); return the losses and parameters."""
+    weight, losses = np.zeros((784, 1)), []
+    for step in steps:
+        parts = [slopes(images, labels, weight, mask[:, None]) for images, labels, mask in step]
+        count = sum(int(mask.sum()) for _, _, mask in step)
+        losses.append(sum(loss for loss, _ in parts) / count)
+        weight -= RATE * sum(gradient for _, gradient in parts) / count
+    return np.array(losses), weight
+
+
+one, one_weight = fit(
+    [(images, labels, np.ones(len(images)))] for images, labels in DataLoader(train, places="cpu", **common)
+)
+four, four_weight = fit(DataLoader(train, places=PLACES, split="shards", remainder="pad", **common))
+
+assert len(one) == len(four) == 40  # the last batch of 90 is padded to 4 x 23
+print(f"largest difference of a loss: {np.abs(one - four).max():.1e}")
+assert np.allclose(one, four, rtol=1e-9)
+assert np.allclose(one_weight, four_weight, rtol=1e-9)
+
+# %% [markdown]
+# The samples are the same, bit for bit; the losses agree to the rounding of sums that were added in another
+# order.
+
+# %%
+figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
+panel.plot(one, color="#f58518", linewidth=5, alpha=0.5, label="one place")
+panel.plot(four, color="#1f3a5f", linewidth=1, label="four places, on top of it")
+panel.set(xlabel="step", ylabel="squared error", xlim=(0, 39), ylim=(0, None))
+panel.legend(frameon=False)
+panel.spines[["top", "right"]].set_visible(False)

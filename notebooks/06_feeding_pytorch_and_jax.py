@@ -1,0 +1,157 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Feeding PyTorch and JAX
+#
+# `output='torch'` or `'jax'` makes a batch of that framework's own tensors, in the memory the loader has
+# written: no second copy. Cells of a framework that is not installed say so and are passed over.
+
+# %%
+import importlib.util
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from gpuloader import DataLoader, TensorDataset
+from gpuloader.sources import mnist
+
+HAVE = {name: importlib.util.find_spec(name) is not None for name in ("torch", "jax")}
+for name, there in HAVE.items():
+    print(name, "is here" if there else f"is not installed: its cells do nothing (pip install {name})")
+
+digits = mnist.sample().train
+dataset = TensorDataset(digits.images, digits.labels.astype(np.float32)[:, None])
+options = {"places": "cpu", "batch_size": 100, "shuffle": True, "seed": 4}
+
+# %% [markdown]
+# ## Where a batch lies
+#
+# All fields of a batch lie in one slot, one behind the other, each at a multiple of 256 bytes. So the
+# address of the labels follows from that of the images, and a few addresses come again and again. Both are
+# seen in the pointers that the frameworks themselves report.
+
+# %%
+POINTERS = {
+    "numpy": lambda array: array.ctypes.data,
+    "torch": lambda tensor: tensor.data_ptr(),
+    "jax": lambda array: array.unsafe_buffer_pointer(),
+}
+IMAGES = 100 * 784 * 4
+BEHIND = -(-IMAGES // 256) * 256  # where the labels begin
+SLOT = BEHIND + -(-100 * 4 // 256) * 256
+
+pointers = {}
+for output in ["numpy", *(name for name in HAVE if HAVE[name])]:
+    loader = DataLoader(dataset, output=output, **options)
+    places = []
+    for images, labels in loader:
+        places.append((POINTERS[output](images), POINTERS[output](labels)))
+    slots = loader.stats().slots
+    starts = {image for image, _ in places}
+    assert {label - image for image, label in places} == {BEHIND}  # one slot, two fields
+    assert len(starts) <= slots < len(places) == 40  # and the slots go round
+    assert {(start - min(starts)) % SLOT for start in starts} == {0}  # in the loader's own memory
+    pointers[output] = places
+    print(f"{output:5} {type(images).__module__.split('.')[0]:6} 40 batches at {len(starts)} addresses")
+
+# %% [markdown]
+# The first twelve batches of each, as they lie in memory: the wide bars are images, the tips labels.
+
+# %%
+figure, panels = plt.subplots(
+    1, len(pointers), figsize=(9, 2.9), dpi=90, layout="constrained", sharey=True, squeeze=False
+)
+panels[0, 0].set(ylabel="step", ylim=(11.6, -0.6))
+for panel, (output, places) in zip(panels[0], pointers.items(), strict=True):
+    first = min(image for image, _ in places)
+    for step, (image, label) in enumerate(places[:12]):
+        panel.barh(step, IMAGES / 1024, 0.8, (image - first) / 1024, color="#4c78a8")
+        panel.barh(step, 8, 0.8, (label - first) / 1024, color="#f58518")
+    panel.set_title(f'output="{output}"', loc="left", fontsize=10)
+    panel.set_xlabel("KiB from the first slot")
+    panel.spines[["top", "right"]].set_visible(False)
+
+# %% [markdown]
+# ## The same training in each
+#
+# One linear layer on the squared error: by NumPy here, by autograd there. On a GPU the loader has the
+# framework's own stream wait for the copy, so nothing below would change but the place.
+
+# %%
+RATE = 0.001
+losses = {"numpy": []}
+weight = np.zeros((784, 1), np.float32)
+for images, labels in DataLoader(dataset, **options):
+    errors = images @ weight - labels
+    losses["numpy"].append(float((errors**2).mean()))
+    weight -= RATE * 2 / len(errors) * (images.T @ errors)
+
+# %%
+if HAVE["torch"]:
+    import torch
+
+    torch.set_num_threads(1)
+    layer = torch.nn.Linear(784, 1, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=RATE)
+    losses["torch"] = []
+    for images, labels in DataLoader(dataset, output="torch", **options):
+        loss = torch.nn.functional.mse_loss(layer(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses["torch"].append(loss.item())
+    assert np.allclose(losses["torch"], losses["numpy"], rtol=1e-3)
+
+# %%
+if HAVE["jax"]:
+    import jax
+
+    @jax.jit
+    def step(weight, images, labels):
+        """Return the next parameters, and the loss before."""
+
+        def squares(weight):
+            return ((images @ weight - labels) ** 2).mean()
+
+        loss, slope = jax.value_and_grad(squares)(weight)
+        return weight - RATE * slope, loss
+
+    parameters, losses["jax"] = jax.numpy.zeros((784, 1)), []
+    for images, labels in DataLoader(dataset, output="jax", **options):
+        parameters, loss = step(parameters, images, labels)
+        losses["jax"].append(loss)  # no float() here: that would wait for the step
+    losses["jax"] = [float(loss) for loss in losses["jax"]]
+    assert np.allclose(losses["jax"], losses["numpy"], rtol=1e-3)
+
+# %%
+figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
+styles = {"numpy": ("#f58518", 6, 0.4), "torch": ("#4c78a8", 2.5, 1), "jax": ("#111111", 0.8, 1)}
+for name, curve in losses.items():
+    colour, width, alpha = styles[name]
+    panel.plot(curve, color=colour, linewidth=width, alpha=alpha, label=name)
+panel.set(xlabel="step", ylabel="squared error", xlim=(0, 39), ylim=(0, None))
+panel.legend(frameon=False)
+panel.spines[["top", "right"]].set_visible(False)
+
+# %% [markdown]
+# ## A tensor holds its slot
+#
+# What you hold is yours in every framework: the slot is lent until the tensor, and whatever shares its
+# memory, is gone.
+
+# %%
+for output in pointers:
+    loader = DataLoader(dataset, output=output, **options)
+    kept = [images[:2] for images, _ in loader]
+    again = [np.array(images[:2]) for images, _ in DataLoader(dataset, **options)]
+    assert all((np.asarray(view) == copy).all() for view, copy in zip(kept, again, strict=True))
+print("kept in", ", ".join(pointers), "and never overwritten")
