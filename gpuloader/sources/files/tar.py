@@ -6,15 +6,20 @@ import itertools
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, BinaryIO
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, missing_package
+from gpuloader.errors import DataFileError, LoaderError, missing_package
 from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
 
 SAMPLES = 64
 """Samples read at a time, at most, where there is no shuffle buffer."""
+
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}
+"""How packed files begin, whatever their names, and what unpacks them; not every Python has all three."""
 
 
 class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
@@ -118,14 +123,16 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
 
         url = self._urls[shard]
         with open_source(url, self._attempts, buffered=True) as file:
-            _check_end(file, url)
-            samples = group_by_keys(tar_file_expander([{"url": url, "stream": file}]))
             try:
-                for _ in itertools.islice(samples, skip):
-                    pass
-                while piece := list(itertools.islice(samples, SAMPLES)):
-                    yield piece
-            except (tarfile.TarError, EOFError, ValueError) as error:
+                with _unpacked(file, url) as stream:
+                    samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
+                    for _ in itertools.islice(samples, skip):
+                        pass
+                    while piece := list(itertools.islice(samples, SAMPLES)):
+                        yield piece
+            except (LoaderError, MemoryError):
+                raise
+            except Exception as error:  # of tarfile, or of whatever unpacks it
                 raise DataFileError(
                     f"it is truncated or no tar file: {error.args[0] if error.args else error!r}", file=url
                 ) from error
@@ -134,14 +141,25 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         return list(itertools.chain.from_iterable(pieces))
 
 
-def _check_end(file: BinaryIO, url: str) -> None:
-    """Raise `DataFileError` where a tar file lacks its end: cut between members it would pass for whole."""
-    if not url.endswith(".tar"):
-        return  # compressed, where a cut does not go unnoticed
+@contextmanager
+def _unpacked(file: BinaryIO, url: str) -> Iterator[Any]:
+    """Give a tar file as it is once it is unpacked; where it was cut is an error.
+
+    By tarfile a cut passes for the end, between members and in what is packed.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - tarfile.BLOCKSIZE, 0))
-    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+    whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+    file.seek(0)
+    head = file.read(max(map(len, _PACKED)))
+    file.seek(0)  # in the buffer still
+    for magic, module in _PACKED.items():
+        if head.startswith(magic):
+            with import_module(module).open(file) as stream:
+                yield stream
+            return
+    if not whole:
         raise DataFileError(
             "it is truncated or no tar file: the block of zeros at its end is missing", file=url
         )
-    file.seek(0)
+    yield file

@@ -1,7 +1,10 @@
 """Tar shards, as the webdataset package reads them."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import tarfile
 
 import numpy as np
@@ -97,6 +100,39 @@ def test_a_bad_file_is_an_error(folder, body):
     path.write_bytes(body(path.read_bytes()))
     with pytest.raises(DataFileError, match="it is truncated or no tar file") as caught:
         list(load(folder))
+    assert caught.value.file == str(path)
+
+
+def gzipped(body, keep):
+    packed = gzip.compress(body)
+    return packed[: int(len(packed) * keep)]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
+    path = folder / "003.tar"
+    path.write_bytes(pack(path.read_bytes()))
+    found = [label for batch in load(folder) for label in check(batch)]
+    assert sorted(found) == list(range(SHARDS * SAMPLES))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda body: gzipped(body, 0.5),
+        lambda body: gzipped(body, 0.9),
+        lambda body: bz2.compress(body)[:-200],
+        lambda body: lzma.compress(body)[:-200],
+        lambda body: gzip.compress(body)[:40] + b"junk" + gzip.compress(body)[44:],
+        lambda body: body[:8192],
+    ],
+    ids=["half", "most", "bz2", "xz", "damaged", "unpacked"],
+)
+def test_a_shard_that_was_cut_loses_no_sample_unnoticed(folder, body):
+    path = folder / "003.tar.gz"
+    path.write_bytes(body((folder / "003.tar").read_bytes()))
+    with pytest.raises(DataFileError, match="it is truncated or no tar file") as caught:
+        list(TarDataset(path, decode))
     assert caught.value.file == str(path)
 
 
