@@ -286,6 +286,9 @@ class _Writer:
             with _told(title, name):
                 operation = transform.bind(specs)
                 outputs = tuple(self._add(spec) for spec in operation.outputs)
+            if any(self._fields[one].dtype.hasobject for one in outputs):
+                # Their addresses would outlive them in a slot, and be another process's.
+                raise SampleError(f"{title} computes Python objects: a batch holds numbers", field=name)
             self._steps.append(Step(operation, inputs, outputs, name, title))
             self._present[name] = outputs
         delivered = [one for name in self._names for one in self._present[name]]

@@ -225,6 +225,17 @@ class TestErrors:
         with pytest.raises(SampleError, match="field 'label': Wide raised ValueError: could not broadcast"):
             self.run(Wide(""))
 
+    def test_of_what_is_no_number(self, draws):
+        """A slot holds bytes; those of Python objects are addresses, good for nothing later on."""
+
+        class Objects(Raising):
+            @property
+            def outputs(self):
+                return (((4,), np.dtype(object)),)
+
+        with pytest.raises(SampleError, match="field 'label': Objects computes Python objects"):
+            self.run(Objects(""))
+
     def test_of_a_field_that_is_not_there(self, draws):
         for name in ("lable", "words.values", ""):
             with pytest.raises(
