@@ -8,6 +8,7 @@ readers do not see, says what it takes beyond the `dev` extra::
 Where that is missing, the block is compiled and left out.
 """
 
+import builtins
 import doctest
 import gc
 import importlib.util
@@ -219,15 +220,24 @@ def test_the_tests_that_the_pages_name_exist():
                 assert re.search(rf"^ *(?:class|def) {name}\b", (ROOT / file).read_text(), re.MULTILINE), name
 
 
+OWN_ERRORS = {
+    name
+    for name, found in vars(errors).items()
+    if inspect.isclass(found) and issubclass(found, errors.LoaderError)
+}
+
+
 def test_every_error_has_its_place_among_the_faults():
     page = (ROOT / "docs/guides/faults.md").read_text()
-    told = set(re.findall(r"^### ([A-Z]\w+)", page, re.MULTILINE))
-    own = {
-        name
-        for name, found in vars(errors).items()
-        if inspect.isclass(found) and issubclass(found, errors.LoaderError)
-    }
-    assert told == own
+    assert set(re.findall(r"^### ([A-Z]\w+)", page, re.MULTILINE)) == OWN_ERRORS
+
+
+def test_the_tree_of_errors_is_the_one_there_is():
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    tree = dict(re.findall(r"── (\w+)(?: +also an? (\w+))?", page))
+    assert set(tree) == OWN_ERRORS - {"LoaderError"}
+    for name, builtin in tree.items():
+        assert not builtin or issubclass(getattr(errors, name), getattr(builtins, builtin)), name
 
 
 def first_column(path, heading):
