@@ -124,7 +124,7 @@ def draw_trace(trace: str | os.PathLike[str], path: Path, *, steps: int = 8) -> 
     start, end = choose_window(spans, steps)
     figure = Figure(figsize=(11, 1.1 + 0.45 * len(sort_rows(spans))), dpi=120, layout="constrained")
     draw_run(figure.subplots(), spans, start, end)
-    add_legend(figure, spans)
+    add_legend(figure, (one for one in spans if one.end > start and one.start < end))
     figure.savefig(path)
 
 
