@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import LoaderError, SampleError
 
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
@@ -258,7 +258,9 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
         raise SampleError("expected numbers, got None; does the reader yield every field of every sample?")
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError) as error:
+    except (LoaderError, MemoryError):
+        raise
+    except Exception as error:  # whatever another library's `__array__` raises
         raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
     if array.dtype.kind in "US":
         try:

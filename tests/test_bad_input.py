@@ -38,7 +38,18 @@ def consume(loader):
     return steps, caught.value
 
 
+class Attached:
+    """As a tensor that requires a gradient."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("use detach() first")
+
+
 SAMPLES = {
+    "an array that raises": (
+        (Attached(), 1),
+        "field 'image': expected an array of numbers, got Attached: use detach",
+    ),
     "none": (None, "expected a tuple with one value a field, got NoneType"),
     "dict": ({"image": 1}, "expected a tuple with one value a field, got dict"),
     "set": ({1, 2}, "expected a tuple with one value a field, got set"),
