@@ -47,7 +47,7 @@ def touch(batch: Any) -> object:
     return (first[0] if isinstance(first, list) else first).item(0)
 
 
-_WAYS = {"from_generator, async": True, "from_generator, sync": False}
+_WAYS = {"generator, async": True, "generator, sync": False}
 
 
 def _load(case: Case, dataset: Any, count: int = 0, **options: Any) -> Any:
