@@ -107,4 +107,4 @@ print(f"{stats.batches} batches, {stats.nbytes / 1e6:.0f} MB, {stats.slots} slot
 for name in ("startup", "wait", "transfer", "compute", "fetch", "stage"):
     print(f"{name:8} {getattr(stats, name) * 1e3:6.1f} ms")
 print()
-print(loader.explain())
+print(loader.explain().summary)

@@ -106,7 +106,7 @@ STEPS = 30
 
 
 def watch(keep):
-    """Return address of each batch, slots in use after each step, and the loader's slots."""
+    """Return the address of each batch, the slots in use at each step, and how many there are."""
     loader = load(num_workers=2, worker_type="thread")
     addresses, in_use, kept = [], [], []
     for step, (images, _) in enumerate(loader):
@@ -128,7 +128,7 @@ for name, (addresses, in_use, slots) in {"let go": let_go, "kept": kept}.items()
 
 assert len(set(let_go[0])) <= let_go[2]  # slots alone
 assert len(set(kept[0])) == STEPS  # every batch lies by itself ...
-assert max(kept[1]) <= kept[2]  # ... and yet the ring has not grown
+assert kept[2] == let_go[2]  # ... and yet there are no more slots than before
 
 # %% [markdown]
 # Which of the kept ones are slots, and which are copies? Slots lie in one mapping, at equal distances;
@@ -137,9 +137,7 @@ assert max(kept[1]) <= kept[2]  # ... and yet the ring has not grown
 
 # %%
 nbytes = 10 * 32 * 32 * 4
-slot = (
-    nbytes + 256
-)  # a field begins at a multiple of 256 bytes: here are the pictures, behind them the 10 numbers
+slot = nbytes + 256  # fields begin at multiples of 256 bytes: the pictures, and behind them 10 numbers
 addresses = np.sort(let_go[0])
 assert ((addresses - addresses[0]) % slot == 0).all()
 distances = np.abs(kept[0] - kept[0][0])
@@ -200,8 +198,9 @@ assert numbers == list(range(len(numbers)))
 # `explain` says what was tried, what was chosen, and what bounds the loop now.
 
 # %%
-print(loader.explain())
-assert "2 workers" in str(loader.explain())
+explanation = loader.explain()
+print(explanation.summary, *explanation.notes, sep="\n")
+assert "2 workers" in str(explanation)
 
 # %%
 figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
