@@ -41,7 +41,7 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
     ValueError
         An option that makes no sense here.
     DataFileError
-        While reading: a column of numbers has a null; names it.
+        While reading: a column of numbers has a null, or one of text what is no UTF-8; names it.
 
     Examples
     --------
@@ -89,9 +89,9 @@ class RayShard(IterableDataset[dict[str, Any]]):
     def iter_blocks(self, size: int) -> Iterator[Block]:
         """Yield the samples `size` at a time, in columns; the last block is shorter."""
         # Only now: it is for those alone who have Ray.
-        from gpuloader.sources.files.arrow import check_nulls, columns_of
+        from gpuloader.sources.files.arrow import check_values, columns_of
 
         for table in self._shard.iter_batches(batch_size=size, batch_format="pyarrow"):
             if len(table):  # of a shard without rows Ray gives an empty one
-                check_nulls(table)
+                check_values(table)
                 yield Block([Part(columns_of(table), slice(0, len(table)))])

@@ -105,6 +105,14 @@ def test_arrays_of_numpy_and_rays_own_tensors(ray):
 
 
 @pytest.mark.ray
+def test_tensors_whose_shapes_vary_are_arrays_one_by_one(ray):
+    rows = [{"image": np.full((2, width), width, np.float32)} for width in (1, 2, 3)]
+    loader = gpuloader.from_ray(ray.data.from_items(rows), batch_size=3, places="cpu", collate_fn=list)
+    (batch,) = loader
+    assert sorted(sample["image"].shape for sample in batch) == [(2, 1), (2, 2), (2, 3)]
+
+
+@pytest.mark.ray
 def test_what_makes_no_sense_is_refused(dataset):
     with pytest.raises(TypeError, match="expected a shard or data set of Ray Data, got list"):
         gpuloader.from_ray([1, 2], batch_size=2)

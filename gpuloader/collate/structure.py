@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuloader.errors import SampleError
 from gpuloader.ragged import Ragged
+from gpuloader.sources.block import WholeList
 from gpuloader.spec import is_stageable
 
 
@@ -188,6 +189,8 @@ def _node(value: Any, name: str, whole: Collection[str], staged: Callable[[Any],
     if isinstance(value, list | tuple):
         if name in whole:
             return Leaf(name, True)
+        if isinstance(value, WholeList):
+            return Leaf(name or "0", False)
         children = tuple(_node(entry, _join(name, at), whole, staged) for at, entry in enumerate(value))
         return Branch(type(value), None, children, name)
     return Leaf(name or "0", staged(value))

@@ -20,6 +20,10 @@ Rows = slice | NDArray[np.int64]
 """Which rows of a column: a slice with a start and a stop and no step, or their numbers, all 0 or more."""
 
 
+class WholeList(list[Any]):
+    """A list that is one value of a sample, and is not taken apart into a field an element."""
+
+
 class Objects(Protocol):
     """A column of values that are no arrays of numbers."""
 

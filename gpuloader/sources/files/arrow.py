@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import DataFileError
+from gpuloader.errors import DataFileError, describe_error
 from gpuloader.ragged import Ragged
-from gpuloader.sources.block import Column, Rows
+from gpuloader.sources.block import Column, Rows, WholeList
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,14 +19,36 @@ if TYPE_CHECKING:
 class ArrowObjects:
     """A column of text, or of whatever else is no number: Python objects once its rows are taken."""
 
-    def __init__(self, values: pa.Array) -> None:
+    def __init__(self, values: pa.Array, name: str) -> None:
         self._values = values
+        self._name = name
+        self._is_nested = values.type.num_fields > 0
 
     def take(self, rows: Rows) -> list[Any]:
-        """Return the values of some rows, as Arrow makes them into Python objects."""
+        """Return the values of some rows, as Arrow makes them into Python objects.
+
+        Raises
+        ------
+        DataFileError
+            Python has no object for one: a date beyond the year 9999, for one.
+        """
         chosen = self._values[rows] if isinstance(rows, slice) else self._values.take(rows)
-        listed: list[Any] = chosen.to_pylist()
-        return listed
+        try:
+            listed: list[Any] = chosen.to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise DataFileError(
+                f"a value of type {self._values.type} cannot be made into an object of Python, "
+                f"{describe_error(error)}; write it as another type, or leave the column out",
+                column=self._name,
+            ) from error
+        return [_keep_lists(value) for value in listed] if self._is_nested else listed
+
+
+def _keep_lists(value: Any) -> Any:
+    """Return a value whose lists stay whole: another row's may be longer."""
+    if isinstance(value, dict):
+        return {name: _keep_lists(entry) for name, entry in value.items()}
+    return WholeList(value) if isinstance(value, list) else value
 
 
 def columns_of(table: pa.Table) -> Mapping[str, Column]:
@@ -34,7 +56,7 @@ def columns_of(table: pa.Table) -> Mapping[str, Column]:
 
     Numbers and booleans become arrays (booleans by a copy: Arrow has eight in a byte), lists and tensors of
     fixed shape arrays of more dimensions, lists of numbers of varying length a `Ragged`; anything else stays
-    what it is, and becomes Python objects row by row. There must be no `find_null`.
+    what it is, and becomes Python objects row by row. `check_values` is to have found nothing.
 
     Parameters
     ----------
@@ -50,20 +72,22 @@ def columns_of(table: pa.Table) -> Mapping[str, Column]:
     (array([1, 2]), ['b'], array([0, 2, 3]))
     """
     return {
-        name: _column(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks())
+        name: _column(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks(), name)
         for name, values in zip(table.column_names, table.columns, strict=True)
     }
 
 
-def check_nulls(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
-    """Raise `DataFileError` where a column of numbers has a null, for which there is no number.
+def check_values(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
+    """Raise `DataFileError` where a column of numbers has a null, or one of text has what is no UTF-8.
 
     >>> import pytest
     >>> pa = pytest.importorskip("pyarrow")
-    >>> check_nulls(pa.table({"label": [1, None]}), file="a.parquet", row_group=3)
+    >>> check_values(pa.table({"label": [1, None]}), file="a.parquet", row_group=3)
     Traceback (most recent call last):
     gpuloader.errors.DataFileError: a.parquet, row group 3, column 'label': 1 of 2 values is null, ...
     """
+    from pyarrow import ArrowInvalid
+
     for name, column in zip(table.column_names, table.columns, strict=True):
         count = sum(map(_count_nulls, column.chunks))
         if count:
@@ -74,6 +98,11 @@ def check_nulls(table: pa.Table, *, file: str | None = None, row_group: int | No
                 row_group=row_group,
                 column=name,
             )
+        try:
+            column.validate(full=True)
+        except ArrowInvalid as error:
+            problem = f"{error}; write what is not text as binary, or leave the column out"
+            raise DataFileError(problem, file=file, row_group=row_group, column=name) from error
 
 
 def _count_nulls(values: pa.Array) -> int:
@@ -97,13 +126,13 @@ def _inside(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if hasattr(values.type, "index_type") else values.flatten()
 
 
-def _column(values: pa.Array) -> Column:
+def _column(values: pa.Array, name: str) -> Column:
     if _is_list(values.type) and _is_number(values.type.value_type):
         splits = values.offsets.to_numpy().astype(np.int64)
         return Ragged(_numbers(values.flatten()), (splits - splits[0],))
     shape, inner = _fixed_shape(values.type)
     if not _is_number(inner):
-        return ArrowObjects(values)
+        return ArrowObjects(values, name)
     count = len(values)
     while not _is_number(values.type):
         values = _inside(values)
@@ -117,8 +146,9 @@ def _fixed_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
     storage = getattr(kind, "storage_type", None)
     shape = getattr(kind, "shape", None)  # of a tensor's type, Arrow's own or Ray's
     axes = getattr(kind, "permutation", None) or ()
-    if storage is not None and shape is not None and list(axes) == sorted(axes):
-        return tuple(shape), storage.value_type
+    held = getattr(storage, "value_type", None)  # none where the tensors are of varying shape
+    if held is not None and shape is not None and list(axes) == sorted(axes):
+        return tuple(shape), held
     sizes: list[int] = []
     if types.is_dictionary(kind):
         kind = kind.value_type

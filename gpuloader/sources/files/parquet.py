@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, LoaderError, missing_package
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.files.arrow import check_nulls, columns_of
+from gpuloader.sources.files.arrow import check_values, columns_of
 from gpuloader.sources.files.opening import ATTEMPTS, as_urls, is_remote, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.worker_info import get_worker_info
@@ -36,7 +36,8 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
 
     Numbers and booleans go from Arrow's memory into the loader's slots column by column, lists of fixed
     length and tensors as arrays of more dimensions. Lists of numbers of varying length are for the loader's
-    `ragged` or `pad`. Text, dates and whatever else become Python objects.
+    `ragged` or `pad`. Text, dates, lists of them and whatever else become Python objects, one a row; of a
+    struct each field does for itself, numbers again as arrays.
 
     Memory: a worker holds the columns of a row group as they are stored, and about 1 MiB of decoded rows;
     with a `shuffle_buffer` so many decoded rows more, twice while they are put together: of 65,536 rows of 64
@@ -73,7 +74,8 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         A file cannot be read.
     DataFileError
         One is truncated, is no Parquet file, lacks a column, or has another schema than the first; while
-        reading, a row group is damaged or has a null among its numbers. Names file, row group and column.
+        reading, a row group is damaged, has a null among its numbers or text that is no UTF-8, or the file
+        has changed. Names file, row group and column.
 
     Examples
     --------
@@ -110,7 +112,9 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         for url, (schema, _) in zip(self._urls, footers, strict=True):
             _check_schema(self.schema, schema, url, self._urls[0])
         self._groups = [
-            (file, group) for file, (_, counts) in enumerate(footers) for group in range(len(counts))
+            (file, group, count)
+            for file, (_, counts) in enumerate(footers)
+            for group, count in enumerate(counts)
         ]
         self.rows = sum(sum(counts) for _, counts in footers)
 
@@ -139,23 +143,28 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
     def _read(self, shard: int, skip: int) -> Iterator[Any]:
         from pyarrow import Table
 
-        number, group = self._groups[shard]
+        number, group, count = self._groups[shard]
         # Workers are so many already; one thread reads a row group's columns at the same time.
         threads = get_worker_info() is None
         with _opened(self._urls[number], self._attempts, group) as file:
+            if group >= file.num_row_groups or file.metadata.row_group(group).num_rows != count:
+                raise DataFileError(
+                    "it has changed since the data set was made; make a new one", file=self._urls[number]
+                )
             rows = _count_rows_at_once(file.metadata.row_group(group), self.schema.names)
             for batch in file.iter_batches(rows, [group], self.schema.names, use_threads=threads):
                 rest = batch[min(skip, len(batch)) :]
                 skip -= len(batch) - len(rest)
                 if len(rest):
                     piece = Table.from_batches([rest])
-                    check_nulls(piece, file=self._urls[number], row_group=group)
+                    check_values(piece, file=self._urls[number], row_group=group)
                     yield piece
 
     def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
         from pyarrow import concat_tables
 
-        return columns_of(concat_tables(pieces))
+        # Whether a column may have nulls is not the same in all files: none of them has.
+        return columns_of(concat_tables(pieces, promote_options="default"))
 
 
 @contextmanager
@@ -191,10 +200,14 @@ def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Sc
     """Return the part of a schema that is read."""
     from pyarrow import schema as make_schema
 
+    if not schema.names:
+        raise DataFileError("there are no columns", file=url)
     names = schema.names if columns is None else list(columns)
     for name in names:
         if name not in schema.names:
             raise DataFileError(f"there is no such column; there are {schema.names}", file=url, column=name)
+        if schema.names.count(name) > 1:
+            raise DataFileError("several columns have this name; choose others", file=url, column=name)
     if len(set(names)) < len(names) or not names:
         raise ValueError(f"columns must be different names, one or more, got {names}")
     return make_schema([schema.field(name) for name in names])

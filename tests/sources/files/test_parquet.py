@@ -9,42 +9,21 @@ import textwrap
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, ParquetDataset, SourceError
+from gpuloader import DataLoader, ParquetDataset, SourceError
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.block import Block
 from gpuloader.sources.files import parquet
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
+from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, write_files
 from tests.sources.files.serving import serve
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
-def make_table(start, stop, **columns):
-    numbers = np.arange(start, stop)
-    pixels = pa.array(np.repeat(numbers, 6).astype(np.float32))
-    return pa.table(
-        {
-            "label": numbers,
-            "image": pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pixels, 3), 2),
-            "even": numbers % 2 == 0,
-            "name": [f"sample {number}" for number in numbers],
-            "words": [[number] * (number % 3) for number in numbers],
-            **columns,
-        }
-    )
-
-
 @pytest.fixture
 def files(tmp_path):
-    """Two files, 100 rows in groups of 8."""
-    for number in range(2):
-        table = make_table(number * 50, number * 50 + 50)
-        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=8)
-    return [tmp_path / f"{number}.parquet" for number in range(2)]
-
-
-COLUMNS = ["label", "image", "even", "name"]
+    return write_files(tmp_path)
 
 
 def check(batch):
@@ -56,9 +35,6 @@ def check(batch):
     assert (batch["even"] == (labels % 2 == 0)).all()
     assert batch["name"] == [f"sample {label}" for label in labels]
     return labels.tolist()
-
-
-SHUFFLED = {"shuffle": True, "shuffle_buffer": 30}
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
@@ -164,6 +140,44 @@ def test_what_else_arrow_has(tmp_path):
     assert batch["raw"] == [bytes([number]) for number in numbers]
 
 
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        (pa.list_(pa.string()), [["a"], [], ["b", "c"], None]),
+        (pa.list_(pa.string()), [[], ["a"], ["b", "c"]]),
+        (pa.list_(pa.list_(pa.int64())), [[[1], [2, 3]], [], [[4]]]),
+        (pa.list_(pa.string(), 2), [["a", "b"], ["c", "d"], ["e", "f"]]),
+        (pa.map_(pa.string(), pa.int64()), [[("a", 1)], [("b", 2), ("c", 3)], []]),
+        (pa.list_(pa.struct({"tag": pa.string()})), [[{"tag": "a"}], [], [{"tag": "b"}, {"tag": "c"}]]),
+    ],
+    ids=lambda one: str(one) if isinstance(one, pa.DataType) else "",
+)
+def test_lists_of_what_is_no_number_stay_whole(tmp_path, kind, rows, workers):
+    pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / "a.parquet")
+    (batch,) = DataLoader(ParquetDataset(tmp_path / "a.parquet"), places="cpu", batch_size=9, **workers)
+    assert batch["x"] == rows
+
+
+def test_lists_in_a_struct_stay_whole_as_well(tmp_path):
+    rows = [{"tags": ["a"], "x": 1}, {"tags": [], "x": 2}]
+    pq.write_table(pa.table({"box": rows}), tmp_path / "a.parquet")
+    (batch,) = DataLoader(ParquetDataset(tmp_path / "a.parquet"), places="cpu", batch_size=2)
+    assert batch["box"]["tags"] == [["a"], []]
+    assert batch["box"]["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+def test_files_need_not_say_alike_whether_there_may_be_nulls(tmp_path, options):
+    for number, nullable in enumerate((False, True)):
+        schema = pa.schema([pa.field("label", pa.int64(), nullable)])
+        table = pa.table({"label": [2 * number, 2 * number + 1]}, schema=schema)
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    dataset = ParquetDataset([tmp_path / "0.parquet", tmp_path / "1.parquet"], **options)
+    (batch,) = DataLoader(dataset, places="cpu", batch_size=4)
+    assert sorted(batch["label"].tolist()) == [0, 1, 2, 3]
+
+
 READ_A_HALF = """
     import json, sys
     from gpuloader import DataLoader, ParquetDataset
@@ -208,96 +222,6 @@ def test_a_server_that_never_recovers(files, workers):
         with pytest.raises(SourceError) as caught:
             list(DataLoader(dataset, places="cpu", batch_size=7, **workers))
     assert (caught.value.url, caught.value.attempts) == (url, 2)
-
-
-class TestBadFiles:
-    def test_a_missing_file(self, files):
-        with pytest.raises(SourceError, match=r"gone\.parquet: the file cannot be opened"):
-            ParquetDataset([*files, files[0].with_name("gone.parquet")])
-
-    @pytest.mark.parametrize("keep", [0, 3, 0.5, 0.99])
-    def test_a_truncated_file(self, files, keep):
-        body = files[1].read_bytes()
-        files[1].write_bytes(body[: int(keep * len(body)) if isinstance(keep, float) else keep])
-        with pytest.raises(DataFileError, match="it is truncated or no Parquet file") as caught:
-            ParquetDataset(files)
-        assert caught.value.file == str(files[1])
-
-    def test_a_column_that_is_not_there(self, files):
-        with pytest.raises(DataFileError, match="no such column; there are") as caught:
-            ParquetDataset(files, ["label", "lable"])
-        assert (caught.value.file, caught.value.column) == (str(files[0]), "lable")
-
-    @pytest.mark.parametrize(
-        ("table", "problem"),
-        [
-            (make_table(0, 3, label=[0.5, 1.0, 2.0]), "expected int64 as in .*, got double"),
-            (make_table(0, 3).drop_columns("label"), "no such column, unlike in"),
-        ],
-    )
-    def test_a_schema_that_changes(self, files, table, problem):
-        pq.write_table(table, files[1])
-        with pytest.raises(DataFileError, match=problem) as caught:
-            ParquetDataset(files)
-        assert (caught.value.file, caught.value.column) == (str(files[1]), "label")
-        assert ParquetDataset(files, ["name"]).rows == 53  # which is the same in both
-
-    @pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
-    @pytest.mark.parametrize(
-        "column",
-        [
-            pa.array([0] * 10 + [None] + [1] * 5),
-            pa.array([[1]] * 10 + [[None]] + [[2]] * 5),
-            pa.array([[1]] * 10 + [None] + [[2]] * 5),
-            pa.array([[1.0, 2.0]] * 10 + [[1.0, None]] + [[2.0, 1.0]] * 5, pa.list_(pa.float64(), 2)),
-            pa.array([[1.0, 2.0]] * 10 + [None] + [[2.0, 1.0]] * 5, pa.list_(pa.float64(), 2)),
-            pa.array([True] * 10 + [None] + [False] * 5),
-            pa.array([1] * 10 + [None] + [2] * 5).dictionary_encode(),
-        ],
-        ids=lambda column: str(column.type)[:20],
-    )
-    def test_a_number_that_is_missing(self, files, column, options):
-        pq.write_table(make_table(0, 16, more=column), files[0], row_group_size=8)
-        loader = DataLoader(ParquetDataset(files[0], **options), places="cpu", batch_size=4, ragged=["words"])
-        with pytest.raises(DataFileError, match=r"1 of .* values is null") as caught:
-            list(loader)
-        assert (caught.value.file, caught.value.row_group, caught.value.column) == (str(files[0]), 1, "more")
-
-    def test_missing_text_is_none(self, files):
-        pq.write_table(pa.table({"name": ["a", None]}), files[0])
-        (batch,) = DataLoader(ParquetDataset(files[0]), places="cpu", batch_size=2)
-        assert batch["name"] == ["a", None]
-
-    @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-    def test_a_damaged_row_group(self, files, workers):
-        found = pq.ParquetFile(files[0])
-        offset = found.metadata.row_group(3).column(0).data_page_offset
-        found.close()
-        body = bytearray(files[0].read_bytes())
-        body[offset : offset + 40] = b"\xff" * 40
-        files[0].write_bytes(body)
-        loader = DataLoader(ParquetDataset(files[0], ["label"]), places="cpu", batch_size=8, **workers)
-        with pytest.raises(DataFileError, match="row group 3: it is truncated or no Parquet file") as caught:
-            list(loader)
-        assert caught.value.file == str(files[0])
-
-    @pytest.mark.parametrize(
-        ("columns", "error"), [("label", TypeError), ([], ValueError), (["label", "label"], ValueError)]
-    )
-    def test_columns_that_are_none(self, files, columns, error):
-        with pytest.raises(error, match="columns must be"):
-            ParquetDataset(files, columns)
-
-    def test_nothing_stays_open(self, files):
-        if not os.path.isdir("/proc/self/fd"):
-            pytest.skip("the system does not tell")
-        before = set(os.listdir("/proc/self/fd"))
-        loader = DataLoader(ParquetDataset(files, COLUMNS), places="cpu", batch_size=7)
-        batches = iter(loader)
-        next(batches)
-        batches.close()
-        list(loader)
-        assert len(set(os.listdir("/proc/self/fd")) - before) == 0
 
 
 def test_without_pyarrow_the_error_says_what_to_install(files, monkeypatch):
