@@ -14,6 +14,7 @@ from gpuloader.errors import (
     EOFException,
     FeedError,
     LoaderError,
+    MissingPackage,
     PlaceError,
     ReaderError,
     SampleError,
@@ -51,7 +52,7 @@ from gpuloader.sources.sampler import (
 from gpuloader.sources.worker_info import get_worker_info
 from gpuloader.spec import FeedSpec, data
 from gpuloader.stats import LoaderStats
-from gpuloader.tracing import trace
+from gpuloader.tracing import span, trace
 
 if TYPE_CHECKING:
     from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
@@ -79,6 +80,7 @@ __all__ = [
     "IterableDataset",
     "LoaderError",
     "LoaderStats",
+    "MissingPackage",
     "ParquetDataset",
     "PlaceError",
     "Ragged",
@@ -107,6 +109,7 @@ __all__ = [
     "random_split",
     "reader",
     "sample_rng",
+    "span",
     "trace",
 ]
 

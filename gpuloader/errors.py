@@ -168,7 +168,11 @@ class PlaceError(LoaderError, ValueError):
 
 
 class MissingPackage(LoaderError, ImportError):
-    """What was asked for needs a package that is not installed; the message says how to install it."""
+    """What was asked for needs a package that is not installed; the message says how to install it.
+
+    >>> issubclass(MissingPackage, ImportError)
+    True
+    """
 
 
 class StagingMemoryError(LoaderError, MemoryError):

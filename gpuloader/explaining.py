@@ -168,6 +168,8 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
     work = parts["fetch"] + parts["stage"]
     if setup.reads == "reader":
         return _reader_advice(setup, parts)
+    if setup.tuned and setup.since is None:
+        return []  # it is being looked for
     if setup.reads == "arrays":
         return [
             "cache='device' keeps the arrays on the GPU; elsewhere a larger batch_size costs less a sample"

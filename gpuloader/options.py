@@ -15,6 +15,7 @@ from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.platforms import usable_cores
 from gpuloader.program import Programmer, Transform
 from gpuloader.sources.dataset import IterableDataset
+from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.spec import FeedSpec
 from gpuloader.tuning import BUDGET
 
@@ -182,7 +183,7 @@ def check_dataset(dataset: object) -> bool:
     >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
     (False, True)
     """
-    if isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
         return True
     if hasattr(dataset, "__getitem__"):
         return False

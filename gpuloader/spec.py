@@ -255,7 +255,7 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
     Text becomes float64, or stays whole for a `wanted` dtype that is: a float holds 53 bits of an id.
     """
     if value is None:
-        raise SampleError("expected numbers, got None; does the reader yield every field of every sample?")
+        raise SampleError("expected numbers, got None: every sample needs a value in every field")
     try:
         array = np.asarray(value)
     except (LoaderError, MemoryError):

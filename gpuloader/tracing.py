@@ -74,7 +74,7 @@ def pop_range(nvtx: Any) -> None:
 def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> Iterator[list[Span]]:
     """Record what every loader does within the block, one row a thread, worker and copy stream.
 
-    The consumer's row has wait, deliver and, between two batches, compute; a reader's thread and each worker
+    The consumer's row has wait, deliver and, between two batches, step; a reader's thread and each worker
     have fetch and stage; each copy stream has its copies, timed by events on the device.
 
     Parameters

@@ -67,6 +67,16 @@ def test_where_every_core_has_a_worker_samples_must_become_cheaper():
     assert "thread" in advice[1]
 
 
+def test_while_auto_is_trying_nothing_is_advised():
+    stats = times(wait=2.0, compute=1.0, fetch=6.0)
+    assert explain(stats, with_workers(2)).advice
+    trying = explain(stats, with_workers(2, tuned="Still trying."))
+    assert not trying.advice
+    assert trying.notes[-1] == "Still trying."
+    settled = explain(stats, with_workers(2, tuned="Chosen.", since=times(0)))
+    assert "gained nothing" in settled.advice[0]
+
+
 def test_a_busy_copy_stream_is_the_bound_whatever_the_host_waited_for():
     stats = times(nbytes=50_000_000, wait=3.0, compute=1.0, copy=3.9)
     explanation = explain(stats, with_workers(2))

@@ -206,8 +206,8 @@ class Fetching:
             raise ValueError(f"the state is of {found}, this loader reads {here}")
         if crew is not None and crew != self.crew:
             raise ValueError(
-                f"the state is of {crew} workers, this loader has {self.crew}: what an iterable data set "
-                "gives depends on how many there are; resume with as many"
+                f"the state is of an iterable data set that {_name_crew(crew)} read, and "
+                f"{_name_crew(self.crew)} would go on: what it gives depends on how many there are"
             )
 
     def _open_inline(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
@@ -330,3 +330,7 @@ class Fetching:
 def _without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
     """Yield the numbers of an iterable data set's batches, of which only who reads them knows more."""
     return zip(itertools.count(start), itertools.repeat(()))
+
+
+def _name_crew(crew: int | None) -> str:
+    return "one worker, or the consumer," if crew == 1 else f"{crew} workers"

@@ -8,7 +8,7 @@ import pickle
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpuloader.fetch.surroundings import forswear_cuda, limit_threads, seed_glob
 from gpuloader.fetch.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.platforms import keep_freed_memory
 from gpuloader.sources.division import Division, Standing
+from gpuloader.sources.frameworks import tell_worker
 from gpuloader.sources.processes import die_with_parent
 from gpuloader.sources.randomness import begin_draws, mixed_seed
 from gpuloader.sources.worker_info import WorkerInfo, enter_worker
@@ -158,7 +159,10 @@ class _Worker:
         self._seeds = seed, epoch
         setup = self._setup
         own = mixed_seed(seed, epoch, self._number, *setup.standing.salt)
-        enter_worker(WorkerInfo(self._number, setup.count, own, setup.dataset, setup.standing.ranks))
+        info = WorkerInfo(self._number, setup.count, own, setup.dataset, setup.standing.ranks)
+        enter_worker(info)
+        divided = isinstance(self._assembler, ItemAssembler) and setup.division is not None
+        tell_worker(replace(info, id=0, num_workers=1) if divided else info)  # as `get_worker_info` does
         if isinstance(self._assembler, ItemAssembler) and setup.division is not None:
             assert setup.items_a_batch is not None
             assert reached is not None
