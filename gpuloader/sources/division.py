@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuloader.checks import check_word
+from gpuloader.checks import check_count, check_word
 from gpuloader.sources.computed import Computed, Indices, check_whole
 from gpuloader.sources.order import Order
 from gpuloader.sources.ranks import find_rank
@@ -200,7 +200,8 @@ def find_division(shard: object, uneven: object) -> Division | None:
         rank, world_size = find_rank()
     elif isinstance(shard, tuple | list) and len(shard) == 2:
         rank, world_size = shard
-        world_size = check_whole("the world size in shard", world_size, 2**31)
+        name = "the world size in shard"
+        world_size = check_whole(name, check_count(name, world_size), 2**31)
         rank = check_whole("the rank in shard", rank, world_size)
     else:
         raise TypeError(f"shard must be 'auto', a pair (rank, world_size) or None, got {shard!r}")

@@ -183,6 +183,8 @@ def test_parts_are_as_even_as_can_be():
         ((2, 2), ValueError, "the rank in shard must be an integer from 0 to 1, got 2"),
         ((-1, 2), ValueError, "the rank in shard must be an integer"),
         ((0, -1), ValueError, "the world size in shard must be an integer"),
+        ((0, 0), ValueError, "the world size in shard must be an integer of 1 or more, got 0"),
+        (("0", "2"), ValueError, "the world size in shard must be an integer of 1 or more, got '2'"),
         ((0.0, 1), ValueError, "the rank in shard must be an integer"),
         ((1,), TypeError, r"shard must be 'auto', a pair \(rank, world_size\) or None, got \(1,\)"),
         (3, TypeError, "shard must be 'auto', a pair"),
