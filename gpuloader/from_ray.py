@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuloader.errors import missing_package
@@ -30,7 +30,7 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
     **options
         More of `DataLoader`'s, ``drop_last=True`` for one. A thread of this process reads ahead of the
         consumer; with ``num_workers=0`` none does. Worker processes, several threads and `shuffle` are Ray's
-        own business, and the order of its blocks is too: a pass cannot be resumed in its middle.
+        own business, and the order of its blocks is too: a state taken in the middle of a pass is refused.
 
     Raises
     ------
@@ -81,6 +81,17 @@ class RayShard(IterableDataset[dict[str, Any]]):
 
     def __init__(self, shard: Any) -> None:
         self._shard = shard
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: which rows come when is Ray's business."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - as of any data set
+        """Raise `ValueError`: what was given before would not be what comes first again."""
+        raise ValueError(
+            "Ray need not give the rows of a shard in the same order again, so a pass over it cannot be "
+            "resumed in its middle; save states between epochs, or call set_epoch() to begin with an epoch"
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for block in self.iter_blocks(1):

@@ -113,6 +113,28 @@ def test_tensors_whose_shapes_vary_are_arrays_one_by_one(ray):
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_is_resumed_between_epochs_alone(dataset, workers):
+    def load():
+        return gpuloader.from_ray(dataset, batch_size=15, places="cpu", num_workers=workers)
+
+    loader = load()
+    batches = iter(loader)
+    next(batches)
+    again = load()
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(gpuloader.SampleError, match=r"cannot be resumed in its middle; save states between"):
+        list(again)
+    batches.close()
+    list(loader)
+    behind = load()
+    behind.load_state_dict(loader.state_dict())
+    assert sorted(label for batch in behind for label in check(batch)) == list(range(100))
+    again.set_epoch(1)
+    assert len(list(again)) == 7
+
+
+@pytest.mark.ray
 def test_what_makes_no_sense_is_refused(dataset):
     with pytest.raises(TypeError, match="expected a shard or data set of Ray Data, got list"):
         gpuloader.from_ray([1, 2], batch_size=2)
