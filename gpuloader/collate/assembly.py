@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -123,9 +124,8 @@ class Assembler:
             try:
                 samples = list(many(list(indices)))
             except Exception as error:
-                problem = (
-                    f"__getitems__ raised {describe_error(error)}; asked for the indices {list(indices)}"
-                )
+                asked = reprlib.repr(list(indices))  # the first of them
+                problem = f"__getitems__ raised {describe_error(error)}; asked for the indices {asked}"
                 raise SampleError(problem, batch=number, worker=self.worker) from error
             if len(samples) != len(indices):
                 problem = f"__getitems__ gave {len(samples)} samples for {len(indices)} indices"

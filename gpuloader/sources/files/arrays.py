@@ -36,6 +36,8 @@ class StoredArrays(Dataset[dict[str, Any]]):
         self._url = as_url(url)
         self._attempts = check_count("attempts", attempts)
         self._names = None if arrays is None else list(arrays)
+        if self._names is not None and (not self._names or len(set(self._names)) < len(self._names)):
+            raise ValueError(f"arrays must be different names, one or more, got {self._names}")
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
         try:
@@ -159,6 +161,8 @@ class ZarrDataset(StoredArrays):
     ------
     MissingPackage
         zarr is not installed, or fsspec where a URL needs it.
+    TypeError, ValueError
+        `arrays` is no list of different names.
     SourceError
         There is no such store, or it cannot be read.
     DataFileError
@@ -205,6 +209,8 @@ class HDF5Dataset(StoredArrays):
     ------
     MissingPackage
         h5py is not installed, or fsspec where a URL needs it.
+    TypeError, ValueError
+        `arrays` is no list of different names.
     SourceError
         There is no such file, or it cannot be read.
     DataFileError
@@ -268,8 +274,12 @@ def _copy_here(url: str, attempts: int) -> IO[bytes]:
     """Return a copy of a remote file, without a name, so that nothing of it is left behind."""
     with open_source(url, attempts, buffered=True) as source:
         copy = tempfile.TemporaryFile()  # noqa: SIM115 - the data set closes it
-        shutil.copyfileobj(source, copy, BUFFER)
-        copy.flush()
+        try:
+            shutil.copyfileobj(source, copy, BUFFER)
+            copy.flush()
+        except BaseException:
+            copy.close()
+            raise
     return copy
 
 

@@ -169,7 +169,12 @@ class RemoteFile(io.RawIOBase):
 
     def _read(self, start: int, stop: int) -> bytes:
         found: bytes = self._system.cat_file(self._path, start=start, end=stop)
-        if len(found) != stop - start:
+        if len(found) > stop - start:
+            raise ValueError(
+                f"asked for bytes {start} to {stop}, got {len(found)}: the server does not give parts of "
+                "files; use one that answers requests with a Range"
+            )
+        if len(found) < stop - start:
             raise ConnectionError(f"asked for bytes {start} to {stop}, got {len(found)}")
         return found
 

@@ -25,8 +25,8 @@ class Served:
 
 
 @contextmanager
-def serve(folder, drops=lambda number: False):
-    """Serve the files of a folder until the block ends."""
+def serve(folder, drops=lambda number: False, *, ranges=True):
+    """Serve the files of a folder until the block ends, by ranges or whole ones only."""
     served = Served(Path(folder), drops=drops)
 
     class Handler(BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def serve(folder, drops=lambda number: False):
                 return None
             body = path.read_bytes()
             found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if found:
+            if found and ranges:
                 start, last = map(int, found.groups())
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {start}-{last}/{len(body)}")

@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -174,6 +175,26 @@ def test_a_server_that_drops_connections(write, tmp_path, workers):
         assert [label for batch in loader for label in batch["label"].tolist()] == list(range(COUNT))
         assert served.dropped
         dataset.close()
+
+
+@pytest.mark.parametrize("arrays", [[], ["label", "label"]])
+def test_names_of_arrays_are_checked(tmp_path, arrays):
+    path, kind = write_hdf5(tmp_path, label=np.arange(COUNT))
+    with pytest.raises(ValueError, match="arrays must be different names, one or more"):
+        kind(path, arrays)
+
+
+def test_a_copy_that_breaks_off_is_not_left_open(tmp_path, monkeypatch):
+    for package in ("aiohttp", "fsspec"):
+        pytest.importorskip(package)
+    path, kind = write_hdf5(tmp_path, image=IMAGES)
+    copies = []
+    make = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: copies.append(make()) or copies[-1])
+    problem = pytest.raises(SourceError, match=f"{path.name}: it cannot be read")
+    with serve(tmp_path, drops=lambda number: True) as served, problem:
+        kind(f"{served.url}/{path.name}", attempts=1)
+    assert [copy.closed for copy in copies] == [True]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")

@@ -135,6 +135,16 @@ class TestOverHttp:
         with pytest.raises(SourceError, match=r"Cannot connect.*\(2 attempts\)"):
             open_source(f"{served.url}/a", 2)
 
+    def test_a_server_that_gives_whole_files_only(self, tmp_path, no_waits):
+        with serve(tmp_path, ranges=False) as served:
+            with open_source(f"{served.url}/a") as file:
+                assert file.read(len(self.BODY)) == self.BODY
+                file.seek(100)
+                with pytest.raises(SourceError, match=r"/a: .*does not give parts of files; use one"):
+                    file.read(10)
+            assert served.requests == 2
+        assert no_waits == []
+
     def test_a_missing_file_is_asked_for_once(self, tmp_path, no_waits):
         with serve(tmp_path) as served, pytest.raises(SourceError) as caught:
             open_source(f"{served.url}/b")
