@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,7 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
                 raise DataFileError(
                     "it has changed since the data set was made; make a new one", file=self._urls[number]
                 )
-            rows = _count_rows_at_once(file.metadata.row_group(group), self.schema.names)
+            rows = _count_rows_at_once(file.metadata.row_group(group), set(self.schema.names))
             for batch in file.iter_batches(rows, [group], self.schema.names, use_threads=threads):
                 rest = batch[min(skip, len(batch)) :]
                 skip -= len(batch) - len(rest)
@@ -188,7 +189,7 @@ def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[A
             ) from error
 
 
-def _count_rows_at_once(group: Any, names: Sequence[str]) -> int:
+def _count_rows_at_once(group: Any, names: Set[str]) -> int:
     """Return how many rows of a row group to decode at a time, by what its footer says of its columns."""
     columns = [group.column(number) for number in range(group.num_columns)]
     read = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
@@ -200,13 +201,14 @@ def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Sc
     """Return the part of a schema that is read."""
     from pyarrow import schema as make_schema
 
-    if not schema.names:
+    known = Counter(schema.names)
+    if not known:
         raise DataFileError("there are no columns", file=url)
     names = schema.names if columns is None else list(columns)
     for name in names:
-        if name not in schema.names:
+        if name not in known:
             raise DataFileError(f"there is no such column; there are {schema.names}", file=url, column=name)
-        if schema.names.count(name) > 1:
+        if known[name] > 1:
             raise DataFileError("several columns have this name; choose others", file=url, column=name)
     if len(set(names)) < len(names) or not names:
         raise ValueError(f"columns must be different names, one or more, got {names}")
@@ -214,10 +216,15 @@ def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Sc
 
 
 def _check_schema(expected: pa.Schema, found: pa.Schema, url: str, first: str) -> None:
+    kinds: dict[str, list[pa.DataType]] = {}
+    for field in found:
+        kinds.setdefault(field.name, []).append(field.type)
     for field in expected:
-        if field.name not in found.names:
+        if field.name not in kinds:
             raise DataFileError(f"there is no such column, unlike in {first}", file=url, column=field.name)
-        kind = found.field(field.name).type
+        kind, *others = kinds[field.name]
+        if others:
+            raise DataFileError("several columns have this name", file=url, column=field.name)
         if kind != field.type:
             raise DataFileError(
                 f"expected {field.type} as in {first}, got {kind}", file=url, column=field.name

@@ -108,6 +108,13 @@ def test_two_columns_of_one_name(files, columns):
     assert (caught.value.file, caught.value.column) == (str(files[0]), "label")
 
 
+def test_two_columns_of_one_name_in_a_later_file(files):
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["label", "label"]), files[1])
+    with pytest.raises(DataFileError, match="several columns have this name") as caught:
+        ParquetDataset(files, ["label"])
+    assert caught.value.file == str(files[1])
+
+
 def test_no_columns(files):
     pq.write_table(pa.table({"label": [1]}).select([]), files[0])
     with pytest.raises(DataFileError, match=r"0\.parquet: there are no columns"):
