@@ -14,6 +14,8 @@ COPY_SHARE = 0.9
 TRANSFER_SHARE = 0.3
 STARTUP_SHARE = 0.2
 BUSY_SHARE = 0.7
+SHORT = 0.5e-3
+"""Seconds of a step below which handing a batch from thread to thread counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Setup:
         Whether worker processes stay between epochs.
     tuned : str
         What was chosen for options that were left to the loader, in a sentence; empty where none were.
+    most : int
+        Workers that the loader may choose.
     since : LoaderStats or None
         What had happened when that was chosen: the search itself is not explained.
     """
@@ -47,6 +51,7 @@ class Setup:
     places: int = 1
     persistent: bool = False
     tuned: str = ""
+    most: int = 0
     since: LoaderStats | None = None
 
 
@@ -167,7 +172,7 @@ def _name_workers(setup: Setup) -> str:
 def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: float) -> list[str]:
     work = parts["fetch"] + parts["stage"]
     if setup.reads == "reader":
-        return _reader_advice(setup, parts)
+        return _reader_advice(setup, parts, loop)
     if setup.tuned and setup.since is None:
         return []  # it is being looked for
     if setup.reads == "arrays":
@@ -184,6 +189,8 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
             f"the workers are busy only {busy:.0%} of the time: their batches come unevenly; a larger "
             "prefetch_factor lets them run further ahead"
         ]
+    if setup.tuned and setup.workers >= setup.most:
+        return [f"'auto' stops at {setup.most} workers: num_workers={2 * setup.most} may gain more"]
     if setup.tuned:
         return ["more workers were tried and gained nothing: make a sample cheaper, e.g. cache='host'"]
     if setup.workers < setup.cores:
@@ -195,9 +202,17 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
     ]
 
 
-def _reader_advice(setup: Setup, parts: dict[str, float]) -> list[str]:
+def _reader_advice(setup: Setup, parts: dict[str, float], loop: float) -> list[str]:
     if not setup.workers:
         return ["use_double_buffer=True reads in a thread beside the step"]
+    busy = (parts["fetch"] + parts["stage"]) / loop
+    if busy < BUSY_SHARE:
+        told = f"the reader's thread is busy only {busy:.0%} of the time: "
+        if loop < SHORT:
+            return [
+                f"{told}in steps this short handing over costs more than it hides: use_double_buffer=False"
+            ]
+        return [f"{told}its batches come unevenly: a larger capacity lets it run further ahead"]
     advice = ["reader.xmap_readers maps samples in several threads; use_multiprocess=True reads in a process"]
     if parts["stage"] > parts["fetch"]:
         advice.insert(0, "set_sample_generator writes samples in place, where ready batches are copied")

@@ -141,6 +141,7 @@ class Loading:
             len(self._devices),
             persistent=workers.persistent,
             tuned="" if climb is None else climb.describe(),
+            most=0 if climb is None else climb.most_workers,
             since=None if climb is None else climb.settled_at,
         )
 

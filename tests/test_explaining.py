@@ -73,8 +73,12 @@ def test_while_auto_is_trying_nothing_is_advised():
     trying = explain(stats, with_workers(2, tuned="Still trying."))
     assert not trying.advice
     assert trying.notes[-1] == "Still trying."
-    settled = explain(stats, with_workers(2, tuned="Chosen.", since=times(0)))
+    settled = explain(stats, with_workers(2, tuned="Chosen.", since=times(0), most=8))
     assert "gained nothing" in settled.advice[0]
+    at_its_end = explain(
+        times(wait=2.0, compute=1.0, fetch=24.0), with_workers(8, tuned="Chosen.", since=times(0), most=8)
+    )
+    assert "num_workers=16" in at_its_end.advice[0]
 
 
 def test_a_busy_copy_stream_is_the_bound_whatever_the_host_waited_for():
@@ -102,6 +106,11 @@ def test_readers_are_advised_of_what_readers_have():
     slow = times(wait=3.0, compute=1.0, fetch=1.0, stage=2.0)
     assert "use_double_buffer=True" in explain(slow, with_workers(0, "reader")).advice[0]
     advice = explain(slow, with_workers(1, "reader")).advice
+    assert "use_double_buffer=False" not in advice[0]
+    short = times(wait=0.05, compute=0.1, fetch=0.09)
+    assert "use_double_buffer=False" in explain(short, with_workers(1, "reader")).advice[0]
+    uneven = times(wait=2.0, compute=3.0, fetch=2.5)
+    assert "capacity" in explain(uneven, with_workers(1, "reader")).advice[0]
     assert "set_sample_generator" in advice[0]
     assert "xmap_readers" in advice[1]
     assert not any("num_workers" in one for one in advice)

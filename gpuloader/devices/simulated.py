@@ -250,9 +250,10 @@ class SimulatedDevice:
         """Mark the present end of `stream`."""
         with self._lock:
             mark = event.mark = SimulatedMark(dict(self._begin(stream)))
+            issued = self.now
 
             def reach() -> None:
-                mark.reached, mark.time = True, stream.time
+                mark.reached, mark.time = True, max(stream.time, issued)
 
             stream.work.append((None, reach))
 

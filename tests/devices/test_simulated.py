@@ -219,3 +219,15 @@ def test_an_ordered_program_gives_the_same_bytes_in_any_order_of_lots(seed, prog
         device.finish(stream)
     for seen, wanted in reads:
         np.testing.assert_array_equal(seen[0], wanted)
+
+
+def test_an_event_on_an_idle_stream_is_reached_no_earlier_than_it_was_recorded():
+    device = SimulatedDevice()
+    busy, idle = device.stream(), device.stream()
+    early, late = device.event(timed=True), device.event(timed=True)
+    device.record(early, idle)
+    device.launch(lambda: None, [], busy, duration=3.0)
+    device.finish(busy)
+    device.record(late, idle)
+    device.synchronize(late)
+    assert device.elapsed(early, late) == 3.0
