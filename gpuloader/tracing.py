@@ -96,6 +96,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
         A trace is already running: there is one a process.
     MissingPackage
         NVTX ranges need the package nvtx: ``pip install 'gpuloader[nvtx]'``.
+    OSError
+        The file cannot be written there; known before the block is entered.
 
     Examples
     --------
@@ -110,6 +112,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     with _tracing:
         if _spans is not None:
             raise RuntimeError("a trace is already running in this process; end it before starting another")
+        if path is not None:
+            Path(path).open("a").close()  # what cannot be written is to fail now, not after the training
         _spans, _nvtx = spans, package
     try:
         yield spans
@@ -130,31 +134,63 @@ def _import_nvtx() -> Any:
 def chrome_trace(spans: list[Span]) -> dict[str, Any]:
     """Return spans in the Chrome trace event format: complete events, microseconds, named and sorted rows.
 
-    The main thread comes first, then readers and workers by name, then copy streams.
+    The main thread comes first, then readers and workers by name, then copy streams. On one row events may
+    lie within each other, but not overlap: what does, as in loops over two loaders, is given a row beside.
 
     >>> events = chrome_trace([Span("copy", "gpu:0 copies", 2000, 5000)])["traceEvents"]
     >>> events[-1]["name"], events[-1]["ts"], events[-1]["dur"]
     ('copy', 2.0, 3.0)
     """
-    rows = {name: row for row, name in enumerate(sort_rows(spans))}
     process = os.getpid()
+    threads: dict[str, list[Span]] = {name: [] for name in sort_rows(spans)}
+    for one in spans:
+        threads[one.thread].append(one)
     events: list[dict[str, Any]] = [_metadata(process, 0, "process_name", name="gpuloader")]
-    for name, row in rows.items():
-        events.append(_metadata(process, row, "thread_name", name=name))
-        events.append(_metadata(process, row, "thread_sort_index", sort_index=row))
-    for one in sorted(spans, key=lambda one: one.start):
+    placed: list[tuple[Span, int]] = []
+    row = 0
+    for thread, its in threads.items():
+        for number, nested in enumerate(_split_overlapping(its), 1):
+            name = thread if number == 1 else f"{thread} ({number})"
+            events.append(_metadata(process, row, "thread_name", name=name))
+            events.append(_metadata(process, row, "thread_sort_index", sort_index=row))
+            placed += [(one, row) for one in nested]
+            row += 1
+    for one, row in sorted(placed, key=lambda both: both[0].start):
         events.append(
             {
                 "ph": "X",
                 "name": one.name,
                 "cat": "gpuloader",
                 "pid": process,
-                "tid": rows[one.thread],
+                "tid": row,
                 "ts": one.start / 1000,
                 "dur": (one.end - one.start) / 1000,
             }
         )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
+    """Return spans in lists, mostly one, any two of a list being apart or one within the other.
+
+    >>> spans = [Span("a", "one", 0, 4), Span("b", "one", 1, 2), Span("c", "one", 3, 6)]
+    >>> [[one.name for one in nested] for nested in _split_overlapping(spans)]
+    [['a', 'b'], ['c']]
+    """
+    lists: list[list[Span]] = []
+    running: list[list[int]] = []  # for each list the ends of what has begun, the innermost last
+    for one in sorted(spans, key=lambda one: (one.start, -one.end)):
+        for number, ends in enumerate(running):
+            while ends and ends[-1] <= one.start:
+                ends.pop()
+            if not ends or one.end <= ends[-1]:
+                lists[number].append(one)
+                ends.append(one.end)
+                break
+        else:
+            lists.append([one])
+            running.append([one.end])
+    return lists
 
 
 def _metadata(process: int, row: int, kind: str, **arguments: str | int) -> dict[str, Any]:

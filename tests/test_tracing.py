@@ -83,8 +83,10 @@ def test_an_empty_trace_is_valid(tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_says_so_and_ends(tmp_path):
+    entered = []
     with pytest.raises(FileNotFoundError), trace(tmp_path / "absent" / "trace.json"):
-        pass
+        entered.append(1)
+    assert not entered  # nothing was trained in vain
     with trace() as spans:
         pass
     assert spans == []
@@ -131,6 +133,31 @@ def test_rows_are_sorted_consumer_first_then_workers_by_number_then_copy_streams
     ]  # fmt: skip
     indices = [event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"]
     assert indices == sorted(indices)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_loops_over_two_loaders_do_not_overlap_on_a_row(worker_type, tmp_path):
+    loaders = [
+        DataLoader(Numbers(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type)
+        for _ in range(2)
+    ]
+    with trace(tmp_path / "trace.json") as spans:
+        for _ in zip(*loaders, strict=True):
+            time.sleep(0.001)
+    rows: dict[int, list[tuple[float, float]]] = {}
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for event in events:
+        if event["ph"] == "X":
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert sum(map(len, rows.values())) == len(spans)
+    rounding = 1e-3
+    for row in rows.values():
+        for one, other in itertools.combinations(sorted(row), 2):
+            apart = one[1] <= other[0] + rounding
+            within = other[1] <= one[1] + rounding or one[0] >= other[0] - rounding
+            assert apart or within
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert len(names) == len(set(names)) == len(rows)
 
 
 KNOWN_PHASES = {"M": {"name", "pid", "tid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur"}}
