@@ -226,6 +226,9 @@ def add_mask(batch: Any, mask: Any) -> Any:
     """
     if isinstance(batch, dict):
         if "mask" in batch:
-            raise LoaderError("the samples have a field 'mask', where the mask of a padded shard would go")
+            raise LoaderError(
+                "the samples have a field 'mask', where the mask of a padded shard would go: call it "
+                "something else, or choose remainder='drop' or, with shard, uneven='drop'"
+            )
         return {**batch, "mask": mask}
     return [*batch, mask] if type(batch) is list else [batch, mask]

@@ -54,6 +54,9 @@ class Dataset(Generic[S]):
 class IterableDataset(Dataset[S]):
     """The base of data sets read one sample after another: a subclass defines `__iter__`.
 
+    Several threads may iterate over one at the same time (``worker_type='thread'``), so each call of
+    `__iter__` keeps its own place, in variables of its own and not on the data set.
+
     Examples
     --------
     >>> class Countdown(IterableDataset[int]):
