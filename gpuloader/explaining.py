@@ -16,6 +16,8 @@ STARTUP_SHARE = 0.2
 BUSY_SHARE = 0.7
 SHORT = 0.5e-3
 """Seconds of a step below which handing a batch from thread to thread counts."""
+TOO_SHORT = 0.2e-3
+"""Seconds of a step below which it costs more than any worker or thread hides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,8 @@ def _input_notes(setup: Setup, parts: dict[str, float]) -> list[str]:
 def _name_workers(setup: Setup) -> str:
     if setup.reads == "reader":
         return "reader thread"
-    return f"worker {'threads' if setup.worker_type == 'thread' else 'processes'}"
+    names = {"thread": ("thread", "threads"), "process": ("process", "processes")}
+    return f"worker {names[setup.worker_type][setup.workers > 1]}"
 
 
 def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: float) -> list[str]:
@@ -180,29 +183,39 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
             "cache='device' keeps the arrays on the GPU; elsewhere a larger batch_size costs less a sample"
         ]
     needed = math.ceil(work / rest) if rest * setup.cores > work else setup.cores
-    waits = "worker_type='thread' with more workers, if its samples wait for a disk or a network"
     if not setup.workers:
+        if loop < TOO_SHORT:
+            return ["a larger batch_size: in steps this short workers cost more than they hide"]
         return [f"num_workers={max(min(needed, setup.cores), 1)}, or num_workers='auto'", "cache='host'"]
+    threads = setup.worker_type == "thread"
+    python = ["worker_type='process', if Python code makes its samples: threads take turns at it"] * threads
     busy = work / (setup.workers * loop)
     if busy < BUSY_SHARE:
-        return [
-            f"the workers are busy only {busy:.0%} of the time: their batches come unevenly; a larger "
-            "prefetch_factor lets them run further ahead"
-        ]
+        told = f"the workers are busy only {busy:.0%} of the time: "
+        if loop < TOO_SHORT:
+            return [f"{told}in steps this short handing over costs more than it hides: num_workers=0"]
+        uneven = f"{told}their batches come unevenly; a larger prefetch_factor lets them run further ahead"
+        return [uneven, *python]
     if setup.tuned and setup.workers >= setup.most:
-        return [f"'auto' stops at {setup.most} workers: num_workers={2 * setup.most} may gain more"]
-    if setup.tuned:
-        return ["more workers were tried and gained nothing: make a sample cheaper, e.g. cache='host'"]
-    if setup.workers < setup.cores:
-        return [f"num_workers={min(needed, setup.cores)} (now {setup.workers}), or num_workers='auto'"]
-    return [
-        f"all {setup.cores} cores have a worker: make a sample cheaper, e.g. cache='host', or transforms= "
-        "for what the device can do",
-        waits,
-    ]
+        more = f"'auto' stops at {setup.most} workers: num_workers={2 * setup.most} may gain more"
+    elif setup.tuned:
+        more = "more workers were tried and gained nothing: make a sample cheaper, e.g. cache='host'"
+    elif setup.workers < setup.cores:
+        more = f"num_workers={min(needed, setup.cores)} (now {setup.workers}), or num_workers='auto'"
+    else:
+        waits = "num_workers='auto'" if threads else "worker_type='thread' with more workers"
+        return [
+            f"all {setup.cores} cores have a worker: make a sample cheaper, e.g. cache='host', or "
+            "transforms= for what the device can do",
+            f"{waits}, if its samples wait for a disk or a network",
+            *python,
+        ]
+    return [more, *python]
 
 
 def _reader_advice(setup: Setup, parts: dict[str, float], loop: float) -> list[str]:
+    if not setup.workers and loop < TOO_SHORT:
+        return ["a larger batch_size: in steps this short a thread costs more than it hides"]
     if not setup.workers:
         return ["use_double_buffer=True reads in a thread beside the step"]
     busy = (parts["fetch"] + parts["stage"]) / loop

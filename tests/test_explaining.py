@@ -102,6 +102,35 @@ def test_tiny_batches_are_bound_by_handing_over():
     assert "batch_size" in explanation.advice[0]
 
 
+@pytest.mark.parametrize("reads", ["samples", "reader"])
+def test_no_thread_is_advised_where_it_would_cost_more_than_it_hides(reads):
+    alone = Setup(reads, 0, "process", cores=4)
+    advice = explain(times(wait=0.05, transfer=0.005, compute=0.02, fetch=0.05), alone).advice
+    assert len(advice) == 1
+    assert "batch_size" in advice[0]
+
+
+def test_idle_workers_of_short_steps_are_one_too_many():
+    short = times(wait=0.06, transfer=0.005, compute=0.001, fetch=0.03)
+    for worker_type in ("thread", "process"):
+        (advice,) = explain(short, with_workers(2, worker_type=worker_type)).advice
+        assert advice.endswith("num_workers=0")
+
+
+def test_threads_that_share_the_interpreter_are_advised_to_be_processes():
+    stats = times(wait=2.0, compute=1.0, fetch=12.0)
+    for count in (2, 4, 8):
+        advice = explain(stats, with_workers(count, worker_type="thread")).advice
+        assert any(one.startswith("worker_type='process'") for one in advice)
+        assert not any("worker_type='thread'" in one for one in advice)
+        processes = explain(stats, with_workers(count)).advice
+        assert not any("worker_type='process'" in one for one in processes)
+
+
+def test_one_worker_is_one_process():
+    assert "done by 1 worker process." in str(explain(times(wait=2.0, fetch=2.9), with_workers(1)))
+
+
 def test_readers_are_advised_of_what_readers_have():
     slow = times(wait=3.0, compute=1.0, fetch=1.0, stage=2.0)
     assert "use_double_buffer=True" in explain(slow, with_workers(0, "reader")).advice[0]
