@@ -5,6 +5,7 @@ Nothing but this file may be imported without typer and rich, which the extra ``
 
 from __future__ import annotations
 
+import io
 import sys
 
 from gpuloader.errors import missing_package
@@ -15,16 +16,20 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where the locale has no µ, a question mark will do
+            stream.reconfigure(errors="replace")
     try:
-        from gpuloader.cli.app import app
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("typer", "rich"):
-            raise
-        sys.exit(_say(str(missing_package("the command line", package, "cli")), 2))
+        try:
+            from gpuloader.cli.app import app
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in ("typer", "rich"):
+                raise
+            sys.exit(_say(str(missing_package("the command line", package, "cli")), 2))
+        app()
     except KeyboardInterrupt:
         sys.exit(_say("Interrupted.", INTERRUPTED))
-    app()
 
 
 def _say(line: str, code: int) -> int:

@@ -41,6 +41,8 @@ class Commands(TyperGroup):
                 raise
             say_failure(error.format_message())
             sys.exit(getattr(error, "exit_code", 2))
+        if code == INTERRUPTED:
+            say_failure("Interrupted.")
         if exits:
             sys.exit(code)
         return code
@@ -50,7 +52,6 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            say_failure("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
 
 

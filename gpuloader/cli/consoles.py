@@ -7,20 +7,32 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.places import Place, parse_place
 
-WIDEST = 100
-"""Columns; lines across a wider screen are hard to follow."""
+NARROWEST, WIDEST = 40, 100
+"""Columns; in less a finding has no room, and lines across a wider screen are hard to follow."""
 
 
 def open_console() -> Console:
     """Return a console on what standard output is now."""
     console = Console(highlight=False)
-    console.width = min(console.width, WIDEST)
+    console.width = max(NARROWEST, min(console.width, WIDEST))
     return console
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table of numbers with all of them: a terminal too narrow for it may break its lines."""
+    width = console.width
+    console.width = max(width, Measurement.get(console, console.options.update_width(WIDEST), table).maximum)
+    try:
+        console.print(table)
+    finally:
+        console.width = width
 
 
 def say_failure(message: str) -> None:

@@ -29,7 +29,7 @@ def doctor(
     wanted = read_place(place)
     if as_json:
         report = examine(wanted)
-        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         from gpuloader.cli.report import show_report
 
@@ -39,5 +39,5 @@ def doctor(
                 wanted,
                 tell=lambda what: status.update(f"Looking at {what} …") if status is not None else None,
             )
-        console.print(show_report(report))
+        console.print(show_report(report, ascii_only=console.options.ascii_only))
     raise typer.Exit(0 if report.works else 1)

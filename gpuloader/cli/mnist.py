@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from gpuloader.cli.consoles import fail, open_console, read_place
+from gpuloader.cli.consoles import fail, open_console, print_whole, read_place
 from gpuloader.errors import LoaderError
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ def _show(groups: dict[str, dict[str, Run]], wait: float, equal: bool, console: 
     from gpuloader.cli.mnist_tables import EXPLANATION, losses_table, times_table, verdict
 
     first = next(iter(groups.values()))
-    console.print("", losses_table(first), "", times_table(groups, wait), "", sep="\n")
+    for table in (losses_table(first), times_table(groups, wait)):
+        console.print()
+        print_whole(console, table)
+    console.print()
     if len(first) == 1:
         return
     console.print(f"[dim]{EXPLANATION}[/dim]")

@@ -16,15 +16,16 @@ _MARKS: dict[Verdict, tuple[str, str]] = {
     "note": ("!", "yellow"),
     "bad": ("✗", "bold red"),
 }
+_PLAIN_MARKS = {"✓": "+", "✗": "x"}
 
 
-def show_report(report: Report) -> RenderableType:
+def show_report(report: Report, *, ascii_only: bool = False) -> RenderableType:
     """Return the report to be printed: a table a section, and what it comes to."""
-    sections = [part for section in report.sections for part in _show_section(section)]
+    sections = [part for section in report.sections for part in _show_section(section, ascii_only)]
     return Group(*sections, _show_summary(report))
 
 
-def _show_section(section: Section) -> tuple[RenderableType, ...]:
+def _show_section(section: Section, ascii_only: bool) -> tuple[RenderableType, ...]:
     # The longest name there is decides, so that the sections stand one below the other.
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column(width=1)
@@ -32,6 +33,7 @@ def _show_section(section: Section) -> tuple[RenderableType, ...]:
     table.add_column(ratio=1, overflow="fold")
     for finding in section.findings:
         mark, style = _MARKS[finding.verdict]
+        mark = _PLAIN_MARKS.get(mark, mark) if ascii_only else mark
         table.add_row(Text(mark, style), Text(finding.name), _show_value(finding, style))
     return Rule(Text(section.title, "bold"), align="left", style="dim"), table, Text()
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuloader import cli
-from gpuloader.cli.app import app
+from gpuloader.cli.app import Commands, app
 
 
 @pytest.fixture
@@ -100,6 +100,43 @@ def test_a_module_of_ours_that_is_missing_is_no_package_to_install(monkeypatch):
 def test_it_runs_as_a_module_and_as_a_program():
     assert run("--version").stdout.startswith("gpuloader ")
     assert run("train").returncode == 2
+
+
+def test_ctrl_c_before_a_command_begins_ends_with_the_same_line(runner, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Commands, "make_context", interrupt)
+    shown = runner.invoke(app, ["doctor"])
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (130, "", "Interrupted.\n")
+
+
+def test_ctrl_c_before_the_command_line_is_read_ends_with_the_same_line(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpuloader.cli.app.app", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
+    assert capsys.readouterr() == ("", "Interrupted.\n")
+
+
+def test_a_locale_of_few_letters_is_no_failure():
+    """Marks are told by ASCII, and what has no letter becomes a question mark."""
+    poor = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for arguments in (["doctor"], ["doctor", "--help"]):
+        shown = subprocess.run(
+            [sys.executable, "-m", "gpuloader", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env=poor,
+        )
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert shown.stdout.isascii()
+        assert arguments[1:] or "+  gpuloader" in shown.stdout
 
 
 def test_the_help_imports_nothing_that_it_does_not_need():

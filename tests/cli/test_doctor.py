@@ -81,6 +81,12 @@ def test_a_wide_screen_is_not_filled(invoke, monkeypatch):
     assert 80 < max(map(len, invoke().stdout.splitlines())) <= 100
 
 
+def test_a_narrow_screen_still_shows_what_was_found(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    (line,) = [line for line in invoke().stdout.splitlines() if "NumPy" in line]
+    assert line.split()[2][0].isdigit()
+
+
 def test_a_refused_lock_is_told_with_the_limit_that_may_be_the_cause(invoke, monkeypatch):
     from gpuloader.doctor import memory
 

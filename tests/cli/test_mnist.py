@@ -40,6 +40,15 @@ def test_both_ways_are_compared_and_their_results_written(invoke, tmp_path):
     assert (tmp_path / "new" / "folder" / "timeline.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_narrow_screen_loses_no_number(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    shown = invoke("--wait", "0.1").stdout
+    assert "…" not in shown
+    rows = [line.split() for line in shown.splitlines() if line.startswith("  ")]
+    times = [row[1:] for row in rows if row[0] in ("synchronous", "asynchronous")]
+    assert [len(row) for row in times] == [7, 7, 7, 7]
+
+
 def test_without_a_wait_the_pair_with_waits_is_left_out(invoke):
     shown = invoke("--both", "--wait", "0")
     assert shown.exit_code == 0
