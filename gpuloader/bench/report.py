@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,11 +173,11 @@ def format_number(value: float) -> str:
 def format_ratio(value: float) -> str:
     """Return a ratio with the digits that it deserves.
 
-    >>> format_ratio(456.99), format_ratio(13.694), format_ratio(0.068), format_ratio(0.0014)
-    ('457', '13.7', '0.07', '0.001')
+    >>> format_ratio(456.99), format_ratio(13.694), format_ratio(0.068), format_ratio(0.000086)
+    ('457', '13.7', '0.07', '0.00009')
     """
-    if value < 0.01:
-        return f"{value:.1g}"
+    if 0 < value < 0.01:
+        return f"{value:.{-math.floor(math.log10(value))}f}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
