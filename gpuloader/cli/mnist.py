@@ -98,14 +98,19 @@ def _check_targets(save: Path | None, output: Path | None) -> None:
     """Find out before the training that its results can be written."""
     try:
         if save is not None:
-            there = save.exists()
-            save.open("ab").close()
-            if not there:
-                save.unlink()
+            _check_writable(save)
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
+            _check_writable(output / "parameters.npz")
     except OSError as error:
         fail(error)
+
+
+def _check_writable(path: Path) -> None:
+    there = path.exists()
+    path.open("ab").close()
+    if not there:
+        path.unlink()
 
 
 def _open(place: str | None, data: Path | None, console: Console) -> tuple[str, Place, DigitSet]:

@@ -94,6 +94,7 @@ def test_ways_that_differ_are_a_failure(invoke, monkeypatch):
         (["--sync", "--async"], "exclude each other"),
         (["--save", "/nowhere/digits.npz"], "/nowhere/digits.npz: No such file"),
         (["--output", "/dev/null/folder"], "/dev/null"),
+        (["--output", "/proc"], "/proc/parameters.npz"),  # no file can be made there, by anyone
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(invoke, arguments, message):
