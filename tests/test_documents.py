@@ -25,6 +25,7 @@ import gpuloader
 from gpuloader import devices as devices_module
 from gpuloader import errors
 from gpuloader.devices import cuda, cuda_places
+from tests.fakes import loader_threads
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +117,9 @@ def test_python_runs(path, tmp_path, monkeypatch):
     for block in read_blocks(path):
         if block.language in RUNNERS:
             RUNNERS[block.language](block, by_name(path), namespace)
+    namespace.clear()  # epochs that a page left open end with their names
+    gc.collect()
+    assert not loader_threads()
 
 
 def commands():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from types import FrameType
 from typing import Any
 
 from gpuloader.errors import LoaderError, StagingMemoryError
@@ -94,7 +95,8 @@ def prepared(start: Start) -> Iterator[None]:
 def _uninterrupted(loads_ours: bool) -> Iterator[None]:
     """Have a fork server that loads our modules start with SIGINT blocked, until it has loaded them.
 
-    The server inherits what is blocked here.
+    The server inherits what is blocked here. An interrupt of this process comes at the end of the block, as
+    the server would complain of a connection that breaks off; a second one comes at once.
     """
     if not loads_ours:
         yield
@@ -102,9 +104,37 @@ def _uninterrupted(loads_ours: bool) -> Iterator[None]:
     resource_tracker.ensure_running()  # which unblocks SIGINT once it has started, so not within the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        yield
+        with _deferred_interrupt():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Have Python's own handler of SIGINT called at the end of the block, for an interrupt within it.
+
+    To block the signal in this thread is not enough: another one takes it, and Python's handler runs here.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        if came:
+            handler(number, frame)
+        came.append((number, frame))
+
+    signal.signal(signal.SIGINT, defer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 @contextmanager

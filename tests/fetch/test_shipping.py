@@ -8,13 +8,13 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 from collections import namedtuple
 from contextlib import contextmanager
-from multiprocessing.reduction import recv_handle, send_handle
 
 import numpy as np
 import pytest
@@ -381,9 +381,9 @@ def test_processes_share_the_pages_and_not_their_writes():
 
 
 def test_a_received_descriptor_may_be_closed_at_once():
-    def work(connection, answer):
+    def work(link, answer):
         with nothing_left_behind():
-            descriptor = recv_handle(connection)
+            _, (descriptor,), _, _ = socket.recv_fds(link, 1, 1)
             value = unpack(descriptor)
             os.close(descriptor)
             answer.send(value["name"])
@@ -392,9 +392,9 @@ def test_a_received_descriptor_may_be_closed_at_once():
         answer.recv()
         answer.send(total)
 
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    ours, theirs = socket.socketpair()
     parcel = pack({"array": np.ones(BIG), "name": "given"})
-    send_handle(ours, parcel.descriptor, None)
+    socket.send_fds(ours, [b"x"], [parcel.descriptor])
     parcel.close()
     assert in_processes(1, work, theirs) == [("given", BIG)]
     ours.close()
