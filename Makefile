@@ -1,6 +1,6 @@
 # Every target sets up what it needs. Python 3.11 or later; PYTHON=... chooses another.
 # Names are run, not only looked up: a version manager leaves names on the PATH that start nothing.
-PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
+PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11 python3; do \
   $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 BIN := .venv/bin
 comma := ,
