@@ -98,7 +98,8 @@ class DataLoader(Resumable, Measured):
     in_order : bool
         Deliver in the order of the sampler; False: as batches come.
     worker_type : str
-        'process', or 'thread' for data sets that wait or that release the GIL.
+        'process', or 'thread' for data sets that wait or that release the GIL. Threads share the data set:
+        an iterable one must keep its place in what ``__iter__`` returns, not in itself.
     start_method : str or None
         'fork', 'forkserver' or 'spawn'; None: a fork server if the data set can be sent there cheaply.
     on_worker_death : str

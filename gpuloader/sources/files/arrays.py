@@ -166,7 +166,8 @@ class ZarrDataset(StoredArrays):
     SourceError
         There is no such store, or it cannot be read.
     DataFileError
-        It lacks an array, or they differ in their number of rows; while reading, a chunk is damaged.
+        It lacks an array, or they differ in their number of rows; while reading, a chunk is damaged (in a loader
+        it is then the cause of a `SampleError`).
 
     Examples
     --------
@@ -215,7 +216,7 @@ class HDF5Dataset(StoredArrays):
         There is no such file, or it cannot be read.
     DataFileError
         It is truncated, no HDF5 file, lacks an array, or they differ in their number of rows; while
-        reading, a chunk is damaged.
+        reading, a chunk is damaged (in a loader it is then the cause of a `SampleError`).
 
     Examples
     --------
