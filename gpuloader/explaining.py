@@ -254,16 +254,28 @@ def _explain_compute(setup: Setup, parts: dict[str, float], loop: float) -> Foun
     work = (parts["fetch"] + parts["stage"]) / max(setup.workers, 1)
     if setup.workers and work:
         notes.append(f"The input could feed steps {loop / work:.1f} times as fast.")
-    if parts["copy"]:
-        notes.append(f"Copies take {parts['copy'] / setup.places / loop:.0%} of the time, beside it.")
+    copying = parts["copy"] / setup.places / loop
+    if copying:
+        beside = ", beside it" if setup.workers else ""
+        notes.append(f"Copies take {copying:.0%} of the time{beside}.")
     return (
         "compute",
         share,
         f"Bound by compute: the consumer is busy {_time(parts['compute'])} of a step's {_time(loop)} "
         f"({share:.0%}); the loader keeps up.",
         notes,
-        [],
+        [] if setup.workers or copying < INPUT_SHARE else [_copy_ahead(setup)],
     )
+
+
+def _copy_ahead(setup: Setup) -> str:
+    """Return what helps a consumer that fetches by itself: its next copy is issued when it asks for it."""
+    ahead = {
+        "reader": "use_double_buffer=True issues copies ahead",
+        "arrays": "cache='device' keeps the arrays on the GPU",
+    }
+    knob = ahead.get(setup.reads, "num_workers=1 issues copies ahead")
+    return f"{knob}: without it a step that waits for the device, as for a loss, waits for its copy as well"
 
 
 def _startup_advice(stats: LoaderStats, setup: Setup) -> list[str]:

@@ -95,6 +95,22 @@ def test_copies_to_several_places_run_side_by_side():
     assert explain(stats, with_workers(2, places=2)).bound == "compute"
 
 
+@pytest.mark.parametrize(
+    ("reads", "knob"),
+    [("samples", "num_workers=1"), ("reader", "use_double_buffer=True"), ("arrays", "cache='device'")],
+)
+def test_copies_are_not_said_to_run_beside_a_step_that_may_wait_for_them(reads, knob):
+    """Who fetches by itself has the next copy issued only when it asks for the next batch."""
+    stats = times(compute=4.1, transfer=0.1, wait=0.1, copy=2.0)
+    alone = explain(stats, Setup(reads, 0, "process", cores=4))
+    assert alone.bound == "compute"
+    assert "beside" not in str(alone)
+    assert alone.advice[0].startswith(knob)
+    ahead = explain(stats, with_workers(1, reads))
+    assert "beside it" in str(ahead)
+    assert not ahead.advice
+
+
 def test_tiny_batches_are_bound_by_handing_over():
     explanation = explain(times(nbytes=64, wait=0.001, transfer=0.02, compute=0.01), SAMPLES)
     assert explanation.bound == "handing over"
