@@ -94,7 +94,8 @@ class DataLoader(Resumable, Measured):
         Steps copied to a GPU ahead of the one in hand. 'auto': found in the first steps, together with
         prefetch_factor, 8 at most.
     memory_budget : int or None
-        Bytes of host memory that slots may come to where something is 'auto'; None: 1 GiB.
+        Bytes of host memory that slots may grow to where something is 'auto'; None: 1 GiB. Those it begins
+        with are taken in any case.
     in_order : bool
         Deliver in the order of the sampler; False: as batches come.
     worker_type : str
