@@ -166,8 +166,8 @@ class ZarrDataset(StoredArrays):
     SourceError
         There is no such store, or it cannot be read.
     DataFileError
-        It lacks an array, or they differ in their number of rows; while reading, a chunk is damaged (in a loader
-        it is then the cause of a `SampleError`).
+        It lacks an array, or they differ in their number of rows; while reading, a chunk is damaged (in a
+        loader it is then the cause of a `SampleError`).
 
     Examples
     --------
