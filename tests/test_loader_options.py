@@ -70,7 +70,7 @@ BAD_OPTIONS = {
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
     "drop_last alone": ({"batch_size": None, "drop_last": True}, ValueError, "no last batch to drop"),
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
-    "num_workers": ({"num_workers": -1}, ValueError, "num_workers must be 'auto' or an integer of 0 or more, got -1"),
+    "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),
     "use_buffer_reader": ({"use_buffer_reader": 2}, TypeError, "use_buffer_reader must be True or False"),
     "prefetch_factor": ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be an integer of 1"),

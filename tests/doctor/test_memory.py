@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloader.doctor import memory as memory_module
 from gpuloader.control_group import ControlGroup
+from gpuloader.doctor import memory as memory_module
 from gpuloader.doctor.memory import (
     Memory,
     available_finding,
