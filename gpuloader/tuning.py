@@ -43,6 +43,9 @@ class Setting:
 class Climb:
     """The search for a setting: twice the workers, then twice the depth, as long as the loop gains by it.
 
+    A setting that gains nothing is looked past once: where now and then a sample takes long, two workers may
+    do no better than one, and four do.
+
     Parameters
     ----------
     setting : Setting
@@ -83,6 +86,7 @@ class Climb:
     steered_by: object = None
     settled_at: LoaderStats | None = None
     _best: tuple[Setting, float] | None = None
+    _doublings: int = 1
     _widened: bool = False
     _deepened: bool = False
 
@@ -92,7 +96,9 @@ class Climb:
         self.seen = [0, 0, 0]
         gained = self._best is None or rate >= GAIN * self._best[1]
         if gained:
-            self._best = self.setting, rate
+            self._best, self._doublings = (self.setting, rate), 1
+        elif self._doublings == 1 and self._goes_further():
+            self._doublings = 2
         else:
             self._forgo()
         if gained and waiting < ENOUGH:
@@ -108,19 +114,27 @@ class Climb:
     def _forgo(self) -> None:
         """Give up on the direction that led here."""
         assert self._best is not None
+        self._doublings = 1
         if self.setting.workers != self._best[0].workers:
             self._widened = True
         else:
             self._deepened = True
 
+    def _goes_further(self) -> bool:
+        """Return whether there is a larger setting in the direction that led here."""
+        assert self._best is not None
+        if self.setting.workers != self._best[0].workers:
+            return self.setting.workers < self.most_workers
+        return max(self.setting.depth, self.setting.prefetch) < DEEPEST
+
     def _go_on(self) -> None:
         assert self._best is not None
-        best = self._best[0]
+        best, times = self._best[0], 2**self._doublings
         if not self._widened and best.workers < self.most_workers:
-            self.setting = replace(best, workers=min(2 * best.workers, self.most_workers))
+            self.setting = replace(best, workers=min(times * best.workers, self.most_workers))
         elif self.deepens and not self._deepened and max(best.depth, best.prefetch) < DEEPEST:
             self.setting = replace(
-                best, depth=min(2 * best.depth, DEEPEST), prefetch=min(2 * best.prefetch, DEEPEST)
+                best, depth=min(times * best.depth, DEEPEST), prefetch=min(times * best.prefetch, DEEPEST)
             )
         else:
             self._hold()

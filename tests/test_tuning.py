@@ -26,7 +26,18 @@ def climb_on(rate_of, waiting=0.5, **options):
 def test_workers_double_as_long_as_the_loop_gains():
     climb = climb_on(lambda setting: min(setting.workers, 4) * 100.0)
     assert climb.setting.workers == 4
-    assert [setting.workers for setting, _ in climb.tried] == [1, 2, 4, 8]
+    assert [setting.workers for setting, _ in climb.tried] == [1, 2, 4, 8, 16]
+
+
+def test_a_setting_that_gains_nothing_is_looked_past_once():
+    """Where one sample in forty takes long, two threads wait for it as one does."""
+    rates = {1: 100.0, 2: 102.0, 4: 120.0, 8: 123.0, 16: 160.0}
+    assert climb_on(lambda setting: rates[setting.workers]).setting.workers == 16
+    level = climb_on(lambda setting: 100.0, most_workers=32)
+    assert level.setting.workers == 1
+    assert [setting.workers for setting, _ in level.tried] == [1, 2, 4]
+    deep = climb_on(lambda setting: 100.0 + 50.0 * (setting.depth == 8), most_workers=1, deepens=True)
+    assert deep.setting.depth == 8
 
 
 def test_a_loop_that_does_not_wait_is_left_alone():
