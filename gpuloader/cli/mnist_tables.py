@@ -45,7 +45,8 @@ def times_table(groups: dict[str, dict[str, Run]], wait: float) -> Table:
         table.add_row(Text(f"{title}{f', {wait * 1e3:g} ms' if title == 'with waits' else ''}", "bold"))
         for way, run in runs.items():
             stats, steps = run.stats, len(run.losses)
-            times = (stats.fetch, stats.stage, stats.wait, stats.transfer, run.compute, run.seconds)
+            waited = stats.startup + stats.wait
+            times = (stats.fetch, stats.stage, waited, stats.transfer, run.compute, run.seconds)
             ratio = run.seconds / first.seconds
             table.add_row(
                 f"  {way}",
@@ -56,7 +57,8 @@ def times_table(groups: dict[str, dict[str, Run]], wait: float) -> Table:
 
 
 EXPLANATION = (
-    "Read asynchronously, fetch and stage run beside the rest; wait is what the training still sees of them."
+    "Read asynchronously, fetch and stage run beside the rest; wait is what the training still sees of them. "
+    "What is missing from the total is the recording of the timeline."
 )
 
 
