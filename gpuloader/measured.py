@@ -32,6 +32,11 @@ class Measured:
             An earlier snapshot: only what happened after it counts. None: all since the loader was made, or
             since it has found what was left 'auto'.
 
+        Raises
+        ------
+        ValueError
+            The snapshot is another loader's.
+
         Examples
         --------
         >>> import time
@@ -44,4 +49,7 @@ class Measured:
         """
         stats, setup = self.stats(), self._setup()
         since = setup.since if since is None else since
-        return explain(stats if since is None else stats - since, setup)
+        passed = stats if since is None else stats - since
+        if passed.steps < 0:
+            raise ValueError("since must be an earlier stats() of this loader: it has fewer steps by now")
+        return explain(passed, setup)

@@ -199,6 +199,12 @@ def test_what_came_before_a_snapshot_does_not_count():
     assert loader.explain(since=before).bound == "unknown"
 
 
+def test_a_snapshot_of_another_loader_is_refused():
+    loader = DataLoader([1, 2], places="cpu")
+    with pytest.raises(ValueError, match="an earlier stats"):
+        loader.explain(since=times(100))
+
+
 def test_a_slow_reader_is_explained_as_a_reader():
     def slow():
         for number in range(8):
