@@ -330,19 +330,13 @@ class DataLoader(Resumable, Measured):
         source = ArraySource.of(self.dataset) if self._feeds is None else None
         if source is not None:
             return source
-        workers = self._loading.workers
         reading = DataLoader(
             self.dataset,
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
-            num_workers=AUTO if workers.most else workers.count,
-            timeout=workers.timeout,
-            worker_init_fn=workers.init,
             seed=self._fresh_progress(0).seed,
-            worker_type=workers.kind,
-            start_method=workers.start_method,
-            on_worker_death="respawn" if workers.respawn else "raise",
+            **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None
         return materialise(reading, len(self.dataset), promise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gpuloader.tuning import BUDGET
 
@@ -52,3 +53,18 @@ class WorkerOptions:
     most: int = 0
     deepens: bool = False
     budget: int = BUDGET
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options of a `DataLoader` that fetches with workers like these.
+
+        >>> WorkerOptions(2, "thread").as_options()["worker_type"]
+        'thread'
+        """
+        return {
+            "num_workers": "auto" if self.most else self.count,
+            "timeout": self.timeout,
+            "worker_init_fn": self.init,
+            "worker_type": self.kind,
+            "start_method": self.start_method,
+            "on_worker_death": "respawn" if self.respawn else "raise",
+        }
