@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,18 +23,19 @@ class Lease:
     it, which no reference to an array itself could promise. The finalizer runs in whatever thread drops
     the last view, perhaps inside a lock that this very thread holds: it appends to a deque and does
     nothing else, and the loader looks there on its next step.
+
+    Nothing of the finalizer is Python code, in which a Ctrl-C could arrive: Python prints what a finalizer
+    raises and goes on, so the interrupt would be lost.
     """
 
-    __slots__ = ("__array_interface__", "_freed", "_owner")
+    __slots__ = ("__array_interface__", "_release")
 
     def __init__(self, owner: Any, freed: deque[Any], interface: dict[str, Any] | None = None) -> None:
-        self._owner = owner
-        self._freed = freed
+        self._release = partial(freed.append, owner)
         if interface is not None:
             self.__array_interface__ = interface
 
-    def __del__(self) -> None:
-        self._freed.append(self._owner)
+    __del__ = property(attrgetter("_release"))
 
 
 def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[Any]]:

@@ -1,6 +1,7 @@
 """The lease: a slot is free when the last view of its batch has died, in whatever thread, and not before."""
 
 import gc
+import sys
 import threading
 from collections import deque
 
@@ -136,3 +137,16 @@ def test_a_slot_is_free_exactly_when_the_last_view_has_gone(order, cuts):
         assert not freed
         del held[number]
     assert list(freed) == [slot]
+
+
+def test_the_finalizer_runs_no_python_code_in_which_an_interrupt_could_be_lost(slot):
+    called = []
+    freed = deque()
+    batch = lease_views(slot, LAYOUT, freed)
+    sys.setprofile(lambda frame, event, argument: called.append(event))
+    try:
+        del batch
+    finally:
+        sys.setprofile(None)
+    assert len(freed) == 1
+    assert "call" not in called  # of Python; what is written in C is a "c_call"

@@ -1,5 +1,6 @@
 """Arrays in Zarr and HDF5 stores, row by row."""
 
+import gc
 import os
 import pickle
 import sys
@@ -200,12 +201,13 @@ def test_a_copy_that_breaks_off_is_not_left_open(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")
 def test_nothing_stays_open(tmp_path):
     path, kind = write_hdf5(tmp_path, image=IMAGES)
+    gc.collect()  # what earlier tests have left open
     before = set(os.listdir("/proc/self/fd"))
     dataset = kind(path)
-    assert set(os.listdir("/proc/self/fd")) == before  # so that a fork inherits nothing
+    assert set(os.listdir("/proc/self/fd")) <= before  # so that a fork inherits nothing
     list(DataLoader(dataset, places="cpu", batch_size=20))
     dataset.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
