@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import gpuloader
 from gpuloader.bench import machine
 from gpuloader.bench.measure import Candidate, Result, Spread, interleave
 
-__all__ = ["Candidate", "Result", "Spread", "describe_machine", "interleave"]
+__all__ = ["Candidate", "Result", "Spread", "describe_machine", "interleave", "write_report"]
 
 
 def describe_machine() -> dict[str, str]:
@@ -19,6 +21,12 @@ def describe_machine() -> dict[str, str]:
         "commit": _commit(),
         "package": Path(gpuloader.__file__).parent.name,
     }
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write figures to a JSON file that a person can read too, in a folder that need not be there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def _commit() -> str:

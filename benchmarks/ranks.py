@@ -25,7 +25,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import describe_machine
+from benchmarks.measure import describe_machine, write_report
 from gpuloader import DataLoader
 from gpuloader.plan import DividedPlan
 from gpuloader.sources.division import Division, Share
@@ -178,8 +178,7 @@ def main() -> None:
     report = measure(options.samples, options.batch_size, options.repeats)
     print(render(report))
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_report(report, options.output)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import dataset_start, datasets, files, footprint, overlap, watching
-from benchmarks.measure import describe_machine
+from benchmarks.measure import describe_machine, write_report
 from gpuloader.bench.report import Report
 
 CASES = {
@@ -51,8 +51,7 @@ def main() -> None:
         report["cases"].append(CASES[name](options.repeats).to_json())
     print(render(report))
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_report(report, options.output)
 
 
 def render(report: dict[str, Any]) -> str:

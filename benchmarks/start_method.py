@@ -26,7 +26,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import Spread, describe_machine
+from benchmarks.measure import Spread, describe_machine, write_report
 from gpuloader.fetch.shipping import Parcel, Unshippable, pack, unpack
 from gpuloader.fetch.starting import without_main
 
@@ -236,8 +236,7 @@ def main() -> None:
         report["cases"].append(measure(name, options.workers, options.repeats))
     print(render(report))
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_report(report, options.output)
 
 
 if __name__ == "__main__":

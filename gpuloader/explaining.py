@@ -122,7 +122,7 @@ def explain(stats: LoaderStats, setup: Setup) -> Explanation:
     elif parts["transfer"] >= TRANSFER_SHARE * loop:
         found = _explain_transfer(stats, setup, parts, loop)
     else:
-        found = _explain_compute(setup, parts, loop)
+        found = _explain_compute(setup, parts, copying / loop, loop)
     bound, share, summary, notes, advice = found
     startup = _startup_advice(stats, setup)
     return Explanation(bound, share, summary, parts, (*notes, *tuned), (*advice, *startup))
@@ -248,13 +248,12 @@ def _explain_transfer(stats: LoaderStats, setup: Setup, parts: dict[str, float],
     )
 
 
-def _explain_compute(setup: Setup, parts: dict[str, float], loop: float) -> Found:
+def _explain_compute(setup: Setup, parts: dict[str, float], copying: float, loop: float) -> Found:
     share = parts["compute"] / loop
     notes = []
     work = (parts["fetch"] + parts["stage"]) / max(setup.workers, 1)
     if setup.workers and work:
         notes.append(f"The input could feed steps {loop / work:.1f} times as fast.")
-    copying = parts["copy"] / setup.places / loop
     if copying:
         beside = ", beside it" if setup.workers else ""
         notes.append(f"Copies take {copying:.0%} of the time{beside}.")

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu.one import CASES
 from benchmarks.gpu.turns import verdict
+from benchmarks.measure import write_report
 from benchmarks.run import render
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def main() -> int:
         return 2
     machine = describe_gpu_machine(options.commit)
     output = options.output or ROOT / "benchmarks" / "results" / f"{slug(machine['gpu'])}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)  # to fail before anything is measured
     report: dict[str, Any] = {"machine": machine, "repeats": options.repeats, "cases": [], "failed": {}}
     print(render(report), flush=True)
     end = monotonic() + 60 * options.minutes
@@ -55,7 +56,7 @@ def main() -> int:
             report["failed"][name] = failure
             print(f"\n**{name}** failed: {failure}", flush=True)
         print(render(report | {"cases": cases}).partition("\n")[2], flush=True)
-        output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_report(report, output)
     print(render_verdicts(report), flush=True)
     return 1 if report["failed"] else 0
 

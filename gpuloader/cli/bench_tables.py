@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.peers import FLOOR, OURS, PEERS
 from gpuloader.bench.report import UNIT, Measured, Report, Row, format_number, format_ratio, ratio
+from gpuloader.cli.consoles import titled_table
 
 
 def show_machine(report: Report) -> RenderableType:
@@ -37,15 +36,7 @@ def show_machine(report: Report) -> RenderableType:
 
 def show_case(case: Measured) -> RenderableType:
     """Return a case's table, what failed in it, and what has to be known to read it."""
-    table = Table(
-        title=f"{case.title}, {UNIT}",
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        border_style="dim",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = titled_table(f"{case.title}, {UNIT}")
     table.add_column("", overflow="fold")
     for heading in ("median", "least to greatest", "× ours", "× floor"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -6,6 +6,7 @@ import os
 from typing import NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -23,6 +24,20 @@ def open_console() -> Console:
     console = Console(highlight=False)
     console.width = max(NARROWEST, min(console.width, WIDEST))
     return console
+
+
+def titled_table(title: str, *, show_edge: bool = True) -> Table:
+    """Return a table without rows, in the form that all tables of numbers have here."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        border_style="dim",
+        box=box.SIMPLE_HEAD,
+        show_edge=show_edge,
+        pad_edge=False,
+    )
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from gpuloader.cli.consoles import titled_table
 from gpuloader.demo.training import Run
 
 _ROWS = 8
@@ -13,7 +13,7 @@ _ROWS = 8
 
 def losses_table(runs: dict[str, Run]) -> Table:
     """Return some of the losses of runs, and for several whether they are equal."""
-    table = _table("Loss")
+    table = titled_table("Loss", show_edge=False)
     for heading in ("step", *runs, *(["equal"] if len(runs) > 1 else [])):
         table.add_column(heading, justify="right")
     losses = [run.losses for run in runs.values()]
@@ -28,7 +28,7 @@ def losses_table(runs: dict[str, Run]) -> Table:
 def times_table(groups: dict[str, dict[str, Run]], wait: float) -> Table:
     """Return where a step's time went, in microseconds, for each run; `wait` is in seconds."""
     compared = any(len(runs) > 1 for runs in groups.values())
-    table = _table("Where a step's time went, in microseconds")
+    table = titled_table("Where a step's time went, in microseconds", show_edge=False)
     table.add_column("", no_wrap=True)
     for heading in (
         "fetch",
@@ -74,17 +74,4 @@ def verdict(groups: dict[str, dict[str, Run]]) -> str:
         f"As it is, a step takes {micros:,.0f} µs: too short to gain from a second thread here (ratio "
         f"{ratio:.2f}). Hiding pays where reading or computing takes longer"
         f"{', as with the waits' if slowed else ''}."
-    )
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        border_style="dim",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
     )

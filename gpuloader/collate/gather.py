@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
 from gpuloader.errors import SampleError
-from gpuloader.operations import span_specs
+from gpuloader.operations import Spec, span_specs
 from gpuloader.program import Programmer
 from gpuloader.sources.stretch import Stretch
 from gpuloader.spec import Array, Indices
@@ -61,14 +61,9 @@ class Gatherer:
 
     def layout(self, count: int) -> Layout:
         """Return the layout of a batch of `count` samples."""
-        layout = self._layouts.get(count)
-        if layout is None:
-            if len(self._layouts) > 8:  # batches of ever new sizes
-                self._layouts.clear()
-            layout = self._layouts[count] = arrange(self._specs(count))
-        return layout
+        return _recall(self._layouts, count, self._specs)
 
-    def _specs(self, count: int) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
+    def _specs(self, count: int) -> tuple[Spec, ...]:
         return tuple(((count, *array.shape[1:]), array.dtype) for array in self._arrays)
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Gathering:
@@ -217,16 +212,8 @@ class RowStager(Gatherer):
         self._draws = programmer is not None and any(one.draws for one in programmer.transforms)
         self._spans: dict[int, Layout] = {}
 
-    def _specs(self, count: int) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
+    def _specs(self, count: int) -> tuple[Spec, ...]:
         return (((count,), np.dtype(np.int64)),)
-
-    def _span(self, count: int) -> Layout:
-        layout = self._spans.get(count)
-        if layout is None:
-            if len(self._spans) > 8:
-                self._spans.clear()
-            layout = self._spans[count] = arrange(span_specs(count))
-        return layout
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the row numbers."""
@@ -238,7 +225,7 @@ class RowStager(Gatherer):
         """Stage batch `number`; raises as `begin`."""
         if not isinstance(indices, Stretch):
             return super().assemble(number, indices, reserve)
-        layout = self._span(indices.count)
+        layout = _recall(self._spans, indices.count, span_specs)
         slot = reserve(self._room(number, layout))
         _, span = slot.views(layout)
         span[0], span[1] = indices.first, indices.last
@@ -274,6 +261,16 @@ class Gathering:
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
         return self._gatherer.finish(self)
+
+
+def _recall(layouts: dict[int, Layout], count: int, specs: Callable[[int], tuple[Spec, ...]]) -> Layout:
+    """Return the layout of a batch of `count` samples, worked out once for as long as it is remembered."""
+    layout = layouts.get(count)
+    if layout is None:
+        if len(layouts) > 8:  # batches of ever new sizes
+            layouts.clear()
+        layout = layouts[count] = arrange(specs(count))
+    return layout
 
 
 def _as_array(number: int, indices: Any) -> Array:

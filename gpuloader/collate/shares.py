@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuloader.collate.assembly import Reserve
-from gpuloader.collate.items import ItemAssembler
+from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.sources.division import Division
 from gpuloader.sources.randomness import current_draw, mixed_seed
@@ -115,3 +115,21 @@ class ShareStream:
         close = getattr(self._items, "close", None)
         if callable(close):
             close()
+
+
+def open_stream(
+    assembler: ItemAssembler,
+    size: int,
+    division: Division | None,
+    *,
+    drop_last: bool,
+    reached: ItemState,
+    keep_state: bool = True,
+) -> ItemStream | ShareStream:
+    """Return one worker's pass over an iterable data set: of all its items, or of one rank's.
+
+    Parameters as for `ItemStream`; where the items are divided among ranks, only `base` of `reached` counts.
+    """
+    if division is None:
+        return ItemStream(assembler, size, drop_last=drop_last, reached=reached, keep_state=keep_state)
+    return ShareStream(assembler, size, division, drop_last=drop_last, base=reached.base)

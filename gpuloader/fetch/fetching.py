@@ -13,7 +13,7 @@ from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
-from gpuloader.collate.shares import ShareStream
+from gpuloader.collate.shares import ShareStream, open_stream
 from gpuloader.fetch import Fetch
 from gpuloader.fetch.crew import Crew
 from gpuloader.fetch.inline import InlineFetch, stage_inline
@@ -92,8 +92,6 @@ class Fetching:
         Workers that fetch; fewer than were asked for where more make no sense.
     in_processes : bool
         Whether they are processes.
-    budget : int
-        Bytes that tuning may let the slots come to.
     """
 
     def __init__(
@@ -119,7 +117,6 @@ class Fetching:
         self._renew_assembler()
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
-        self.budget = workers.budget
         self.count = self._useful_count()
         self.in_processes = self.count > 0 and workers.kind == "process" and self._gatherer is None
         if self.in_processes:
@@ -141,6 +138,11 @@ class Fetching:
             return self._workers.count
         pays = self._gatherer.layout(self._batch_size or 1).nbytes >= PART_NBYTES
         return self._workers.count if pays else 0
+
+    @property
+    def budget(self) -> int:
+        """Bytes that tuning may let the slots come to."""
+        return self._workers.budget
 
     @property
     def reads(self) -> str:
@@ -232,17 +234,10 @@ class Fetching:
     def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream | ShareStream:
         assert isinstance(self._assembler, ItemAssembler)
         assert self._items_a_batch is not None
-        if self._division is not None:
-            return ShareStream(
-                self._assembler,
-                self._items_a_batch,
-                self._division,
-                drop_last=self._drop_last,
-                base=one.reached[worker].base,
-            )
-        return ItemStream(
+        return open_stream(
             self._assembler,
             self._items_a_batch,
+            self._division,
             drop_last=self._drop_last,
             reached=one.reached.get(worker) or ItemState(worker, 0),
             keep_state=keep_state,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation, Form
-from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
-from gpuloader.collate.shares import ShareStream
+from gpuloader.collate.items import ItemAssembler, ItemState
+from gpuloader.collate.shares import open_stream
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.failures import as_failure, flush_output, pack_failure
@@ -161,28 +161,19 @@ class _Worker:
         own = mixed_seed(seed, epoch, self._number, *setup.standing.salt)
         info = WorkerInfo(self._number, setup.count, own, setup.dataset, setup.standing.ranks)
         enter_worker(info)
-        divided = isinstance(self._assembler, ItemAssembler) and setup.division is not None
-        tell_worker(replace(info, id=0, num_workers=1) if divided else info)  # as `get_worker_info` does
-        if isinstance(self._assembler, ItemAssembler) and setup.division is not None:
+        if isinstance(self._assembler, ItemAssembler):
             assert setup.items_a_batch is not None
-            assert reached is not None
-            self._stream: ItemStream | ShareStream = ShareStream(
+            self._stream = open_stream(
                 self._assembler,
                 setup.items_a_batch,
                 setup.division,
                 drop_last=setup.drop_last,
-                base=reached.base,
-            )
-            seed_globals(mixed_seed(seed, epoch, 0))  # all ranks and workers read the same items
-        elif isinstance(self._assembler, ItemAssembler):
-            assert setup.items_a_batch is not None
-            self._stream = ItemStream(
-                self._assembler,
-                setup.items_a_batch,
-                drop_last=setup.drop_last,
                 reached=reached or ItemState(self._number, 0),
             )
+            if setup.division is not None:  # all ranks and workers read the same items
+                own, info = mixed_seed(seed, epoch, 0), replace(info, id=0, num_workers=1)
             seed_globals(own)
+        tell_worker(info)
 
     def _take(self, message: Message) -> None:
         """Take what is no task: memory that comes and goes."""
