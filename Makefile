@@ -21,8 +21,8 @@ test: .venv/dev.stamp
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train]
 # One process each: frameworks do not all bear each other, nor a fork.
 test-frameworks: .venv-frameworks/stamp
-	set -e; for tests in tests/test_interop.py tests/sources/test_frameworks.py \
-	  tests/test_documents.py tests/examples tests/test_from_ray.py; do \
+	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py \
+	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py; do \
 	  .venv-frameworks/bin/python -m pytest $$tests; done
 
 # Runs each text in notebooks/ and writes the .ipynb beside it; NOTEBOOKS="02 05" only those.

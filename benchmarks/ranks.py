@@ -27,9 +27,9 @@ if __name__ == "__main__":
 
 from benchmarks.measure import describe_machine, write_report
 from gpuloader import DataLoader
-from gpuloader.plan import DividedPlan
-from gpuloader.sources.division import Division, Share
-from gpuloader.sources.order import Shuffled
+from gpuloader.order.division import Division, Share
+from gpuloader.order.order import Shuffled
+from gpuloader.order.plan import DividedPlan
 
 WORLD_SIZES = (1, 8, 64, 512, 4096)
 GOAL_MS = 1.0

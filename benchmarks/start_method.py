@@ -27,11 +27,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.measure import Spread, describe_machine, write_report
-from gpuloader.fetch.shipping import Parcel, Unshippable, pack, unpack
-from gpuloader.fetch.starting import without_main
+from gpuloader.fetch.processes.shipping import Parcel, Unshippable, pack, unpack
+from gpuloader.fetch.processes.starting import without_main
 
 METHODS = ("fork", "forkserver", "spawn")
-PRELOADED = ["numpy", "gpuloader", "gpuloader.fetch.shipping"]
+PRELOADED = ["numpy", "gpuloader", "gpuloader.fetch.processes.shipping"]
 
 Measured = dict[str, float]
 """What one turn measured: `have_ms`, `private_mb` at the start and `touched_mb` after all was used."""

@@ -6,9 +6,8 @@ while the one before is computed on. A CPU place takes the same road. See `DataL
 
 from typing import TYPE_CHECKING, Any
 
-from gpuloader import fluid
-from gpuloader.devices import cuda_places
-from gpuloader.errors import (
+from gpuloader import fluid, io, reader
+from gpuloader.base.errors import (
     ComposeNotAligned,
     DataFileError,
     EOFException,
@@ -23,13 +22,23 @@ from gpuloader.errors import (
     WorkerError,
     WorkerTimeout,
 )
-from gpuloader.feeder import DataFeeder
-from gpuloader.from_ray import from_ray
-from gpuloader.loader import DataLoader
-from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
-from gpuloader.ragged import Ragged
-from gpuloader.sources import reader
-from gpuloader.sources.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.devices.opening import cuda_places
+from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.spec import FeedSpec, data
+from gpuloader.loader.dataset_loader import DataLoader
+from gpuloader.loader.feeder import DataFeeder
+from gpuloader.loader.from_ray import from_ray
+from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.order.randomness import sample_rng
+from gpuloader.order.sampler import (
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources.dataset import (
     ChainDataset,
     ComposeDataset,
@@ -40,19 +49,9 @@ from gpuloader.sources.dataset import (
     TensorDataset,
     random_split,
 )
-from gpuloader.sources.randomness import sample_rng
-from gpuloader.sources.reader import batch
-from gpuloader.sources.sampler import (
-    RandomSampler,
-    Sampler,
-    SequenceSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from gpuloader.sources.worker_info import get_worker_info
-from gpuloader.spec import FeedSpec, data
-from gpuloader.stats import LoaderStats
-from gpuloader.tracing import span, trace
+from gpuloader.sources.readers.decorators import batch
+from gpuloader.watch.stats import LoaderStats
+from gpuloader.watch.tracing import span, trace
 
 if TYPE_CHECKING:
     from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
@@ -106,6 +105,7 @@ __all__ = [
     "fluid",
     "from_ray",
     "get_worker_info",
+    "io",
     "random_split",
     "reader",
     "sample_rng",

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from gpuloader.errors import missing_package
-from gpuloader.measured import Measured
+from gpuloader.base.errors import missing_package
+from gpuloader.watch.measured import Measured
 
 __all__ = ["export"]
 

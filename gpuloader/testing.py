@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from gpuloader.devices.places import CustomPlace
 from gpuloader.devices.simulated import RaceError, SimulatedArray, SimulatedDevice, SimulatedStream
-from gpuloader.places import CustomPlace
 
 __all__ = [
     "CustomPlace",

@@ -19,7 +19,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from gpuloader.errors import LoaderError
+from gpuloader.base.errors import LoaderError
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten: Turing to Blackwell, what CUDA 13 compiles for."""

@@ -1,4 +1,4 @@
-// shuffle: the permutations of gpuloader/permutation.py, number for number, on the device.
+// shuffle: the permutations of gpuloader/order/permutation.py, number for number, on the device.
 //
 // Short ones are sorted: `hash_numbers` writes hashes with their numbers in the low bits, the launcher sorts
 // them, `take_numbers` copies the low bits of the part that is asked for. Long ones are computed where they

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.launching import check_size, current_device, launch, obtain, on_stream, sort, spread
-from gpuloader.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
+from gpuloader.order.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
 
 ENTRIES = ("hash_numbers", "take_numbers", "permute_positions")
 
@@ -30,7 +30,7 @@ def shuffle(
 ) -> Any:
     """Return the entries from position `start` to before `stop` of a permutation of ``range(count)``.
 
-    They are those of ``gpuloader.sources.order.Shuffled(count, seed, epoch)``. Up to 2**18 entries the whole
+    They are those of ``gpuloader.order.order.Shuffled(count, seed, epoch)``. Up to 2**18 entries the whole
     permutation is sorted, whatever part is asked for; beyond, only that part is computed, and nothing else
     held in memory.
 

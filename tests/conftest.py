@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuloader.sources.digits import Mnist
-from gpuloader.sources.mnist_json import read_json
+from gpuloader.sources.mnist.digits import Mnist
+from gpuloader.sources.mnist.mnist_json import read_json
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
 

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gpuloader import operations
 from gpuloader.kernels import gather, shuffle
+from gpuloader.transforms import operations
 
 INVALID_HANDLE = 400
 NOT_READY = 600

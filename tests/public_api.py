@@ -14,6 +14,7 @@ FILE = Path(__file__).with_suffix(".txt")
 
 MODULES = (
     "gpuloader",
+    "gpuloader.io",
     "gpuloader.reader",
     "gpuloader.transforms",
     "gpuloader.prometheus",
@@ -26,7 +27,7 @@ MODULES = (
 )
 """Where users import from; what these list in ``__all__`` is public, and so are its public members."""
 
-RETURNED = ("gpuloader.generator.GeneratorLoader",)
+RETURNED = ("gpuloader.loader.generator_loader.GeneratorLoader",)
 """Classes that users have objects of, but never name."""
 
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 import gpuloader
-from gpuloader import devices as devices_module
-from gpuloader import errors
-from gpuloader.devices import cuda, cuda_places
+from gpuloader.base import errors
+from gpuloader.devices import cuda, opening
+from gpuloader.devices.opening import cuda_places
 from tests.fakes import loader_threads
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins
 
@@ -274,11 +274,11 @@ def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
     runtime = FakeRuntime()
     monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, runtime))
     run_twins(monkeypatch, runtime)
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     blocks = [(path, block) for path in DOCS for block in read_blocks(path) if block.needs == ("gpu",)]
     assert blocks
     for path, block in blocks:
         exec(compile("\n" * block.line + block.text, by_name(path), "exec"), {"__name__": "__main__"})
     gc.collect()
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     assert not runtime.registered

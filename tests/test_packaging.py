@@ -105,7 +105,7 @@ def test_the_wheel_holds_every_module_and_every_file_that_is_read(wheel):
         for path in folder.rglob("*")
         if path.suffix in {".py", ".cu", ".cuh", ".npz"} and "kernels" not in path.relative_to(folder).parts
     }
-    assert {"gpuloader/kernels/spin.cu", "gpuloader/sources/mnist-5k.npz"} <= expected
+    assert {"gpuloader/kernels/spin.cu", "gpuloader/sources/mnist/mnist-5k.npz"} <= expected
     assert expected | {"gpuloader/py.typed"} <= names
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
 

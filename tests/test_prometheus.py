@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader
-from gpuloader.errors import MissingPackage
+from gpuloader.base.errors import MissingPackage
 from gpuloader.prometheus import PARTS, export
 
 client = pytest.importorskip("prometheus_client")

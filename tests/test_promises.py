@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpuloader import CPUPlace, DataLoader, StagingMemoryError
 from gpuloader.devices.simulated import SimulatedArray
-from gpuloader.generator import GeneratorLoader
+from gpuloader.loader.generator_loader import GeneratorLoader
+from gpuloader.pipeline.lane import SPARE
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
-from gpuloader.transfer import SPARE
 from tests.fakes import loader_threads, wait_until
 
 keeping = st.lists(st.sampled_from(["drop", "keep", "slice", "corner", "read late"]), min_size=1, max_size=8)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gpuloader import CUDAPlace
+from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.devices import open_device
-from gpuloader.epoch import Epoch, Road, build_road
-from gpuloader.errors import QueueClosed
+from gpuloader.devices.opening import open_device
+from gpuloader.pipeline.epoch import Epoch, Road, build_road
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.stats import Meter
+from gpuloader.watch.stats import Meter
 
 
 class ReadyFetch:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+from gpuloader.base.errors import describe_error
 from gpuloader.bench.cases import CASES, Case
 from gpuloader.bench.consumer import LEAST, turn
 from gpuloader.bench.peers import Loader, Loading, Peer, find_peer
-from gpuloader.errors import describe_error
 
 
 class TurnFailed(Exception):

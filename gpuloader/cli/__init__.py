@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 
-from gpuloader.errors import missing_package
+from gpuloader.base.errors import missing_package
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it."""

@@ -12,8 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from gpuloader.errors import LoaderError, describe_error
-from gpuloader.places import Place, parse_place
+from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.devices.places import Place, parse_place
 
 NARROWEST, WIDEST = 40, 100
 """Columns; in less a finding has no room, and lines across a wider screen are hard to follow."""

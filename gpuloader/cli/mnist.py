@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from gpuloader.base.errors import LoaderError
 from gpuloader.cli.consoles import fail, open_console, print_whole, read_place
-from gpuloader.errors import LoaderError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuloader.demo.comparison import Plan, Way
     from gpuloader.demo.training import Run
-    from gpuloader.places import Place
-    from gpuloader.sources.digits import DigitSet
+    from gpuloader.devices.places import Place
+    from gpuloader.sources.mnist.digits import DigitSet
 
 BATCH_MILLISECONDS = 2.0
 """The wait of runs that are compared, where none is given."""
@@ -114,7 +114,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _open(place: str | None, data: Path | None, console: Console) -> tuple[str, Place, DigitSet]:
-    from gpuloader.devices import default_place, open_device
+    from gpuloader.devices.opening import default_place, open_device
     from gpuloader.sources import mnist as digits
 
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import QueueClosed, SampleError, describe_error
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form, declared_form, settle_form
@@ -18,9 +19,8 @@ from gpuloader.collate.leaves import ObjectColumns, all_leaves, array_leaves, ob
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.whole import stage_whole
-from gpuloader.errors import QueueClosed, SampleError, describe_error
-from gpuloader.sources.randomness import current_draw
-from gpuloader.spec import Array, Indices
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.randomness import current_draw
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 

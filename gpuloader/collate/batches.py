@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.stream import StagedBatch, write_batch
-from gpuloader.errors import SampleError
-from gpuloader.ragged import Ragged
-from gpuloader.spec import Array, FeedSpec, as_numbers, describe, fit
+from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.spec import Array, FeedSpec, as_numbers, describe, fit
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring
-from gpuloader.stats import Meter
+from gpuloader.watch.stats import Meter
 
 _END = object()
 

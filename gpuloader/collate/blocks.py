@@ -14,9 +14,9 @@ from gpuloader.collate.finish import room_for
 from gpuloader.collate.form import Collation, Form
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Branch, Leaf
-from gpuloader.ragged import Ragged
+from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Rows, row_parts
-from gpuloader.spec import Array, FeedSpec
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 

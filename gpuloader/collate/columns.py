@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.rows import SampleRows, fields_of
-from gpuloader.errors import SampleError
-from gpuloader.ragged import split_rows
-from gpuloader.spec import Array, FeedSpec
+from gpuloader.fields.ragged import split_rows
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import Layout, arrange
 
 

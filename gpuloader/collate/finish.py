@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
-from gpuloader.program import Program
-from gpuloader.spec import Indices
+from gpuloader.fields.spec import Indices
 from gpuloader.staging.layout import Layout
+from gpuloader.transforms.program import Program
 
 
 def room_for(collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout) -> int:

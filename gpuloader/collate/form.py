@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.structure import Structure
-from gpuloader.errors import SampleError
-from gpuloader.program import Programmer
-from gpuloader.ragged import gather_fields
-from gpuloader.spec import Array, FeedSpec, as_numbers, cast
+from gpuloader.fields.ragged import gather_fields
+from gpuloader.fields.spec import Array, FeedSpec, as_numbers, cast
+from gpuloader.transforms.program import Programmer
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
 
     >>> check_fill(0.5, np.dtype("int64"))
     Traceback (most recent call last):
-    gpuloader.errors.SampleError: rows of int64 cannot be filled up with 0.5
+    gpuloader.base.errors.SampleError: rows of int64 cannot be filled up with 0.5
     """
     try:
         held = cast(np.asarray(fill), dtype).item()

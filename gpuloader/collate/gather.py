@@ -8,18 +8,18 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
-from gpuloader.errors import SampleError
-from gpuloader.operations import Spec, span_specs
-from gpuloader.program import Programmer
-from gpuloader.sources.stretch import Stretch
-from gpuloader.spec import Array, Indices
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
+from gpuloader.transforms.operations import Spec, span_specs
+from gpuloader.transforms.program import Programmer
 
 
 class Gatherer:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import fits, stage_block
 from gpuloader.collate.finish import complete, room_for
@@ -15,9 +16,8 @@ from gpuloader.collate.form import Form
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import LoaderError, SampleError, describe_error
+from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import gives_blocks
-from gpuloader.sources.randomness import current_draw
 
 
 class ItemAssembler(Assembler):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.structure import Structure
-from gpuloader.errors import SampleError
 
 ObjectColumns = dict[int, list[Any]]
 """Field number to one Python object a sample."""

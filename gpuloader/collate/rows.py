@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import SampleError
-from gpuloader.spec import Array, Conversion, FeedSpec, as_numbers, convert, convert_alike
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.spec import Array, Conversion, FeedSpec, as_numbers, convert, convert_alike
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
 _PACKABLE = "bBhHiIqQefd"

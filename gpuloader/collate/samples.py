@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import SampleError
-from gpuloader.spec import FeedSpec
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout
 from gpuloader.staging.ring import Ring
-from gpuloader.stats import Meter
+from gpuloader.watch.stats import Meter
 
 _END = object()
 

@@ -9,9 +9,9 @@ from typing import Any
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.sources.division import Division
-from gpuloader.sources.randomness import current_draw, mixed_seed
-from gpuloader.sources.worker_info import WorkerInfo, exchange_worker
+from gpuloader.order.division import Division
+from gpuloader.order.randomness import current_draw, mixed_seed
+from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 
 
 class ShareStream:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import LoaderError, SampleError, note_batch
 from gpuloader.collate.structure import Structure
-from gpuloader.errors import LoaderError, SampleError, note_batch
-from gpuloader.sources.contract import Reader, iterate
-from gpuloader.spec import Array
+from gpuloader.fields.spec import Array
+from gpuloader.sources.readers.contract import Reader, iterate
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.stats import Meter
+from gpuloader.watch.stats import Meter
 
 
 @dataclass(slots=True)  # not frozen: that would take longer to make than the rest of its way

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import SampleError
-from gpuloader.ragged import Ragged
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.spec import is_stageable
 from gpuloader.sources.block import WholeList
-from gpuloader.spec import is_stageable
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure, is_array, is_proper_array
-from gpuloader.errors import SampleError
-from gpuloader.ragged import Ragged
-from gpuloader.spec import Array, FeedSpec, as_numbers, convert
+from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.spec import Array, FeedSpec, as_numbers, convert
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.arrays import array_module
-from gpuloader.errors import DataFileError
-from gpuloader.sources.digits import PIXELS
+from gpuloader.base.errors import DataFileError
+from gpuloader.fields.arrays import array_module
+from gpuloader.sources.mnist.digits import PIXELS
 
 
 class LinearModel:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuloader.errors import DataFileError
-from gpuloader.tracing import COPIES, WORKER, Span, sort_rows
+from gpuloader.base.errors import DataFileError
+from gpuloader.watch.tracing import COPIES, WORKER, Span, sort_rows
 
 COLOURS = {
     "fetch": "#4c78a8",

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.demo.linear import LinearModel
-from gpuloader.loader import DataLoader
-from gpuloader.places import Place
+from gpuloader.devices.places import Place
+from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.sources import mnist
-from gpuloader.sources.digits import DigitSet
-from gpuloader.stats import LoaderStats
-from gpuloader.tracing import Span, span, trace
+from gpuloader.sources.mnist.digits import DigitSet
+from gpuloader.watch.stats import LoaderStats
+from gpuloader.watch.tracing import Span, span, trace
 
 BATCH_SIZE = 100
 CAPACITY = 8

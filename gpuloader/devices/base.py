@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
+from gpuloader.transforms.program import Program
 
 Stream = Any
 """A queue of work on a device, run in order; what it is, only its device knows."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from gpuloader.base.errors import LoaderError, PlaceError, StagingMemoryError, describe_error
+from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, tell_failure, translate
-from gpuloader.errors import LoaderError, PlaceError, StagingMemoryError, describe_error
-from gpuloader.platforms import after_fork
-from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
+from gpuloader.transforms.program import Program
 
 _import_error = ""
 try:

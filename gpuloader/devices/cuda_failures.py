@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.base.errors import LoaderError, StagingMemoryError
 
 CAPTURED = range(900, 909)
 """What CUDA says of calls that may not be made while a stream is captured."""

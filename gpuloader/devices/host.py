@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.devices.base import HostMemory
-from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
+from gpuloader.transforms.program import Program
 
 _ONLY_STREAM = "host"
 _ONLY_EVENT = "done"

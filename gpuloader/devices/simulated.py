@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.devices.base import HostMemory
-from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.program import Program
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
+from gpuloader.transforms.program import Program
 
 _POISON = 0xAB
 

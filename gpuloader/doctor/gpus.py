@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuloader.control_group import read_text
+from gpuloader.base.control_group import read_text
+from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 from gpuloader.doctor.attempt import Attempt, Outcome
 from gpuloader.doctor.finding import Finding, Verdict, show_bytes
-from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 
 TRIAL_SECONDS = 60.0
 SLOW = 3e9

@@ -9,10 +9,10 @@ from time import perf_counter
 
 import numpy as np
 
-from gpuloader.control_group import ControlGroup, read_text
+from gpuloader.base.control_group import ControlGroup, read_text
+from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.platforms import has_memory_files
 from gpuloader.doctor.finding import Finding, show_bytes
-from gpuloader.errors import StagingMemoryError
-from gpuloader.platforms import has_memory_files
 from gpuloader.staging.arena import Arena
 
 LITTLE, TOO_LITTLE = 1 << 30, 64 << 20

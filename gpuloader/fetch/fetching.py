@@ -9,27 +9,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpuloader.base.platforms import check_processes
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.collate.shares import ShareStream, open_stream
-from gpuloader.fetch import Fetch
-from gpuloader.fetch.crew import Crew
+from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.fetch.jobs import Window
-from gpuloader.fetch.thread_workers import PART_NBYTES, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.threads.crew import Crew
+from gpuloader.fetch.threads.workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.fetch.worker_options import WorkerOptions
-from gpuloader.platforms import check_processes
+from gpuloader.fields.spec import Indices
+from gpuloader.order.division import Division, Standing
 from gpuloader.sources.dataset import array_source
-from gpuloader.sources.division import Division, Standing
-from gpuloader.spec import Indices
 from gpuloader.staging.ring import Ring
-from gpuloader.stats import Meter
-from gpuloader.tuning import DEEPEST, Climb, Setting
+from gpuloader.watch.stats import Meter
+from gpuloader.watch.tuning import DEEPEST, Climb, Setting
 
 if TYPE_CHECKING:
-    from gpuloader.fetch.pool import Pool
+    from gpuloader.fetch.processes.pool import Pool
 
 _COLUMNS = 256  # indices a batch for which the board has room where the batch size is not known
 
@@ -264,10 +264,10 @@ class Fetching:
 
     def _open_processes(self, one: Pass, window: Window, meter: Meter) -> Fetch:
         # Only now: what is about processes takes as long to import as the rest of the package.
-        from gpuloader.fetch.pool import Pool, Terms
-        from gpuloader.fetch.process_workers import ProcessWorkers
-        from gpuloader.fetch.starting import choose_start
-        from gpuloader.fetch.worker import Setup
+        from gpuloader.fetch.processes.pool import Pool, Terms
+        from gpuloader.fetch.processes.setup import Setup
+        from gpuloader.fetch.processes.starting import choose_start
+        from gpuloader.fetch.processes.workers import ProcessWorkers
 
         workers, depth = self._workers, self._workers.prefetch_factor
         pool = self._take_pool()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter_ns
 
+from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import LoaderError, QueueClosed
-from gpuloader.sources.randomness import Draw, exchange_draw
-from gpuloader.spec import Indices
+from gpuloader.fields.spec import Indices
+from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.stats import Meter
-from gpuloader.tracing import mark
+from gpuloader.watch.stats import Meter
+from gpuloader.watch.tracing import mark
 
 
 class InlineFetch:

@@ -6,11 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
+from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import QueueClosed
-from gpuloader.spec import Indices
+from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.stats import Meter
+from gpuloader.watch.stats import Meter
 
 
 class Job:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.errors import LoaderError
 from gpuloader.staging.queue import BatchQueue, pump
 from gpuloader.staging.ring import Ring
 

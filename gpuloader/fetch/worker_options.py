@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpuloader.tuning import BUDGET
+from gpuloader.watch.tuning import BUDGET
 
 
 @dataclass(frozen=True, slots=True)

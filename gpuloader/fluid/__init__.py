@@ -3,11 +3,11 @@
 ``import paddle.fluid as fluid`` becomes ``from gpuloader import fluid``.
 """
 
-from gpuloader.devices import cuda_places
-from gpuloader.feeder import DataFeeder
+from gpuloader.devices.opening import cuda_places
+from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+from gpuloader.fields.spec import data
 from gpuloader.fluid import core, io, layers
-from gpuloader.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
-from gpuloader.spec import data
+from gpuloader.loader.feeder import DataFeeder
 
 __all__ = [
     "CPUPlace",

@@ -5,38 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuloader.errors import ComposeNotAligned
-from gpuloader.generator import GeneratorLoader
-from gpuloader.loader import DataLoader
-from gpuloader.sources.reader import (
-    batch,
-    buffered,
-    cache,
-    chain,
-    compose,
-    firstn,
-    map_readers,
-    multiprocess_reader,
-    shuffle,
-    xmap_readers,
-)
-from gpuloader.spec import FeedSpec
+from gpuloader import reader
+from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.dataset_loader import DataLoader
+from gpuloader.loader.generator_loader import GeneratorLoader
+from gpuloader.reader import *  # noqa: F403
 
-__all__ = [
-    "ComposeNotAligned",
-    "DataLoader",
-    "PyReader",
-    "batch",
-    "buffered",
-    "cache",
-    "chain",
-    "compose",
-    "firstn",
-    "map_readers",
-    "multiprocess_reader",
-    "shuffle",
-    "xmap_readers",
-]
+__all__ = [*reader.__all__, "DataLoader", "PyReader"]
 
 
 class PyReader(GeneratorLoader):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.ragged import Ragged
+from gpuloader.fields.ragged import Ragged
 
 Rows = slice | NDArray[np.int64]
 """Which rows of a column: a slice with a start and a stop and no step, or their numbers, all 0 or more."""

@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.errors import SampleError
-from gpuloader.spec import is_stageable
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.spec import is_stageable
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]

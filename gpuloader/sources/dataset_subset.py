@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.sources.computed import Indices, as_indices, check_whole
+from gpuloader.order.computed import Indices, as_indices, check_whole
+from gpuloader.order.order import Shuffled
 from gpuloader.sources.dataset_base import (
     Dataset,
     Many,
@@ -22,7 +23,6 @@ from gpuloader.sources.dataset_base import (
     pass_on,
     read_many,
 )
-from gpuloader.sources.order import Shuffled
 
 Arrays = tuple[NDArray[Any], ...]
 

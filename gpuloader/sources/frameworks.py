@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from gpuloader.sources.worker_info import WorkerInfo
+from gpuloader.order.worker_info import WorkerInfo
 
 _DATA_MODULES = ("torch.utils.data", "paddle.io")
 _WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worker")

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import StagingMemoryError
-from gpuloader.platforms import (
+from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.platforms import (
     available_memory,
     can_share_memory,
     has_memory_files,
@@ -46,7 +46,7 @@ class Arena:
     Memory that a device copies from lies in a memory file, sealed against resizing and shared with forked
     children: a private page would move when it is written after a fork, away from where the device reads.
     Other memory is private and anonymous, since only there Linux gives huge pages, and large batches are
-    written a sixth faster into those. What stands in for a memory file says `gpuloader.platforms`.
+    written a sixth faster into those. What stands in for a memory file says `gpuloader.base.platforms`.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, Full, SimpleQueue
 from typing import Generic, TypeVar
 
-from gpuloader.errors import QueueClosed
+from gpuloader.base.errors import QueueClosed
 
 T = TypeVar("T")
 

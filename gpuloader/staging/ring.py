@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import QueueClosed
+from gpuloader.base.errors import QueueClosed
 from gpuloader.staging.arena import Arena, PageLocker
 from gpuloader.staging.layout import Layout, align
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, data
+from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.assembly import Assembler, describe_error
 from gpuloader.collate.form import Collation
-from gpuloader.errors import QueueClosed
-from gpuloader.fetch import worker
+from gpuloader.fetch.processes import worker
 from gpuloader.staging.ring import Slot
 from tests.fakes import wait_until
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gpuloader import SampleError, Subset, TensorDataset
 from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.structure import Structure
-from gpuloader.plan import OrderedPlan
+from gpuloader.order.order import Mapped, Shuffled
+from gpuloader.order.plan import OrderedPlan
 from gpuloader.sources.dataset import array_source
-from gpuloader.sources.order import Mapped, Shuffled
 from gpuloader.staging.ring import Slot
 
 ARRAYS = (np.arange(20).reshape(10, 2), np.arange(10.0), np.arange(30, dtype="i2").reshape(10, 3).T.copy().T)

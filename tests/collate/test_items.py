@@ -6,7 +6,7 @@ import pytest
 from gpuloader import SampleError, sample_rng
 from gpuloader.collate.form import Collation
 from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
-from gpuloader.sources.randomness import Draw, exchange_draw
+from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Counting, Stateful
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gpuloader.base.errors import DataFileError
 from gpuloader.demo.linear import LinearModel
-from gpuloader.errors import DataFileError
 from gpuloader.sources import mnist
-from gpuloader.sources.digits import DigitSet, Mnist
+from gpuloader.sources.mnist.digits import DigitSet, Mnist
 
 
 def train(digits: DigitSet, *, flat_labels: bool, epochs: int = 1) -> list[float]:

@@ -7,11 +7,11 @@ from collections import deque
 import numpy as np
 import pytest
 
-from gpuloader.program import Programmer
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms import Cast, OneHot
+from gpuloader.transforms.program import Programmer
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gpuloader import CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, LoaderError, PlaceError, data
-from gpuloader import devices as devices_module
-from gpuloader.devices import cuda, cuda_failures, cuda_places, default_place, open_device
-from gpuloader.errors import StagingMemoryError
-from gpuloader.places import CPUPlace
+from gpuloader.base.errors import StagingMemoryError
+from gpuloader.devices import cuda, cuda_failures, opening
+from gpuloader.devices.opening import cuda_places, default_place, open_device
+from gpuloader.devices.places import CPUPlace
 from tests.devices.conformance import LAYOUT
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read
@@ -26,10 +26,10 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 def runtime(monkeypatch):
     fake = FakeRuntime()
     monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     yield fake
     gc.collect()
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     assert not fake.registered  # every page-locked arena was unlocked, before its memory went
 
 
@@ -478,7 +478,7 @@ class TestWhatIsMissing:
             PlaceError, match=rf"gpu:0 is not there: CuPy .* is built for CUDA 13\.2 .*{what}"
         ):
             DataFeeder([data("x", [None])], "gpu:0")
-        devices_module._open.cache_clear()
+        opening._open.cache_clear()
         assert default_place() == CPUPlace()  # where none was asked for, work goes on without it
 
     def test_the_device_of_that_index(self, runtime):
@@ -515,7 +515,7 @@ def test_all_visible_devices_are_the_default(runtime, monkeypatch):
 def test_the_default_place_is_the_best_present(runtime):
     assert default_place() == CUDAPlace(0)
     runtime.devices = 0
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     assert default_place() == CPUPlace()
 
 

@@ -5,12 +5,13 @@ import gc
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places, transfer
-from gpuloader import devices as devices_module
-from gpuloader.devices import cuda, open_device
-from gpuloader.errors import LoaderError
+from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
+from gpuloader.base.errors import LoaderError
+from gpuloader.devices import cuda, opening
+from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import CUDAPlace
 from gpuloader.kernels import shuffle
-from gpuloader.places import CUDAPlace
+from gpuloader.pipeline import lane
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
 from tests.devices.conformance import DeviceTests
 from tests.fakes import nothing_left_behind
@@ -29,10 +30,10 @@ def runtime(monkeypatch):
     fake = FakeRuntime()
     monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
     run_twins(monkeypatch, fake)
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     yield fake
     gc.collect()
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     assert not fake.registered
 
 
@@ -221,9 +222,9 @@ def test_kernels_go_on_the_copy_stream_of_their_device(runtime, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 100, 129, 1 << 20])
 def test_whole_arrays_go_up_in_chunks(runtime, monkeypatch, chunk):
-    monkeypatch.setattr(transfer, "UPLOAD_NBYTES", chunk)
+    monkeypatch.setattr(lane, "UPLOAD_NBYTES", chunk)
     arrays = [np.arange(77, dtype=np.int16), np.zeros((0, 3)), np.arange(36.0).reshape(6, 6)[:, 1:4]]
-    there = transfer.upload(arrays, open_device(CUDAPlace(0)))
+    there = lane.upload(arrays, open_device(CUDAPlace(0)))
     gc.collect()
     assert not runtime.registered
     for array, one in zip(arrays, there, strict=True):  # without runtime.finish(): upload has waited for it

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloader.control_group import ControlGroup
+from gpuloader.base.control_group import ControlGroup
+from gpuloader.base.errors import StagingMemoryError
 from gpuloader.doctor import memory as memory_module
 from gpuloader.doctor.memory import (
     Memory,
@@ -17,7 +18,6 @@ from gpuloader.doctor.memory import (
     read_memory,
     shared_finding,
 )
-from gpuloader.errors import StagingMemoryError
 from tests.doctor.machines import verdicts
 
 GIB, MIB = 1 << 30, 1 << 20

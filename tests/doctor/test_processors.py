@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloader.control_group import ControlGroup
+from gpuloader.base.control_group import ControlGroup
 from gpuloader.doctor.processors import (
     Processors,
     cores_finding,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpuloader import devices as devices_module
-from gpuloader.devices import cuda
+from gpuloader.devices import cuda, opening
 from gpuloader.devices.host import HostDevice
 from gpuloader.doctor.attempt import attempt
 from gpuloader.doctor.trials import copy_to_device, describe_gpus, fetch_by_worker, time_copies
@@ -20,9 +19,9 @@ def runtime(monkeypatch):
         for index in range(2)
     }.__getitem__
     monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     yield fake
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     assert not fake.registered
 
 

@@ -190,7 +190,8 @@ def warm_up():
 
     The server has what the test modules import, so that not every worker need load it.
     """
-    multiprocessing.set_forkserver_preload(["gpuloader.fetch.worker", "tests.fetch.faulty", "pytest"])
+    ours = "gpuloader.fetch.processes.worker"
+    multiprocessing.set_forkserver_preload([ours, "tests.fetch.faulty", "pytest"])
     assert indices(loader(Faulty(4), start_method="forkserver")) == plain(4)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gpuloader import CUDAPlace
-from gpuloader.devices import open_device
+from gpuloader.devices.opening import open_device
 from gpuloader.kernels.spin import spin
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
@@ -221,7 +221,7 @@ class TestWhatIsLoaded:
             def driver():
                 return "libcuda.so" in open("/proc/self/maps").read()
 
-            import gpuloader, gpuloader.fetch.worker, gpuloader.transforms
+            import gpuloader, gpuloader.fetch.processes.worker, gpuloader.transforms
             print(int(driver()), int("cupy" in sys.modules))
             import cupy
             print(int(driver()))

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
-from gpuloader import devices as devices_module
-from gpuloader.devices import cuda
+from gpuloader.devices import cuda, opening
 from gpuloader.kernels import launching, shuffle
-from gpuloader.permutation import SORTED_AT_MOST
+from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
 from tests.fakes_cuda import FakeRuntime, make_cupy
 from tests.kernels import shim
@@ -49,10 +48,10 @@ def runtime(kernels, monkeypatch):
     monkeypatch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(shuffle, "sort", sort)
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     yield fake
     gc.collect()
-    devices_module._open.cache_clear()
+    opening._open.cache_clear()
     assert not fake.registered
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from gpuloader.fields.ragged import Ragged
 from gpuloader.kernels.pad import pad, pad_on_host
-from gpuloader.ragged import Ragged
 from tests.kernels.shim import Placed, examples, place, read
 
 DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64", "complex128"]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
-from gpuloader.sources.order import Shuffled
+from gpuloader.order.order import Shuffled
 from tests.kernels.shim import Placed, examples, read
 
 seeds = st.integers(0, 2**64 - 1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.errors import SampleError
+from gpuloader.base.errors import SampleError
 from gpuloader.sources.dataset import (
     ChainDataset,
     ComposeDataset,

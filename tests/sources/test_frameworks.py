@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset
-from gpuloader.options import check_dataset
+from gpuloader.loader.options import check_dataset
+from gpuloader.order.worker_info import WorkerInfo
 from gpuloader.sources.frameworks import tell_worker
-from gpuloader.sources.worker_info import WorkerInfo
 
 MODULES = {"torch": "torch.utils.data", "paddle": "paddle.io"}
 

@@ -9,8 +9,9 @@ from collections import deque
 import numpy as np
 import pytest
 
-from gpuloader import StagingMemoryError, platforms
-from gpuloader.control_group import read_control_group
+from gpuloader import StagingMemoryError
+from gpuloader.base import platforms
+from gpuloader.base.control_group import read_control_group
 from gpuloader.staging import arena as module
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange

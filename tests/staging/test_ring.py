@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuloader.errors import QueueClosed
+from gpuloader.base.errors import QueueClosed
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import lease_views
 from gpuloader.staging.ring import Ring

@@ -8,9 +8,9 @@ from typing import Any
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
 from gpuloader.bench.samples import Stream
-from gpuloader.loader import DataLoader
+from gpuloader.fields.spec import data
+from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.sources.dataset import IterableDataset, TensorDataset
-from gpuloader.spec import data
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:

@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, SourceError, describe_error, missing_package
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import DataFileError, SourceError, describe_error, missing_package
 from gpuloader.sources.dataset_base import Dataset, check_index
 from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote, open_source, persist
 

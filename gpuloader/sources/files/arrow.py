@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import DataFileError, describe_error
-from gpuloader.ragged import Ragged
+from gpuloader.base.errors import DataFileError, describe_error
+from gpuloader.fields.ragged import Ragged
 from gpuloader.sources.block import Column, Rows, WholeList
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def check_values(table: pa.Table, *, file: str | None = None, row_group: int | N
     >>> pa = pytest.importorskip("pyarrow")
     >>> check_values(pa.table({"label": [1, None]}), file="a.parquet", row_group=3)
     Traceback (most recent call last):
-    gpuloader.errors.DataFileError: a.parquet, row group 3, column 'label': 1 of 2 values is null, ...
+    gpuloader.base.errors.DataFileError: a.parquet, row group 3, column 'label': 1 of 2 values is null, ...
     """
     from pyarrow import ArrowInvalid
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from gpuloader.errors import SourceError, describe_error, missing_package
+from gpuloader.base.errors import SourceError, describe_error, missing_package
 
 ATTEMPTS = 5
 """How often a range of a remote file is asked for before that is an error."""

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpuloader.checks import check_count
+from gpuloader.base.checks import check_count
+from gpuloader.order.computed import check_whole
+from gpuloader.order.order import Shuffled
+from gpuloader.order.randomness import current_draw, mixed_seed
+from gpuloader.order.ranks import find_rank
+from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources.block import Rows
-from gpuloader.sources.computed import check_whole
 from gpuloader.sources.dataset_base import IterableDataset, S
-from gpuloader.sources.order import Shuffled
-from gpuloader.sources.randomness import current_draw, mixed_seed
-from gpuloader.sources.ranks import find_rank
-from gpuloader.sources.worker_info import get_worker_info
 
 
 class Piece(Protocol):

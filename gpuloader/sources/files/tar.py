@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, LoaderError, missing_package
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import DataFileError, LoaderError, missing_package
 from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
 

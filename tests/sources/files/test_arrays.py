@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataFileError, DataLoader, HDF5Dataset, SampleError, SourceError, ZarrDataset
-from gpuloader.errors import MissingPackage
+from gpuloader.base.errors import MissingPackage
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from gpuloader import SourceError
-from gpuloader.errors import MissingPackage
+from gpuloader.base.errors import MissingPackage
 from gpuloader.sources.files import opening
 from gpuloader.sources.files.opening import as_urls, is_lasting, open_source, persist
 from tests.sources.files.serving import serve

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader
+from gpuloader.order.randomness import Draw, exchange_draw
+from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.files.shards import ShardDataset
-from gpuloader.sources.randomness import Draw, exchange_draw
-from gpuloader.sources.worker_info import WorkerInfo, enter_worker
 
 
 class Numbers(ShardDataset):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataFileError, DataLoader, SampleError, SourceError, TarDataset
-from gpuloader.errors import MissingPackage
+from gpuloader.base.errors import MissingPackage
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.serving import serve
 

@@ -1,0 +1,150 @@
+"""Where a batch lands: value objects that name a place. They can be made on any machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuloader.base.errors import PlaceError
+
+
+@dataclass(frozen=True, slots=True)
+class CPUPlace:
+    """Host memory; batches are NumPy arrays that lie in the staging slot itself.
+
+    >>> CPUPlace() == CPUPlace(), CPUPlace()
+    (True, CPUPlace())
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAPinnedPlace:
+    """Page-locked host memory; batches are NumPy arrays a GPU can copy from at full speed.
+
+    >>> CUDAPinnedPlace()
+    CUDAPinnedPlace()
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAPlace:
+    """The memory of one GPU; batches are CuPy arrays.
+
+    Parameters
+    ----------
+    index : int
+        Which of the visible GPUs, from 0.
+
+    Raises
+    ------
+    PlaceError
+        `index` is not an integer of 0 or more. Whether that GPU is there is asked when it is first used.
+
+    >>> CUDAPlace(1), CUDAPlace(0) == CUDAPlace(0)
+    (CUDAPlace(1), True)
+    """
+
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
+            raise PlaceError(f"a CUDA place needs a device index of 0 or more, got {self.index!r}")
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.index})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CustomPlace:
+    """A place that brings its own device: how the simulated device enters the same pipeline.
+
+    Parameters
+    ----------
+    device : object
+        Anything that fulfils `gpuloader.devices.base.Device`.
+    """
+
+    device: object
+
+
+Place = CPUPlace | CUDAPlace | CUDAPinnedPlace | CustomPlace
+
+
+def parse_place(place: object) -> Place:
+    """Return the place that `place` names.
+
+    Parameters
+    ----------
+    place : Place or str
+        A place, or one of 'cpu', 'gpu', 'gpu:N' and 'gpu_pinned' (the strings Paddle takes).
+
+    Raises
+    ------
+    PlaceError
+        It is none of these.
+
+    >>> parse_place("gpu:1"), parse_place("cpu")
+    (CUDAPlace(1), CPUPlace())
+    """
+    if isinstance(place, CPUPlace | CUDAPlace | CUDAPinnedPlace | CustomPlace):
+        return place
+    if isinstance(place, str):
+        if place == "cpu":
+            return CPUPlace()
+        if place == "gpu_pinned":
+            return CUDAPinnedPlace()
+        if match := re.fullmatch(r"gpu(?::(\d+))?", place):
+            return CUDAPlace(int(match[1] or 0))
+    raise PlaceError(
+        f"not a place: {place!r}; give CPUPlace(), CUDAPlace(index), CUDAPinnedPlace() "
+        "or one of the strings 'cpu', 'gpu:0', 'gpu_pinned'"
+    )
+
+
+def parse_places(places: object) -> tuple[Place, ...]:
+    """Return one or many places as a tuple; a single place or string counts as one.
+
+    Raises
+    ------
+    PlaceError
+        One of them is not a place, or there is none.
+
+    >>> parse_places([CPUPlace(), "gpu:0"])
+    (CPUPlace(), CUDAPlace(0))
+    """
+    if isinstance(places, Iterable) and not isinstance(places, str):
+        parsed = tuple(parse_place(place) for place in places)
+    else:
+        parsed = (parse_place(places),)
+    if not parsed:
+        raise PlaceError("an empty list of places: a batch must land somewhere; give one place or more")
+    return parsed
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """Return `device_count` CPU places; None means the environment variable CPU_NUM, else 1.
+
+    Raises
+    ------
+    ValueError
+        The count is not an integer of 1 or more.
+
+    >>> cpu_places(2)
+    [CPUPlace(), CPUPlace()]
+    """
+    count = environment_count("CPU_NUM", 1) if device_count is None else device_count
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"device_count must be an integer of 1 or more, got {count!r}")
+    return [CPUPlace() for _ in range(count)]
+
+
+def environment_count(name: str, default: int) -> int:
+    """Return the environment variable `name` as an integer of 1 or more, or `default` where it is unset."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"the environment variable {name} must be an integer of 1 or more, got {text!r}")
+    return int(text)

@@ -1,0 +1,67 @@
+"""What the loader makes of a worker process that failed: its exception, or an error for its death."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+from gpuloader.base.errors import LoaderError, WorkerError
+from gpuloader.base.processes import describe_death
+from gpuloader.fetch.failures import plain_indices
+from gpuloader.fetch.jobs import Job
+from gpuloader.fetch.processes.reporting import find_users_own
+
+if TYPE_CHECKING:
+    from gpuloader.fetch.processes.process import WorkerProcess
+
+_NAMED = 8  # samples that a message names
+
+
+def unpack_failure(payload: bytes) -> BaseException:
+    """Return the exception in a message; the user's own, itself or its cause, has the traceback in a note."""
+    frozen, frozen_cause, trace = pickle.loads(payload)
+    error = _thaw(frozen)
+    if frozen_cause is not None:
+        error.__cause__ = _thaw(frozen_cause)
+    if trace:
+        find_users_own(error).add_note(f"gpuloader: raised in a worker process\n{trace}")
+    return error
+
+
+def _thaw(frozen: tuple[str, bytes]) -> BaseException:
+    text, data = frozen
+    if data:
+        try:
+            error = pickle.loads(data)
+        except Exception:
+            error = None
+        if isinstance(error, BaseException):
+            return error
+    return LoaderError(text)
+
+
+def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerError:
+    """Return the error for a worker that ended with an exit code, and for the jobs it held."""
+    cause, signal = describe_death(code)
+    doing = "was idle"
+    if held:
+        doing = "fetched batch " + ", ".join(str(job.number) for job in held)
+    if held and held[0].deaths > 1:
+        doing += f", the {_ordinal(held[0].deaths)} worker to die of batch {held[0].number}"
+    elif worker.deaths > 1:
+        doing += f", the {_ordinal(worker.deaths)} in a row to die before it brought anything"
+    hint = "; the system may have run out of memory" if signal == 9 else ""
+    indices = [index for job in held for index in plain_indices(job.indices)]
+    if indices:
+        more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+        doing += f" (samples {', '.join(map(repr, indices[:_NAMED]))}{more})"
+    return WorkerError(
+        f"worker {worker.number} (process {worker.pid}) {cause} while it {doing}{hint}",
+        pid=worker.pid,
+        signal=signal,
+        indices=indices,
+    )
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"

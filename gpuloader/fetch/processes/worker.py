@@ -1,0 +1,241 @@
+"""A worker process: fetches samples and writes them straight into the slots it is told. No CUDA, ever."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+from collections import deque
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.base.errors import LoaderError
+from gpuloader.base.platforms import keep_freed_memory
+from gpuloader.base.processes import die_with_parent
+from gpuloader.collate.assembly import Assembler
+from gpuloader.collate.form import Form
+from gpuloader.collate.items import ItemAssembler, ItemState
+from gpuloader.collate.shares import open_stream
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.fetch.failures import as_failure
+from gpuloader.fetch.processes.reporting import flush_output, pack_failure
+from gpuloader.fetch.processes.setup import Setup
+from gpuloader.fetch.processes.shipping import unpack
+from gpuloader.fetch.processes.surroundings import forswear_cuda, limit_threads, seed_globals, take_signals
+from gpuloader.fetch.processes.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
+from gpuloader.fields.spec import Indices
+from gpuloader.order.randomness import begin_draws, mixed_seed
+from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.sources.frameworks import tell_worker
+from gpuloader.staging.ring import Slot
+
+
+class _Gone(Exception):
+    """The loader's side of the link is closed: the worker's time is over."""
+
+
+def run(link: socket.socket, number: int, setup: Setup | None) -> None:
+    """Be worker `number` until the link closes; `setup` comes over the link where none is given."""
+    take_signals()
+    die_with_parent()
+    forswear_cuda()
+    keep_freed_memory()
+    try:
+        _Worker(link, number).serve(setup)
+    except _Gone:
+        pass
+    finally:
+        link.close()
+
+
+class _Worker:
+    def __init__(self, link: socket.socket, number: int) -> None:
+        self._link = link
+        self._number = number
+        self._inbox: deque[Message] = deque()
+        self._arenas: dict[int, NDArray[np.uint8]] = {}
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._told: tuple[Any, ...] = ()
+
+    def serve(self, setup: Setup | None) -> None:
+        try:
+            self._setup = setup or self._receive_setup()
+            limit_threads(self._setup.count)
+            self._assembler = self._make_assembler()
+            first = True
+            while True:
+                message = self._next()
+                if message.kind == Kind.EPOCH:
+                    self._begin_epoch(message)
+                    if first and self._setup.init is not None:
+                        self._setup.init(self._number)
+                    first = False
+                elif message.kind == Kind.TASK:
+                    self._fetch(message)
+                else:
+                    self._take(message)
+        except (_Gone, SystemExit):
+            raise
+        except BaseException as error:
+            # Outside any task: the data set could not be unpickled, or `worker_init_fn` raised.
+            self._send_error(NO_BATCH, error)
+
+    def _receive_setup(self) -> Setup:
+        message = self._next()
+        assert message.descriptor is not None
+        try:
+            setup: Setup = unpack(message.descriptor)
+        finally:
+            os.close(message.descriptor)
+        return setup
+
+    def _make_assembler(self) -> Assembler:
+        setup = self._setup
+        kind = Assembler if setup.items_a_batch is None else ItemAssembler
+        return kind(setup.dataset, setup.collation, self._number)
+
+    def _next(self) -> Message:
+        return self._inbox.popleft() if self._inbox else self._receive()
+
+    def _tell(self, message: Message) -> None:
+        try:
+            send(self._link, message)
+        except ConnectionError:  # not to be taken for one of the user's
+            raise _Gone from None
+
+    def _receive(self) -> Message:
+        message = receive(self._link)
+        if message is None:
+            raise _Gone
+        return message
+
+    def _begin_epoch(self, message: Message) -> None:
+        seed, epoch, self._serial = message.b, message.c, message.d
+        form: Form | None
+        reached: ItemState | None
+        form, reached = pickle.loads(message.payload)
+        if form is not None:
+            self._assembler.adopt(form)
+        begin_draws(seed, epoch)
+        self._seeds = seed, epoch
+        setup = self._setup
+        own = mixed_seed(seed, epoch, self._number, *setup.standing.salt)
+        info = WorkerInfo(self._number, setup.count, own, setup.dataset, setup.standing.ranks)
+        enter_worker(info)
+        if isinstance(self._assembler, ItemAssembler):
+            assert setup.items_a_batch is not None
+            self._stream = open_stream(
+                self._assembler,
+                setup.items_a_batch,
+                setup.division,
+                drop_last=setup.drop_last,
+                reached=reached or ItemState(self._number, 0),
+            )
+            if setup.division is not None:  # all ranks and workers read the same items
+                own, info = mixed_seed(seed, epoch, 0), replace(info, id=0, num_workers=1)
+            seed_globals(own)
+        tell_worker(info)
+
+    def _take(self, message: Message) -> None:
+        """Take what is no task: memory that comes and goes."""
+        if message.kind == Kind.FORGET:
+            self._arenas.pop(message.a, None)
+            self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
+            return
+        if message.kind == Kind.FORM:
+            self._assembler.adopt(pickle.loads(message.payload))
+            return
+        assert message.descriptor is not None
+        try:
+            if message.kind == Kind.BOARD:
+                self._board = Board(message.descriptor, message.a, message.b)
+            else:
+                mapping = mmap.mmap(message.descriptor, message.b)
+                self._arenas[message.a] = np.frombuffer(mapping, np.uint8)
+        finally:
+            os.close(message.descriptor)
+
+    def _fetch(self, task: Message) -> None:
+        if self._board.serial[0] != self._serial:
+            self._tell(Message(Kind.END, b=task.b))
+            return
+        begun = perf_counter_ns()
+        try:
+            staged = self._stage(task)
+            payload = b"" if staged is None else self._describe(staged)
+        except (_Gone, SystemExit):
+            raise
+        except BaseException as error:
+            self._send_error(task.b, as_failure(error, task.b, self._number))
+            return
+        if staged is None:
+            self._tell(Message(Kind.END, b=task.b))
+            return
+        self._tell(Message(Kind.DONE, b=task.b, c=begun, d=perf_counter_ns(), payload=payload))
+
+    def _stage(self, task: Message) -> StagedBatch | None:
+        assigned = self._slot(task) if task.e else None
+
+        def reserve(nbytes: int) -> Slot:
+            if assigned is not None and assigned.bytes.size >= nbytes:
+                return assigned
+            return self._ask_for_slot(task.b, nbytes)
+
+        if isinstance(self._assembler, ItemAssembler):
+            return self._stream.stage(task.b, reserve)
+        indices = self._indices(task)
+        seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.standing.salt))
+        return self._assembler.assemble(task.b, indices, reserve)
+
+    def _indices(self, task: Message) -> Indices:
+        if task.a == NO_ROW:
+            indices: Indices = pickle.loads(task.payload)
+            return indices
+        listed: list[int] = self._board.rows[task.a, : task.c].tolist()
+        return listed
+
+    def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
+        form = self._assembler.form
+        self._tell(Message(Kind.NEED, b=number, c=nbytes, payload=dumps(form)))
+        while (message := self._receive()).kind != Kind.SLOT:
+            if message.kind in (Kind.TASK, Kind.EPOCH):
+                self._inbox.append(message)
+            else:
+                self._take(message)
+        if not message.e:
+            raise LoaderError("the loader has no room for the batch")
+        return self._slot(message)
+
+    def _slot(self, message: Message) -> Slot:
+        """Return the slot a message names, the same object each time: it keeps its views."""
+        key = message.arena, message.d
+        slot = self._slots.get(key)
+        if slot is None or slot.bytes.size != message.e:
+            arena = self._arenas[message.arena]
+            slot = self._slots[key] = Slot(arena[message.d : message.d + message.e], arena)
+        return slot
+
+    def _describe(self, staged: StagedBatch) -> bytes:
+        """Return what the loader cannot know of a batch, pickled; nothing where all is as it was last."""
+        look = staged.layout, staged.levels, staged.structure
+        is_new = look != self._told
+        if not is_new and not staged.objects and staged.state is None:
+            return b""
+        self._told = look
+        try:
+            return dumps((look if is_new else None, staged.objects, staged.state))
+        except Exception as error:
+            self._told = ()
+            raise LoaderError(
+                f"what is no array in batch {staged.number} cannot be pickled ({type(error).__name__}: "
+                f"{error}); use worker_type='thread', or leave it out in a collate_fn"
+            ) from error
+
+    def _send_error(self, number: int, error: BaseException) -> None:
+        flush_output()
+        self._tell(Message(Kind.ERROR, b=number, payload=pack_failure(error)))

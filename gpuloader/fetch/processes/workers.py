@@ -1,0 +1,314 @@
+"""Fetching in worker processes, which write samples straight into the slots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from gpuloader.base.errors import LoaderError
+from gpuloader.collate.items import ItemState
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.fetch.failures import set_up_failed, timed_out
+from gpuloader.fetch.jobs import Job, Window, deliver
+from gpuloader.fetch.processes.failures import died, unpack_failure
+from gpuloader.fetch.processes.pool import MOST_DEATHS, Pool, Terms
+from gpuloader.fetch.processes.process import GRACE, WorkerProcess
+from gpuloader.fetch.processes.wire import NO_BATCH, Kind, Message, receive
+from gpuloader.watch.stats import Meter
+from gpuloader.watch.tracing import WORKER, mark
+
+
+class ProcessWorkers:
+    """The parent's side of worker processes for one epoch; all methods are the consumer's.
+
+    Tasks go to the worker with the fewest; of an iterable data set, to each in turn. The batch that settles
+    the form goes out alone, so that no other worker has an opinion on it.
+
+    Parameters
+    ----------
+    pool : Pool
+        The processes.
+    window : Window
+        The batches to come and those under way.
+    terms : Terms
+        What holds for this epoch.
+    meter : Meter
+        Counts where the time goes.
+    give_back : callable
+        Takes the pool at the end of the epoch; its workers are gone unless they were to stay.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        window: Window,
+        terms: Terms,
+        meter: Meter,
+        give_back: Callable[[Pool], object],
+    ) -> None:
+        self._pool = pool
+        self._window = window
+        self._terms = terms
+        self._meter = meter
+        self._give_back = give_back
+        self._has_looked = self._broken = self._closing = False
+        self._reached: dict[int, ItemState] = dict(terms.reached or {})
+        self._active = len(pool.workers)
+        self._turns = deque(range(self._active))
+        self._turns.rotate(-terms.turn)
+        pool.serial += 1
+        pool.board.serial[0] = pool.serial
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, WorkerProcess] = {}
+        for worker in pool.workers:
+            self._listen_to(worker)
+            self._begin(worker)
+
+    def _listen_to(self, worker: WorkerProcess) -> None:
+        for descriptor in (worker.link.fileno(), worker.sentinel):
+            self._by_descriptor[descriptor] = worker
+            self._poll.register(descriptor, select.POLLIN)
+
+    def _begin(self, worker: WorkerProcess) -> None:
+        terms, pool = self._terms, self._pool
+        payload = pool.dumps((pool.form, self._reached.get(worker.number)))
+        worker.send(Message(Kind.EPOCH, b=terms.seed, c=terms.epoch, d=pool.serial, payload=payload))
+
+    def resize(self, workers: int, ahead: int) -> None:
+        """Fetch with so many workers from now on, and have so many batches under way.
+
+        Workers beyond the number finish what they have, and stay without work until the epoch is over.
+        """
+        pool = self._pool
+        for number in range(len(pool.workers), workers):
+            fresh = pool.spawn(number)
+            pool.workers.append(fresh)
+            self._listen_to(fresh)
+            self._begin(fresh)
+        self._active = workers
+        self._window.ahead = ahead
+
+    def get(self) -> StagedBatch:
+        """Return the next batch, waiting for it.
+
+        Raises `QueueClosed` at the end of the epoch, else what is wrong: `SampleError`, `WorkerError` or
+        another `LoaderError`.
+        """
+        deadline = monotonic() + self._terms.timeout if self._terms.timeout else None
+        while (staged := self._take()) is None:
+            left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
+            if not self._hear(left) and deadline is not None and monotonic() >= deadline:
+                raise self._time_out()
+        return staged
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch, or None where `get` would wait; raises as `get`."""
+        staged = self._take()
+        if staged is None:
+            self._hear(0)
+            staged = self._take()
+        return staged
+
+    def _take(self) -> StagedBatch | None:
+        if os.getpid() != self._pool.process:
+            raise LoaderError(
+                "the loader's worker processes belong to the process that forked this one; begin a new "
+                "epoch here"
+            )
+        if self._broken:
+            raise LoaderError("the epoch was interrupted while it spoke to its workers; begin a new one")
+        if not self._has_looked:
+            self._has_looked = True
+            self._hear(0)  # of workers that died since the last epoch
+        try:
+            self._hand_out()
+            return deliver(self._window, self._meter)
+        except KeyboardInterrupt:  # half-way
+            self._broken = True
+            raise
+
+    def _hand_out(self) -> None:
+        pool, window = self._pool, self._window
+        while (pool.is_settled or window.is_idle) and (worker := self._next_worker()) is not None:
+            job = window.next_job()
+            if job is None:
+                return
+            job.worker = worker.number
+            worker.jobs.append(job)
+            if self._terms.reached is not None:
+                self._turns.rotate(-1)
+            self._send_task(worker, job)
+
+    def _next_worker(self) -> WorkerProcess | None:
+        workers = self._pool.workers
+        if self._terms.reached is None:
+            return min(workers[: self._active], key=lambda worker: len(worker.jobs))
+        if not self._turns:
+            self._window.end()
+            return None
+        return workers[self._turns[0]]
+
+    def _send_task(self, worker: WorkerProcess, job: Job) -> None:
+        arena, offset, size = (0, 0, 0) if job.slot is None else worker.show(job.slot)
+        row, payload = self._pool.write_indices(job)
+        worker.send(
+            Message(Kind.TASK, row, arena, job.number, len(job.indices), offset, size, payload=payload)
+        )
+
+    def _hear(self, milliseconds: float | None) -> bool:
+        """Deal with every answer and death that comes within the time; return whether there was one."""
+        ready = self._poll.poll(milliseconds)
+        try:
+            for descriptor, _ in ready:
+                worker = self._by_descriptor[descriptor]
+                if descriptor == worker.sentinel or not self._receive(worker):
+                    self._bury(worker)
+                    break  # what else was ready may have other descriptors by now
+        except KeyboardInterrupt:  # half-way
+            self._broken = True
+            raise
+        return bool(ready)
+
+    def _receive(self, worker: WorkerProcess) -> bool:
+        """Deal with one message of a worker; return False where its link is closed, and so its time over."""
+        message = receive(worker.link, socket.MSG_DONTWAIT)
+        if message is None:
+            return False
+        if worker.unsent:
+            worker.flush()
+        if message.b == NO_BATCH:
+            self._broken = True
+            raise set_up_failed(worker.number, unpack_failure(message.payload))
+        worker.deaths = 0
+        job = worker.jobs[0]
+        if message.kind == Kind.NEED:
+            self._grant(worker, job, message)
+            return True
+        worker.jobs.popleft()
+        self._pool.free_row(job)
+        if not job.done:
+            try:
+                self._finish(worker, job, message)
+            except Exception as error:
+                problem = f"what is no array in batch {job.number} cannot be unpickled: {error!r}"
+                job.finish(None, LoaderError(problem).with_traceback(error.__traceback__))
+        return True
+
+    def _finish(self, worker: WorkerProcess, job: Job, message: Message) -> None:
+        if message.kind == Kind.ERROR:
+            job.finish(None, unpack_failure(message.payload))
+        elif message.kind == Kind.END:
+            job.finish(None)
+            if worker.number in self._turns:
+                self._turns.remove(worker.number)
+        else:
+            begun, end = message.c, message.d
+            job.busy = end - begun
+            mark("fetch", begun, end, f"{WORKER}-{worker.number}")
+            objects, state = (), None
+            if message.payload:
+                look, objects, state = pickle.loads(message.payload)
+                worker.look = look or worker.look
+            if isinstance(state, ItemState):
+                self._reached[worker.number] = state
+            assert job.slot is not None
+            layout, levels, structure = worker.look
+            job.finish(StagedBatch(job.slot, layout, levels, job.number, structure, objects, state))
+
+    def _grant(self, worker: WorkerProcess, job: Job, message: Message) -> None:
+        """Give a job the room it asks for."""
+        pool = self._pool
+        try:
+            if not pool.is_settled:
+                pool.settle(pickle.loads(message.payload), worker)
+            if self._closing:
+                raise LoaderError("the epoch is over")
+            slot = self._window.reserve(job, message.c)
+        except Exception as error:
+            job.finish(None, error)
+            worker.send(Message(Kind.SLOT))
+            return
+        arena, offset, size = worker.show(slot)
+        worker.send(Message(Kind.SLOT, arena=arena, d=offset, e=size))
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        """Deal with a dead worker, once everything it still said has been heard.
+
+        Raises
+        ------
+        WorkerError
+            It is not to be replaced, or too many died of the same batch.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while self._receive(worker):
+                pass
+        held = list(worker.jobs)
+        if held:
+            held[0].deaths += 1
+        worker.deaths += 1
+        deaths = max(worker.deaths, held[0].deaths if held else 0)
+        if not self._terms.respawn or self._closing or deaths > MOST_DEATHS:
+            self._broken = True
+            raise died(worker, worker.exit_code(GRACE), held)
+        for descriptor in (worker.link.fileno(), worker.sentinel):
+            del self._by_descriptor[descriptor]
+            self._poll.unregister(descriptor)
+        worker.close(monotonic())
+        fresh = self._pool.workers[worker.number] = self._pool.spawn(worker.number)
+        fresh.deaths = worker.deaths
+        self._listen_to(fresh)
+        self._begin(fresh)
+        fresh.jobs = worker.jobs
+        for job in held:
+            self._send_task(fresh, job)
+
+    def _time_out(self) -> LoaderError:
+        job = next((job for job in self._window.jobs if not job.done), None)
+        worker = self._pool.workers[job.worker if job is not None else 0]
+        self._broken = True
+        worker.kill()  # it would not end by itself
+        who = f"worker {worker.number} (process {worker.pid})"
+        number, indices = (None, ()) if job is None else (job.number, job.indices)
+        return timed_out(who, worker.pid, self._terms.timeout, number, indices)
+
+    def close(self) -> bool:
+        """End or call off what the workers do, and take all slots back; return whether they may serve again.
+
+        They may not where they are another process's, which forked this one, or are being collected together
+        with the workers, in whatever order.
+        """
+        pool = self._pool
+        if os.getpid() != pool.process:
+            return False
+        self._closing = True
+        deadline = monotonic() + GRACE
+        intact = bool(pool.workers) and not any(worker.is_closed for worker in pool.workers)
+        stays = False
+        try:
+            stays = intact and self._terms.keep and not self._broken and self._call_off(deadline)
+        finally:
+            if not stays:
+                pool.close(max(deadline - monotonic(), 0))
+            for job in self._window.jobs:
+                job.done = True
+            self._window.drop_done()
+            self._give_back(pool)
+        return intact
+
+    def _call_off(self, deadline: float) -> bool:
+        """Have every task under way ended or skipped; return False where that takes too long."""
+        self._pool.board.serial[0] = -1
+        try:
+            while any(worker.jobs for worker in self._pool.workers):
+                if monotonic() > deadline:
+                    return False
+                self._hear(max(deadline - monotonic(), 0) * 1000)
+        except (LoaderError, OSError):
+            return False
+        return True

@@ -1,0 +1,184 @@
+"""A crew: the threads that fetch for one epoch, and the bell they ring when something is done."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+from gpuloader.base.errors import LoaderError, WorkerTimeout
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
+from gpuloader.fetch.jobs import Job, Window
+from gpuloader.fetch.thread import CLOSING_TIME
+from gpuloader.order.division import Standing
+from gpuloader.order.randomness import begin_draws, mixed_seed
+from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.watch.tracing import WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers of one epoch.
+
+    Attributes
+    ----------
+    count : int
+        How many.
+    timeout : float
+        Seconds a batch may be waited for, 0 for any time.
+    init : callable or None
+        Called with the worker's number before its first sample.
+    seed, epoch : int
+        Of the loader.
+    dataset : object
+        What they read.
+    standing : Standing
+        Of which rank they are.
+    most : int
+        How many there may become.
+    """
+
+    count: int
+    timeout: float
+    init: Callable[[int], object] | None
+    seed: int
+    epoch: int
+    dataset: Any
+    standing: Standing
+    most: int
+
+
+Task = tuple[Callable[[int], None], Job, int, int]
+"""What to call with the thread's number, and the job and the range of its samples that it is about."""
+
+
+class Threads:
+    """Threads that do tasks, each from its queue; threads may share one. All methods are the consumer's.
+
+    A thread that hangs in the user's data set cannot be ended from outside: it stays, harmless, until the
+    data set returns or the process ends.
+
+    Attributes
+    ----------
+    bell : SimpleQueue
+        Who has done a job puts something there.
+    closed : threading.Event
+        Set once the epoch is over.
+    """
+
+    def __init__(self, crew: Crew, queues: Sequence[SimpleQueue[Task | None]]) -> None:
+        self._crew = crew
+        self._queues = list(queues)
+        self._timeout = crew.timeout
+        self._process = os.getpid()
+        self._at_work: list[Task | None] = []
+        self._failures: list[LoaderError] = []
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        self.closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        for tasks in queues:
+            self._start(tasks)
+
+    def add(self, tasks: SimpleQueue[Task | None]) -> None:
+        """Start one thread more."""
+        self._queues.append(tasks)
+        self._start(tasks)
+
+    def _start(self, tasks: SimpleQueue[Task | None]) -> None:
+        number = len(self._threads)
+        self._at_work.append(None)
+        thread = threading.Thread(
+            target=_work,
+            args=(number, tasks, self._crew, self.bell, self._at_work, self._failures),
+            name=f"{WORKER}-{number}",
+            daemon=True,
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def check(self) -> None:
+        """Raise `LoaderError` if a thread could not begin, or runs in the process that forked this one."""
+        if os.getpid() != self._process:
+            raise LoaderError(
+                "the loader's worker threads do not exist in this forked process; begin a new epoch here"
+            )
+        if self._failures:
+            raise self._failures[0]
+
+    def wait_for(self, window: Window, take: Callable[[], StagedBatch | None]) -> StagedBatch:
+        """Return what `take` returns once that is a batch; it is asked again whenever a job is done.
+
+        Raises
+        ------
+        WorkerTimeout
+            None came in time.
+        """
+        deadline = monotonic() + self._timeout if self._timeout else None
+        while (staged := take()) is None:
+            try:
+                self.bell.get(timeout=None if deadline is None else max(deadline - monotonic(), 0))
+            except Empty:
+                raise self._time_out(window) from None
+        return staged
+
+    def _time_out(self, window: Window) -> WorkerTimeout:
+        job = next((job for job in window.jobs if not job.done), None)
+        if job is None:
+            return timed_out("no worker thread", self._process, self._timeout, None, ())
+        tasks = [(number, *task[2:]) for number, task in enumerate(self._at_work) if task and task[1] is job]
+        who = " and ".join(f"worker {number} (a thread)" for number, *_ in tasks) or "no worker thread"
+        held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
+        return timed_out(who, self._process, self._timeout, job.number, held or job.indices)
+
+    def close(self, window: Window, give_up: Callable[[], object] | None = None) -> bool:
+        """End the threads and take back the slots they do not write to; return False if one did not end.
+
+        `give_up` is called for those who wait for the form. In a forked process, which has no such threads
+        but perhaps the locks they held, nothing is done.
+        """
+        if os.getpid() != self._process:
+            return False
+        self.closed.set()
+        if give_up is not None:
+            give_up()
+        for tasks in self._queues:
+            tasks.put(None)
+        deadline = monotonic() + CLOSING_TIME
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - monotonic(), 0))
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if ended:
+            for job in window.jobs:
+                job.done = True
+        window.drop_done()
+        return ended
+
+
+def _work(
+    number: int,
+    tasks: SimpleQueue[Task | None],
+    crew: Crew,
+    bell: SimpleQueue[None],
+    at_work: list[Task | None],
+    failures: list[LoaderError],
+) -> None:
+    seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
+    enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
+    try:
+        if crew.init is not None:
+            crew.init(number)
+    except BaseException as error:
+        failures.append(set_up_failed(number, error))
+        bell.put(None)
+        return
+    begin_draws(crew.seed, crew.epoch)
+    while (task := tasks.get()) is not None:
+        at_work[number] = task
+        task[0](number)
+        at_work[number] = task = None

@@ -1,0 +1,247 @@
+"""Fetching in several threads: for data sets that wait, or that decode with the GIL released."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from time import perf_counter_ns
+
+from gpuloader.base.errors import QueueClosed, SampleError
+from gpuloader.collate.assembly import Assembler, Assembly
+from gpuloader.collate.gather import Gatherer, Gathering
+from gpuloader.collate.items import ItemStream
+from gpuloader.collate.shares import ShareStream
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.fetch.failures import as_failure
+from gpuloader.fetch.jobs import Job, Window, deliver
+from gpuloader.fetch.threads.crew import Crew, Task, Threads
+from gpuloader.watch.stats import Meter
+from gpuloader.watch.tracing import mark
+
+PART_NBYTES = 1 << 20
+"""Arrays are taken by several threads where each gets so many bytes; below, handing over costs more."""
+
+
+class _Parts:
+    """A job cut into parts, for several threads."""
+
+    def __init__(self, job: Job, assembly: Assembly | Gathering, count: int, threads: Threads) -> None:
+        self._job = job
+        self._assembly = assembly
+        self._left = count
+        self._threads = threads
+        self._error: tuple[int, int, BaseException] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, start: int, stop: int, give_up: Callable[[], object] | None, worker: int) -> None:
+        """Fetch a part; whoever does the last one finishes the job.
+
+        The part that settles the form has a `give_up`, for those who wait for the form when it cannot be had.
+        """
+        begun = perf_counter_ns()
+        error: BaseException | None = None
+        try:
+            if self._error is None and not self._threads.closed.is_set():
+                self._assembly.fetch(start, stop, settles=give_up is not None)
+        except BaseException as raised:
+            error = raised
+        ended = perf_counter_ns()
+        mark("fetch", begun, ended)
+        with self._lock:
+            # The first in the batch's order, whoever was faster; a part that waited in vain says nothing.
+            if error is not None and (self._error is None or _rank(start, error) < _rank(*self._error[1:])):
+                self._error = worker, start, error
+            self._job.busy += ended - begun
+            self._left -= 1
+            is_last = not self._left
+        if error is not None and give_up is not None:
+            give_up()
+        if is_last:
+            self._finish(worker)
+
+    def _finish(self, worker: int) -> None:
+        staged: StagedBatch | None = None
+        error: BaseException | None = None
+        if self._error is not None:
+            worker, _, error = self._error
+        try:
+            if error is None and not self._threads.closed.is_set():
+                staged = self._assembly.finish()
+        except BaseException as raised:
+            error = raised
+        _end_job(self._job, staged, error, worker, self._threads)
+
+
+def _rank(start: int, error: BaseException) -> tuple[bool, int]:
+    return isinstance(error, QueueClosed), start
+
+
+def _end_job(
+    job: Job, staged: StagedBatch | None, error: BaseException | None, worker: int, threads: Threads
+) -> None:
+    if error is not None:
+        error = as_failure(error, job.number, worker)
+        if isinstance(error, SampleError):
+            error.worker = worker
+    job.finish(staged, error)
+    threads.bell.put(None)
+
+
+class ThreadWorkers:
+    """Threads that fetch the samples of batches, several of them for one batch.
+
+    A batch is cut into a part for each thread, so the first one is there as soon as can be and few slots
+    are needed. All methods are the consumer's.
+
+    Parameters
+    ----------
+    assembler : Assembler or Gatherer
+        Puts batches together.
+    window : Window
+        The batches to come and those under way.
+    crew : Crew
+        How many threads, and what they obey.
+    meter : Meter
+        Counts where the time goes.
+    """
+
+    def __init__(self, assembler: Assembler | Gatherer, window: Window, crew: Crew, meter: Meter) -> None:
+        self._assembler = assembler
+        self._window = window
+        self._count = crew.count
+        self._meter = meter
+        self._settled = False
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._threads = Threads(crew, [self._tasks] * crew.count)
+
+    def resize(self, workers: int, ahead: int) -> None:
+        """Fetch with so many threads from now on, and have so many batches under way."""
+        for _ in range(self._count, workers):
+            self._threads.add(self._tasks)
+        for _ in range(workers, self._count):
+            self._tasks.put(None)  # whoever takes it ends
+        self._count = workers
+        self._window.ahead = ahead
+
+    def get(self) -> StagedBatch:
+        """Return the next batch, waiting for it; raise `QueueClosed` at the end, or its error."""
+        return self._threads.wait_for(self._window, self.get_nowait)
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch, or None where `get` would wait."""
+        self._threads.check()
+        window = self._window
+        self._settled = self._settled or _is_settled(self._assembler)
+        while (self._settled or window.is_idle) and (job := window.next_job()) is not None:
+            self._hand_out(job)
+        return deliver(window, self._meter)
+
+    def _hand_out(self, job: Job) -> None:
+        assembler = self._assembler
+        try:
+            assembly = assembler.begin(job.number, job.indices, partial(self._window.reserve, job))
+        except Exception as error:
+            job.finish(None, error)
+            return
+        samples = len(job.indices)
+        count = min(self._count, samples) or 1
+        give_up: Callable[[], object] | None = None
+        if isinstance(assembler, Assembler):
+            give_up = None if self._settled else assembler.give_up
+        elif isinstance(assembly, Gathering):
+            count = max(min(count, assembly.layout.nbytes // PART_NBYTES), 1)
+        parts = _Parts(job, assembly, count, self._threads)
+        for part in range(count):
+            start, stop = part * samples // count, (part + 1) * samples // count
+            run = partial(parts.run, start, stop, give_up if part == 0 else None)
+            self._tasks.put((run, job, start, stop))
+
+    def close(self) -> bool:
+        """End the threads; return False if one did not come back in time."""
+        give_up = self._assembler.give_up if isinstance(self._assembler, Assembler) else None
+        return self._threads.close(self._window, give_up)
+
+
+def _is_settled(assembler: Assembler | Gatherer) -> bool:
+    """Return whether the form is known: until then one batch is under way, so that nobody waits in vain."""
+    if isinstance(assembler, Gatherer):
+        return True
+    return assembler.form is not None or assembler.collation.whole
+
+
+class ThreadStreams:
+    """Threads that each read an iterable data set; their batches are delivered in turn.
+
+    Parameters as for `ThreadWorkers`; `streams` are one a thread, and `turn` says which begins.
+    """
+
+    def __init__(
+        self,
+        assembler: Assembler,
+        streams: Sequence[ItemStream | ShareStream],
+        window: Window,
+        crew: Crew,
+        meter: Meter,
+        turn: int,
+    ) -> None:
+        self._assembler = assembler
+        self._streams = streams
+        self._window = window
+        self._meter = meter
+        self._turns = deque(range(crew.count))
+        self._turns.rotate(-turn)
+        self._tasks: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in streams]
+        self._threads = Threads(crew, self._tasks)
+
+    def get(self) -> StagedBatch:
+        """Return the next batch, waiting for it; raise `QueueClosed` at the end, or its error."""
+        return self._threads.wait_for(self._window, self.get_nowait)
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch, or None where `get` would wait."""
+        self._threads.check()
+        window = self._window
+        self._forget_ended()
+        self._hand_out()
+        return deliver(window, self._meter)
+
+    def _hand_out(self) -> None:
+        window = self._window
+        while self._turns and (_is_settled(self._assembler) or window.is_idle):
+            job = window.next_job()
+            if job is None:
+                return
+            job.worker = self._turns[0]
+            self._turns.rotate(-1)
+            self._tasks[job.worker].put((partial(self._run, job), job, 0, 0))
+
+    def _forget_ended(self) -> None:
+        for job in self._window.jobs:
+            if job.done and job.staged is None and job.worker in self._turns:
+                self._turns.remove(job.worker)
+        if not self._turns:
+            self._window.end()
+
+    def _run(self, job: Job, worker: int) -> None:
+        staged: StagedBatch | None = None
+        error: BaseException | None = None
+        begun = perf_counter_ns()
+        try:
+            if not self._threads.closed.is_set():
+                staged = self._streams[worker].stage(job.number, partial(self._window.reserve, job))
+        except BaseException as raised:
+            error = raised
+        ended = perf_counter_ns()
+        job.busy = ended - begun
+        mark("fetch", begun, ended)
+        _end_job(job, staged, error, worker, self._threads)
+
+    def close(self) -> bool:
+        """End the threads; return False if one did not come back in time."""
+        closed = self._threads.close(self._window)
+        for stream in self._streams if closed else ():
+            stream.close()
+        return closed

@@ -1,0 +1,176 @@
+"""Sequences of varying length as a value: all steps in one array, and where each sequence ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.arrays import array_module
+from gpuloader.fields.spec import Array, Conversion, Dims, convert
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """A batch of sequences, or of sequences of sequences, of varying length.
+
+    Attributes
+    ----------
+    values : array
+        All steps one behind the other, shape (steps, ...): NumPy's, CuPy's, or the loader's `output`'s.
+    row_splits : tuple of array
+        One int64 array a level, outermost first. Row i of a level spans ``splits[i]`` to
+        ``splits[i + 1]`` of the level below; the last level counts steps of `values`.
+
+    Examples
+    --------
+    >>> batch = Ragged.from_samples([[1, 2, 3], [4]], "int64", (1,))
+    >>> batch.values.tolist(), batch.row_splits[0].tolist(), len(batch)
+    ([[1], [2], [3], [4]], [0, 3, 4], 2)
+    """
+
+    values: Any
+    row_splits: tuple[Any, ...]
+
+    @classmethod
+    def from_samples(
+        cls, samples: Sequence[Any], dtype: DTypeLike, step_shape: Dims = (), lod_level: int = 1
+    ) -> Ragged:
+        """Join samples, each a sequence (level 1) or a sequence of sequences (level 2).
+
+        Parameters
+        ----------
+        samples : sequence
+            One entry a sample.
+        dtype : dtype-like
+            Of the steps.
+        step_shape : tuple of int or None
+            Shape of one step; steps are reshaped to it where the element counts fit.
+        lod_level : int
+            1 or 2.
+
+        Raises
+        ------
+        SampleError
+            A step does not fit, or a sample of level 2 is not a sequence of sequences.
+        """
+        parts, row_splits = split_rows(samples, np.dtype(dtype), step_shape, lod_level)
+        return cls(join(parts, np.dtype(dtype), step_shape), row_splits)
+
+    def __len__(self) -> int:
+        return len(self.row_splits[0]) - 1
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    def recursive_sequence_lengths(self) -> list[list[int]]:
+        """Return the length of every row, one list a level, as Paddle's LoDTensor gives them.
+
+        >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").recursive_sequence_lengths()
+        [[3, 1]]
+        """
+        return [(splits[1:] - splits[:-1]).tolist() for splits in self.row_splits]
+
+    def to_padded(self, fill: float = 0) -> Any:
+        """Return a dense array, short rows filled up with `fill`, on the device of the values.
+
+        Returns
+        -------
+        array
+            Shape (rows, longest, ...) at level 1, (rows, most sequences, longest, ...) at level 2.
+
+        Examples
+        --------
+        >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").to_padded(fill=-1).tolist()
+        [[1, 2, 3], [4, -1, -1]]
+        """
+        dense = self.values
+        for splits in reversed(self.row_splits):
+            dense = _pad_rows(dense, splits, fill)
+        return dense
+
+
+def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
+    """Return one value a field: arrays as they are, and values with their row splits as `Ragged`.
+
+    >>> [type(field).__name__ for field in gather_fields([1, 0], [np.zeros(3), np.array([0, 3]), np.ones(1)])]
+    ['Ragged', 'ndarray']
+    """
+    rest = iter(arrays)
+    fields: list[Any] = []
+    for level in levels:
+        values = next(rest)
+        fields.append(Ragged(values, tuple(next(rest) for _ in range(level))) if level else values)
+    return fields
+
+
+def split_rows(
+    samples: Sequence[Any],
+    dtype: np.dtype[Any],
+    step_shape: Dims,
+    lod_level: int,
+    conversion: Conversion = convert,
+) -> tuple[list[Array], tuple[Array, ...]]:
+    """Return the converted innermost sequences of `samples`, not yet joined, and the row splits."""
+    levels: list[Array] = []
+    rows: list[Any] = list(samples)
+    owners = list(range(len(rows)))
+    if lod_level == 2:
+        for index, row in enumerate(rows):
+            if not isinstance(row, Sequence | np.ndarray):
+                raise SampleError(f"expected a sequence of sequences, got {type(row).__name__}", index=index)
+        levels.append(_splits([len(row) for row in rows]))
+        owners = [index for index, row in enumerate(rows) for _ in row]
+        rows = [inner for row in rows for inner in row]
+    parts = []
+    for owner, row in zip(owners, rows, strict=True):
+        try:
+            parts.append(conversion(row, dtype, (None, *step_shape)))
+        except SampleError as error:
+            error.index = owner
+            raise
+    levels.append(_splits([len(part) for part in parts]))
+    return parts, tuple(levels)
+
+
+def join(parts: list[Array], dtype: np.dtype[Any], step_shape: Dims) -> Array:
+    """Return the sequences one behind the other as one array."""
+    if parts:
+        return np.concatenate(parts)
+    return np.zeros((0, *(size or 0 for size in step_shape)), dtype)
+
+
+def _splits(lengths: list[int]) -> Array:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+
+
+def _pad_rows(values: Any, splits: Any, fill: float) -> Any:
+    xp = array_module(values)
+    if xp.__name__ not in ("numpy", "cupy"):
+        return _pad_tensor(values, splits, fill)
+    lengths = splits[1:] - splits[:-1]
+    longest = int(lengths.max()) if lengths.size else 0
+    padded = xp.full((lengths.size, longest, *values.shape[1:]), fill, dtype=values.dtype)
+    steps = xp.arange(values.shape[0])
+    row = xp.searchsorted(splits, steps, side="right") - 1
+    padded[row, steps - splits[row]] = values
+    return padded
+
+
+def _pad_tensor(values: Any, splits: Any, fill: float) -> Any:
+    """Pad a tensor by indexing alone, which torch, JAX and Paddle do alike and on their own streams."""
+    bounds = np.array(splits.tolist(), np.int64)
+    lengths = np.diff(bounds)
+    columns = np.arange(lengths.max(initial=0))
+    inside = columns < lengths[:, None]
+    padded = values[np.where(inside, bounds[:-1, None] + columns, 0)]
+    if hasattr(padded, "at"):  # JAX's, which are not written to
+        return padded.at[~inside].set(fill)
+    padded[~inside] = fill
+    return padded

@@ -1,0 +1,47 @@
+"""The names of ``paddle.io``: a program that imports them from there runs with its import line changed.
+
+>>> from gpuloader.io import DataLoader, SequenceSampler
+>>> [batch.tolist() for batch in DataLoader([1, 2, 3], places="cpu", batch_size=2)]
+[[1, 2], [3]]
+"""
+
+from gpuloader.loader.dataset_loader import DataLoader
+from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.order.sampler import (
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from gpuloader.order.worker_info import get_worker_info
+from gpuloader.sources.dataset import (
+    ChainDataset,
+    ComposeDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+
+__all__ = [
+    "BatchSampler",
+    "ChainDataset",
+    "ComposeDataset",
+    "ConcatDataset",
+    "DataLoader",
+    "Dataset",
+    "DistributedBatchSampler",
+    "IterableDataset",
+    "RandomSampler",
+    "Sampler",
+    "SequenceSampler",
+    "Subset",
+    "SubsetRandomSampler",
+    "TensorDataset",
+    "WeightedRandomSampler",
+    "get_worker_info",
+    "random_split",
+]

@@ -1,0 +1,340 @@
+"""`DataLoader.from_generator`: a loader around a reader, as PaddlePaddle users know it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import EOFException, LoaderError
+from gpuloader.base.platforms import usable_cores
+from gpuloader.collate.batches import BatchStager
+from gpuloader.collate.samples import SampleListStager, SampleStager
+from gpuloader.collate.stream import Reached, StagedBatch, stage_all
+from gpuloader.devices.base import Device
+from gpuloader.devices.interop import Output, open_output
+from gpuloader.devices.opening import default_place, open_device
+from gpuloader.devices.places import parse_places
+from gpuloader.fetch.base import Fetch
+from gpuloader.fetch.inline import InlineFetch
+from gpuloader.fetch.thread import ThreadFetch
+from gpuloader.fields.ragged import gather_fields
+from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.loader.state import Course, Progress, read_state
+from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
+from gpuloader.pipeline.steps import DeliveredStep
+from gpuloader.sources.readers.contract import check_reader
+from gpuloader.sources.readers.processes import multiprocess_reader
+from gpuloader.staging.ring import Ring
+from gpuloader.watch.explaining import Setup
+from gpuloader.watch.measured import Measured
+from gpuloader.watch.stats import Meter
+
+Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
+
+
+class GeneratorLoader(Measured):
+    """What `DataLoader.from_generator` returns; see there for the parameters.
+
+    Give it a source with one of the three setters, then loop over it (``iterable=True``), or `start` it,
+    take batches with `next` until `EOFException`, and `reset` it (``iterable=False``).
+
+    Several loaders, and several loops over one loader, may be alive at once: every loop is an epoch of
+    its own, with its own reader, thread and slots.
+    """
+
+    def __init__(
+        self,
+        feed_list: Sequence[FeedSpec | str] | None,
+        capacity: int | None,
+        *,
+        use_double_buffer: bool,
+        iterable: bool,
+        return_list: bool,
+        use_multiprocess: bool,
+        drop_last: bool,
+        output: str | None = None,
+        stream: object = None,
+    ) -> None:
+        self._output, self._output_stream = output, stream
+        self._capacity = check_count("capacity", capacity)
+        self._feeds = None if feed_list is None else resolve_feeds(feed_list)
+        self._double_buffer = use_double_buffer
+        self._iterable = iterable
+        self._as_list = return_list or self._feeds is None
+        self._multiprocess = use_multiprocess
+        self._drop_last = drop_last
+        self._meter = Meter()
+        self._devices: tuple[Device, ...] = ()
+        self._outputs: list[Output] = []
+        self._stream: Stream | None = None
+        self._idle: deque[Road] = deque(maxlen=1)
+        self._started: Epoch | None = None
+        self._course = Course(lambda epoch: Progress(None, epoch))
+
+    def set_sample_generator(
+        self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
+    ) -> GeneratorLoader:
+        """Read single samples, each a tuple with one value a field, and batch them.
+
+        Values are converted to their feed's dtype and reshaped to its shape where the element counts fit.
+
+        Parameters
+        ----------
+        reader : callable
+            Function without arguments that gives an iterable of samples.
+        batch_size : int
+            Samples a batch, 1 or more.
+        drop_last : bool
+            Whether a last batch with fewer samples is dropped.
+        places : place, str, or list of them
+            Where batches land; see `DataLoader.from_generator`.
+
+        Returns
+        -------
+        GeneratorLoader
+            This loader.
+
+        Raises
+        ------
+        ValueError
+            The batch size is not an integer of 1 or more, or places are missing or unknown.
+        ReaderError
+            The reader is not a function without arguments.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, data
+        >>> feeds = [data("image", [None, 2]), data("label", [None, 1], "int64")]
+        >>> loader = DataLoader.from_generator(feed_list=feeds, capacity=2)
+        >>> def samples():
+        ...     for label in range(3):
+        ...         yield [0.5, 1.5], label
+        >>> _ = loader.set_sample_generator(samples, batch_size=2, drop_last=False, places="cpu")
+        >>> [step[0]["label"].ravel().tolist() for step in loader]
+        [[0, 1], [2]]
+        """
+        size = check_count("batch_size", batch_size)
+        feeds, meter = self._feeds, self._meter
+        return self._set(
+            reader,
+            places,
+            lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
+            items_a_batch=size,
+        )
+
+    def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
+        """Read lists of samples, each list a batch; this is what `gpuloader.batch` gives.
+
+        Parameters, errors and conversions as for `set_sample_generator`.
+
+        Examples
+        --------
+        >>> import gpuloader
+        >>> loader = gpuloader.DataLoader.from_generator(capacity=2, return_list=True)
+        >>> reader = gpuloader.batch(lambda: ((float(n), n) for n in range(4)), batch_size=2)
+        >>> [labels.tolist() for _, labels in loader.set_sample_list_generator(reader, places="cpu")]
+        [[0, 1], [2, 3]]
+        """
+        feeds, meter = self._feeds, self._meter
+        return self._set(reader, places, lambda ring: SampleListStager(feeds, ring, meter))
+
+    def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
+        """Read ready batches, each a list or tuple of arrays that share their first dimension.
+
+        Dtypes stay as the reader gives them. Parameters and errors as for `set_sample_generator`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
+        >>> reader = lambda: ([np.full((2, 3), n, "float32")] for n in range(2))
+        >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
+        [0.0, 6.0]
+        """
+        feeds, meter = self._feeds, self._meter
+        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter))
+
+    def _set(
+        self,
+        reader: Callable[[], Any],
+        places: Any,
+        stager: Callable[[Ring], Any],
+        items_a_batch: int = 1,
+    ) -> GeneratorLoader:
+        source = check_reader(reader)
+        if self._started is not None:
+            raise LoaderError("the source cannot change while an epoch runs; call reset() first")
+        if places is None:
+            if self._iterable and self._feeds is not None:
+                raise ValueError(
+                    "an iterable loader with a feed_list needs places: say where its batches land, "
+                    "e.g. places=gpuloader.CPUPlace()"
+                )
+            places = default_place()
+        self._devices = tuple(open_device(place) for place in parse_places(places))
+        self._outputs = [open_output(self._output, device, self._output_stream) for device in self._devices]
+        if self._multiprocess:
+            source = multiprocess_reader([source], queue_size=self._capacity)
+        self._stream = lambda ring, progress: stage_all(
+            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own)
+        )
+        # A new one: an epoch that still runs gives its road, and the old places with it, to the old.
+        self._idle = deque(maxlen=1)
+        return self
+
+    def __call__(self) -> GeneratorLoader:
+        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a new epoch.
+
+        Raises
+        ------
+        LoaderError
+            No source is set, or the loader was made with ``iterable=False``.
+        """
+        if not self._iterable:
+            raise LoaderError(
+                "this loader was made with iterable=False: call start(), take batches with next(loader) "
+                "until EOFException, then reset(); or make it with iterable=True to loop over it"
+            )
+        return self._begin()
+
+    def start(self) -> None:
+        """Begin an epoch of a loader made with ``iterable=False``.
+
+        Raises
+        ------
+        LoaderError
+            The loader is iterable, has no source, or its last epoch was not `reset`.
+        """
+        self._require_not_iterable("start()")
+        if self._started is not None:
+            raise LoaderError("start() was called twice; call reset() between epochs")
+        self._started = self._begin()
+
+    def reset(self) -> None:
+        """End the epoch that `start` began, at its end or before.
+
+        Raises
+        ------
+        LoaderError
+            The loader is iterable.
+        """
+        self._require_not_iterable("reset()")
+        epoch, self._started = self._started, None
+        if epoch is not None:
+            epoch.close()
+
+    def next(self) -> Any:
+        """Return the next step of the epoch that `start` began.
+
+        Raises
+        ------
+        EOFException
+            There is none; call `reset`.
+        LoaderError
+            `start` was not called, or the loader is iterable.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, EOFException
+        >>> loader = DataLoader.from_generator(capacity=2, iterable=False)
+        >>> _ = loader.set_sample_generator(lambda: [(1,), (2,)], batch_size=2, places="cpu")
+        >>> loader.start()
+        >>> next(loader)
+        [array([1, 2])]
+        >>> try:
+        ...     next(loader)
+        ... except EOFException:
+        ...     loader.reset()
+        """
+        self._require_not_iterable("next(loader)")
+        if self._started is None:
+            raise LoaderError("no epoch has begun: call start() first")
+        try:
+            return self._started.__next__()
+        except StopIteration:
+            raise EOFException("the epoch has no further batch; call reset(), then start()") from None
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def _setup(self) -> Setup:
+        return Setup("reader", int(self._double_buffer), "thread", usable_cores(), len(self._devices) or 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the user of the latest epoch has come, as plain JSON-able data.
+
+        Batches read ahead do not count. A reader that is an object with ``state_dict`` adds its own state.
+        """
+        return self._course.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next epoch go on where the user of another loader had come.
+
+        What was received is read again and dropped, unless the reader has a ``load_state_dict`` of its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            This is no state, or one of a loader around a data set.
+        """
+        progress = read_state(state)
+        if progress.seed is not None:
+            raise ValueError("this is the state of a DataLoader around a data set, not around a reader")
+        self._course.resume(progress)
+
+    def _require_not_iterable(self, call: str) -> None:
+        if self._iterable:
+            raise LoaderError(f"{call} is for loaders made with iterable=False; loop over this one instead")
+
+    def _begin(self) -> Epoch:
+        if self._stream is None:
+            raise LoaderError(
+                "the loader has no source: call set_sample_generator, set_sample_list_generator or "
+                "set_batch_generator first"
+            )
+        return self._course.begin(partial(self._open, self._stream))
+
+    def _open(self, stream: Stream, progress: Progress) -> Epoch:
+        road = take_road(self._idle) or build_road(
+            self._devices,
+            self._capacity,
+            prefetch=int(self._double_buffer),
+            meter=self._meter,
+            outputs=self._outputs,
+        )
+        batches = stream(road.ring, progress)
+        fetch: Fetch = (
+            ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
+        )
+        # Into the box of this source: one that is set meanwhile has its own.
+        return Epoch(
+            road,
+            fetch,
+            partial(self._present, progress),
+            self._idle.append,
+            drop_last=self._drop_last,
+            meter=self._meter,
+            ended=progress.end,
+        )
+
+    def _present(self, progress: Progress, step: DeliveredStep) -> Any:
+        batches: list[Any] = []
+        for staged, arrays in step:
+            progress.received(staged)
+            levels = staged.levels
+            fields = gather_fields(levels, arrays) if any(levels) else arrays
+            batches.append(fields if self._as_list else self._name_fields(fields))
+        if self._feeds is None and len(self._devices) == 1:
+            return batches[0]
+        return batches
+
+    def _name_fields(self, fields: list[Any]) -> dict[str, Any]:
+        return {feed.name: field for feed, field in zip(self._feeds or (), fields, strict=True)}

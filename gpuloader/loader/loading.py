@@ -1,0 +1,329 @@
+"""What a `DataLoader` does behind its face: which fetch, which road and which cache its epochs have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from gpuloader.base.platforms import usable_cores
+from gpuloader.collate.form import Collation
+from gpuloader.collate.gather import Gatherer, RowStager
+from gpuloader.collate.items import ItemState
+from gpuloader.devices.base import Device
+from gpuloader.devices.interop import Output
+from gpuloader.fetch.fetching import Fetching, Pass
+from gpuloader.fetch.worker_options import WorkerOptions
+from gpuloader.loader.presenting import Presenter
+from gpuloader.loader.state import Progress
+from gpuloader.order.batching import Batching
+from gpuloader.order.order import InOrder, Shuffled
+from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.order.stretch import Stretch
+from gpuloader.pipeline.cache import ArraySource, Resident
+from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
+from gpuloader.pipeline.split import ShardedPlan
+from gpuloader.pipeline.steering import Resizable, Steering
+from gpuloader.transforms.operations import Spec
+from gpuloader.transforms.program import Programmer, Transform
+from gpuloader.watch.explaining import Setup
+from gpuloader.watch.stats import Meter
+
+
+class Loading:
+    """Opens the epochs of one loader, whose options have been checked.
+
+    Parameters
+    ----------
+    dataset : object
+        What is read.
+    batching : Batching
+        Which samples make up a batch.
+    collation : Collation
+        How they become one.
+    workers : WorkerOptions
+        Who fetches.
+    devices : sequence of Device
+        Where batches land, one a place.
+    outputs : sequence of Output
+        Whose arrays they are there.
+    presenter : Presenter
+        What the user sees of a step.
+    prefetch : int
+        Steps copied ahead.
+    iterable : bool
+        Whether the data set has no indices.
+    shards : int
+        Into how many parts a batch is cut.
+    remainder : str
+        What becomes of samples that do not divide.
+    drop_last : bool
+        Whether a last shorter batch, or step, is left out.
+    meter : Meter
+        Counts where the time goes.
+    idle : deque of Road
+        Where roads wait between epochs.
+
+    Attributes
+    ----------
+    size : int or None
+        Samples of a batch on one place; None where a batch sampler decides.
+    shards : int
+        Into how many parts a batch is cut.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batching: Batching,
+        collation: Collation,
+        workers: WorkerOptions,
+        devices: Sequence[Device],
+        *,
+        outputs: Sequence[Output],
+        presenter: Presenter,
+        prefetch: int,
+        iterable: bool,
+        shards: int,
+        remainder: str,
+        drop_last: bool,
+        meter: Meter,
+        idle: deque[Road],
+    ) -> None:
+        self.workers = workers
+        self.shards = shards
+        self.size = None if batching.size is None else -(-batching.size // shards)
+        self._dataset = dataset
+        self._batching = batching
+        self._collation = collation
+        self._devices = devices
+        self._outputs = outputs
+        self._presenter = presenter
+        self._prefetch = 0 if all(device.direct for device in devices) else prefetch
+        self._iterable = iterable
+        self._remainder = remainder
+        self._drop_batch = drop_last or (iterable and shards > 1)
+        self._drop_step = drop_last or shards > 1
+        self._meter = meter
+        self._programmers: Sequence[Programmer | None] = [collation.programmer] * len(devices)
+        self._resident: Resident | None = None
+        self._promised: Resident | None = None
+        self._fetching = self._make_fetching(collation, workers, None)
+        self._climb = self._fetching.climb(self._prefetch)
+        self._idle = idle
+
+    def _make_fetching(
+        self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None
+    ) -> Fetching:
+        return Fetching(
+            self._dataset,
+            collation,
+            workers,
+            items_a_batch=self.size if self._iterable else None,
+            batch_size=self.size,
+            drop_last=self._drop_batch,
+            gatherer=gatherer,
+            division=self._batching.division,
+        )
+
+    @property
+    def setup(self) -> Setup:
+        """What matters of the options when times are explained."""
+        fetching, workers, climb = self._fetching, self.workers, self._climb
+        return Setup(
+            fetching.reads,
+            fetching.count if climb is None else climb.setting.workers,
+            workers.kind,
+            usable_cores(),
+            len(self._devices),
+            persistent=workers.persistent,
+            tuned="" if climb is None else climb.describe(),
+            most=0 if climb is None else climb.most_workers,
+            since=None if climb is None else climb.settled_at,
+        )
+
+    def fresh(self, seed: int, epoch: int, position: int = 0) -> Progress:
+        """Return the progress of an epoch of which all ranks together have taken `position` samples."""
+        batching, division = self._batching, self._batching.division
+        size = batching.size or 1
+        step = size * (1 if division is None else division.world_size)
+        steps, base = divmod(position, step)
+        progress = Progress(
+            seed, epoch, steps * self.shards, crew=self._fetching.crew, size=self.size, shards=self.shards
+        )
+        if division is not None or base:
+            progress.step, progress.base, progress.total = step, base, self._count_samples()
+        return progress
+
+    def adopt(self, progress: Progress) -> Progress:
+        """Return where to go on from a loader's state: at its batch, or at its sample if batches differ.
+
+        Raises
+        ------
+        ValueError
+            It cannot be gone on from there: nothing says how many samples were seen, it is of other workers
+            and that matters, or of another data set.
+        """
+        batching, division = self._batching, self._batching.division
+        same = (progress.size, progress.shards) == (self.size, self.shards)
+        if division is None and progress.step is None and same:
+            self._fetching.check_crew(progress.crew)
+            with suppress(TypeError):  # where nothing says how many batches there are
+                _check_end("batches", progress.batches, batching.count() * self.shards)
+            return progress
+        position = progress.position
+        by_samples = not self._iterable and (division is not None or batching.counts_samples)
+        if self._iterable and division is not None:
+            by_samples = progress.step is not None  # or it may be of a data set with indices
+        if position is None or not by_samples or (progress.beyond and not same):
+            raise ValueError(
+                f"the state is of {progress.describe()}; this loader has {self.size} samples a place, "
+                f"{self.shards} a step, and cannot tell where in its epoch that is"
+            )
+        assert progress.seed is not None
+        total = self._count_samples()
+        if total is not None:
+            if progress.step is None:  # whose last batch may have been a shorter one
+                position = min(position, total) if position < total + (progress.size or 1) else position
+            _check_end("samples", position, total)
+            if division is not None:
+                division.check_even(total - position, batching.size or 1, drop_last=batching.drop_last)
+        adopted = self.fresh(progress.seed, progress.epoch, position)
+        adopted.beyond = {number + adopted.batches for number in progress.beyond}
+        return adopted
+
+    def _count_samples(self) -> int | None:
+        try:
+            return self._batching.count_samples()
+        except TypeError:
+            return None
+
+    def count_steps(self) -> int:
+        """Return how many steps an epoch has; raise `TypeError` where nothing says so."""
+        if self.shards > 1:
+            return self._batching.count(self.shards if self._remainder == "drop" else 1)
+        batches, places = self._batching.count(), len(self._devices)
+        return batches // places if self._drop_step else -(-batches // places)
+
+    def promise_cache(self, specs: Sequence[Spec]) -> None:
+        """Take memory on devices for arrays that are still to be read; raises as `cache_as`."""
+        self._promised = None
+        if not self._lands_on_host:
+            there = Resident(self._devices, self._transforms)
+            there.reserve(specs)
+            self._promised = there
+
+    @property
+    def _lands_on_host(self) -> bool:
+        return any(device.direct for device in self._devices)
+
+    @property
+    def _transforms(self) -> tuple[Transform, ...]:
+        programmer = self._collation.programmer
+        return () if programmer is None else programmer.transforms
+
+    def cache_as(self, source: ArraySource, *, resident: bool) -> None:
+        """Take batches from arrays from now on: from the host's, or, `resident`, from the devices' own.
+
+        Raises
+        ------
+        StagingMemoryError
+            A device has too little memory.
+        """
+        collation, workers = self._collation, self.workers
+        if not resident or self._lands_on_host:
+            gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
+        else:
+            source = source.compact()
+            transforms = self._transforms
+            there, self._promised = self._promised or Resident(self._devices, transforms), None
+            Gatherer(source.arrays, None, collation, source.structure).check_all()
+            there.bring(source)
+            self._resident = there
+            collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
+            outline = source.outline()  # the host's arrays may go
+            gatherer = RowStager(outline.arrays, None, collation, outline.structure)
+            workers = replace(workers, count=0)  # what is left to stage is not worth a message to anyone
+        self._fetching = self._make_fetching(collation, workers, gatherer)
+        self._climb = self._fetching.climb(self._prefetch)
+
+    def begin(self, progress: Progress) -> Epoch:
+        """Open an epoch where its user has come to."""
+        climb = self._climb
+        if climb is not None:
+            self._fetching.begin_with(climb.setting)
+            self._prefetch = climb.setting.prefetch
+        road = take_road(self._idle) or build_road(
+            self._devices,
+            self._fetching.ahead,
+            prefetch=self._prefetch,
+            meter=self._meter,
+            shared=self._fetching.in_processes,
+            outputs=self._outputs,
+            programmers=self._programmers,
+        )
+        order, plan, one = self._plan(progress)
+        if self._resident is not None:
+            try:
+                self._resident.begin(order, road.lanes)
+            except BaseException:
+                self._idle.append(road)  # nothing is under way on it
+                raise
+        fetch = self._fetching.open(one, road.ring, self._meter)
+        steering = None
+        if climb is not None:
+            resizable = cast("Resizable", fetch)  # a climb is only for workers that fetch by indices
+            steering = Steering(climb, resizable, road.ring, road.lanes, self._meter, self._fetching)
+        return Epoch(
+            road,
+            fetch,
+            partial(self._presenter.present, progress, plan),
+            self._idle.append,
+            drop_last=self._drop_step,
+            meter=self._meter,
+            ended=progress.end,
+            steering=steering,
+        )
+
+    def _plan(
+        self, progress: Progress
+    ) -> tuple[InOrder | Shuffled | None, ShardedPlan | DividedPlan | None, Pass]:
+        """Return by which order devices know the batches, which plan says what counts, and what to fetch."""
+        assert progress.seed is not None
+        start, beyond = progress.batches, set(progress.beyond)
+        if self._iterable:
+            reached = dict(progress.workers)
+            if self._batching.division is not None:
+                workers = range(max(self.workers.count, 1))
+                reached = {number: ItemState(number, 0, base=progress.base) for number in workers}
+            one = Pass(progress.seed, progress.epoch, None, reached, start, progress.turn)
+            return None, None, one
+        plan: Plan = self._batching.plan(progress.seed, progress.epoch, progress.base)
+        order = None if self._resident is None else self._resident.find_order(plan)
+        if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
+            plan = replace(plan, order=InOrder(len(order)))  # of positions in the order, which devices have
+        if self.shards > 1:
+            plan = ShardedPlan(plan, self.shards, self._remainder)
+        batches: Iterator[Any] = plan.batches(start)
+        if order is not None:
+            batches = (Stretch.of(order, positions) for positions in batches)
+        numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
+        if beyond:
+            numbered = (entry for entry in numbered if entry[0] not in beyond)
+        marked = plan if isinstance(plan, ShardedPlan | DividedPlan) else None
+        return order, marked, Pass(progress.seed, progress.epoch, numbered, {})
+
+    def close(self) -> None:
+        """End worker processes that stay between epochs."""
+        self._fetching.close()
+
+
+def _check_end(what: str, reached: int, total: int) -> None:
+    if reached > total:
+        raise ValueError(
+            f"the state is {reached} {what} into an epoch and this data set has {total}: it is of another "
+            "data set or sampler"
+        )

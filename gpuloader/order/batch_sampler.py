@@ -1,0 +1,218 @@
+"""Batch samplers: the indices of every batch of an epoch, as in Paddle's ``paddle.io``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+
+import numpy as np
+
+from gpuloader.base.checks import check_count
+from gpuloader.order.computed import check_whole
+from gpuloader.order.order import InOrder, Order, Shard, Shuffled, iterate
+from gpuloader.order.ranks import find_rank
+from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+
+
+class BatchSampler:
+    """Group indices into batches.
+
+    Parameters
+    ----------
+    dataset : sized, optional
+        The data set whose indices are grouped. Either this or `sampler`.
+    sampler : iterable of int, optional
+        Gives the indices instead.
+    shuffle : bool
+        Whether the data set is read in random order.
+    batch_size : int
+        1 or more.
+    drop_last : bool
+        Whether a last shorter batch is dropped.
+
+    Raises
+    ------
+    TypeError
+        The data set has no length, the sampler cannot be iterated, or a flag is no boolean.
+    ValueError
+        Both or none of data set and sampler are given, `shuffle` along with a sampler, or the batch size is
+        not an integer of 1 or more.
+
+    Notes
+    -----
+    PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` is understood as well where the first
+    cannot be read by index: no sampler is a number, and no data set lacks `__getitem__`.
+
+    Examples
+    --------
+    >>> list(BatchSampler("abcde", batch_size=2))
+    [[0, 1], [2, 3], [4]]
+    >>> list(BatchSampler(sampler=[4, 2, 0], batch_size=2, drop_last=True))
+    [[4, 2]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | Iterable[int] | None = None,
+        sampler: Iterable[int] | int | None = None,
+        shuffle: bool = False,
+        batch_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        _check_flags(shuffle=shuffle, drop_last=drop_last)
+        given = sampler
+        if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
+            # A list or a data set may be meant as Paddle's `dataset`, with a number in the wrong place.
+            if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
+                raise TypeError(f"sampler must be an iterable of indices, got {sampler!r}")
+            batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
+            dataset, given = None, dataset
+        if (dataset is None) == (given is None):
+            raise ValueError(
+                f"pass either dataset or sampler, got {'neither' if dataset is None else 'both'}"
+            )
+        if given is None:
+            source = check_sized("dataset", dataset)
+            self.sampler: Iterable[int] = RandomSampler(source) if shuffle else SequenceSampler(source)
+        elif shuffle:
+            raise ValueError("shuffle must be False where a sampler is given: the sampler says the order")
+        elif not isinstance(given, Iterable):
+            raise TypeError(f"sampler must be an iterable of indices, got {type(given).__name__}")
+        else:
+            self.sampler = given
+        self.batch_size = check_count("batch_size", batch_size)
+        self.drop_last = drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _group(self.sampler, self.batch_size, self.drop_last)
+
+    def __len__(self) -> int:
+        if not isinstance(self.sampler, Sized):
+            raise TypeError(f"the sampler is {type(self.sampler).__name__}, which has no length")
+        return _count_batches(len(self.sampler), self.batch_size, self.drop_last)
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return the indices of an epoch, of all batches in a row; None: then `__iter__` says them.
+
+        Parameters
+        ----------
+        seed : int
+            The loader's, from 0 to 2**64 - 1.
+        epoch : int
+            The loader's, from 0.
+        """
+        if type(self).__iter__ is not BatchSampler.__iter__ or not isinstance(self.sampler, Sampler):
+            return None
+        return self.sampler.order(seed, epoch)
+
+
+class DistributedBatchSampler(BatchSampler):
+    """One rank's batches of a data set: every rank gets as many samples, and together they get all.
+
+    Batch after batch is dealt to the ranks in turn. What is left at the end is split evenly among them, the
+    data set starting over to fill it up, as often as it takes.
+
+    Parameters
+    ----------
+    dataset : sized
+        The data set.
+    batch_size : int
+        Samples in one rank's batch, 1 or more.
+    num_replicas : int, optional
+        How many ranks there are; by default what the launcher set in the environment, else 1.
+    rank : int, optional
+        Which of them this is, from 0; by default from the environment, too.
+    shuffle : bool
+        Whether the data set is read in another order every epoch, the same on all ranks.
+    drop_last : bool
+        Whether a last shorter batch is dropped, of every rank.
+    seed : int
+        Of the shuffling, from 0 to 2**64 - 1. It must be the same on all ranks, so a loader's does not count.
+
+    Raises
+    ------
+    TypeError
+        The data set has no length, or a flag is no boolean.
+    ValueError
+        A number is out of its range, or the environment contradicts itself.
+
+    See Also
+    --------
+    gpuloader.order.ranks.find_rank : which variables are looked at.
+
+    Examples
+    --------
+    >>> list(DistributedBatchSampler("abcdefg", batch_size=2, num_replicas=2, rank=1))
+    [[2, 3], [6, 0]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(dataset, None, shuffle, batch_size, drop_last)
+        found = find_rank() if num_replicas is None or rank is None else (rank, num_replicas)
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.nranks = check_count("num_replicas", found[1] if num_replicas is None else num_replicas)
+        self.local_rank = check_whole("rank", found[0] if rank is None else rank, self.nranks)
+        self.seed = check_whole("seed", seed, 2**64)
+        self.epoch = 0
+        self._has_epoch = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next; from then on that counts, and not how many a loader has read.
+
+        Raises
+        ------
+        ValueError
+            The epoch is not an integer of 0 or more.
+        """
+        self.epoch = check_whole("epoch", epoch, 2**64)
+        self._has_epoch = True
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._share(self.epoch)
+        # As in Paddle: an epoch that nobody numbers is another one than the last.
+        self.epoch += self.shuffle
+        return _group(iterate(order), self.batch_size, self.drop_last)
+
+    def __len__(self) -> int:
+        return _count_batches(len(self._share(0)), self.batch_size, self.drop_last)
+
+    def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
+        """Return this rank's indices of an epoch: the one that `set_epoch` set if it did, else `epoch`.
+
+        None where a subclass has its own `__iter__`.
+        """
+        if type(self).__iter__ is not DistributedBatchSampler.__iter__:
+            return None
+        return self._share(self.epoch if self._has_epoch else epoch)
+
+    def _share(self, epoch: int) -> Shard:
+        count = len(self.dataset)
+        base = Shuffled(count, self.seed, epoch) if self.shuffle else InOrder(count)
+        return Shard(base, self.batch_size, self.nranks, self.local_rank, self.drop_last)
+
+
+def _group(indices: Iterable[int], size: int, drop_last: bool) -> Iterator[list[int]]:
+    left = iter(indices)
+    while batch := list(itertools.islice(left, size)):
+        if len(batch) == size or not drop_last:
+            yield batch
+
+
+def _count_batches(count: int, size: int, drop_last: bool) -> int:
+    return count // size if drop_last else -(-count // size)
+
+
+def _check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")

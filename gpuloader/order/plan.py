@@ -1,0 +1,177 @@
+"""The plan of an epoch: which samples make up which batch; pure, and to be entered at any batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuloader.base.errors import LoaderError
+from gpuloader.fields.spec import Indices
+from gpuloader.order.division import Division, Share
+from gpuloader.order.order import Order
+
+_AHEAD = 1 << 12  # samples whose order is looked up at once: 32 KB of indices, in a third of a millisecond
+
+
+class Plan(Protocol):
+    """One epoch's batches of indices."""
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of batch `start` and of every later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedPlan:
+    """Equal parts of an order; any batch is found at once.
+
+    Attributes
+    ----------
+    order : Order
+        All samples of the epoch.
+    batch_size : int
+        Samples a batch.
+    drop_last : bool
+        Whether a last shorter batch is left out.
+
+    Examples
+    --------
+    >>> from gpuloader.order.order import InOrder
+    >>> list(OrderedPlan(InOrder(5), 2, drop_last=False).batches(1))
+    [range(2, 4), range(4, 5)]
+    """
+
+    order: Order
+    batch_size: int
+    drop_last: bool
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of batch `start` and of every later one."""
+        size = self.batch_size
+        end = len(self.order)
+        if self.drop_last:
+            end -= end % size
+        chunk = max(_AHEAD // size, 1) * size
+        for first in range(start * size, end, chunk):
+            part = self.order.slice(first, min(first + chunk, end))
+            if not isinstance(part, range):
+                part.flags.writeable = False  # so that who has looked at all of it can trust its batches
+            for begin in range(0, len(part), size):
+                yield part[begin : begin + size]
+
+
+@dataclass(frozen=True, slots=True)
+class DividedPlan:
+    """One rank's batches of an order, from a position on.
+
+    Attributes
+    ----------
+    order : Order
+        All samples of the epoch, of all ranks.
+    batch_size : int
+        Samples in a batch of one rank.
+    drop_last : bool
+        Whether a last step that is not whole is left out.
+    division : Division
+        Which rank this is, of how many.
+    base : int
+        Position in the order where batch 0 of rank 0 begins.
+
+    Examples
+    --------
+    >>> from gpuloader.order.order import InOrder
+    >>> plan = DividedPlan(InOrder(7), 2, False, Division(1, 2, "pad"))
+    >>> [batch.tolist() for batch in plan.batches(0)], plan.take_own(1)
+    ([[2, 3], [6, 6]], (1, 2))
+    """
+
+    order: Order
+    batch_size: int
+    drop_last: bool
+    division: Division
+    base: int = 0
+    _share: Share = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        share = Share(self.order, self.base, self.batch_size, self.division, self.drop_last)
+        object.__setattr__(self, "_share", share)
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of batch `start` and of every later one."""
+        return OrderedPlan(self._share, self.batch_size, drop_last=False).batches(start)
+
+    @property
+    def pads(self) -> bool:
+        """Whether samples may be repeated, so that batches come with masks."""
+        return self.division.pads(drop_last=self.drop_last)
+
+    def take_own(self, number: int) -> tuple[int, int]:
+        """Return how many samples of a batch count, and how many it has."""
+        taken = self.base + number * self.batch_size * self.division.world_size
+        return self.division.own(len(self.order) - taken, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPlan:
+    """What a batch sampler yields; to enter it at a batch, those before are drawn and dropped.
+
+    Attributes
+    ----------
+    sampler : iterable
+        Yields one sequence of indices a batch.
+    """
+
+    sampler: Iterable[Any]
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of batch `start` and of every later one."""
+        for indices in itertools.islice(iter(self.sampler), start, None):
+            yield _as_sequence(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedPlan:
+    """So many indices of a sampler a batch.
+
+    Attributes
+    ----------
+    sampler : iterable
+        Yields indices, of whatever type the data set takes.
+    batch_size : int
+        Samples a batch.
+    drop_last : bool
+        Whether a last shorter batch is left out.
+    base : int
+        Indices before those of batch 0.
+    """
+
+    sampler: Iterable[Any]
+    batch_size: int
+    drop_last: bool
+    base: int = 0
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of batch `start` and of every later one."""
+        indices = itertools.islice(iter(self.sampler), self.base + start * self.batch_size, None)
+        while batch := list(itertools.islice(indices, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+
+def _as_sequence(indices: Any) -> Indices:
+    if not isinstance(indices, Iterable) or isinstance(indices, str | bytes):
+        raise LoaderError(
+            f"a batch sampler must yield sequences of indices, got {indices!r}; for single indices pass it "
+            "as sampler, with a batch_size"
+        )
+    if isinstance(indices, range | tuple):
+        listed: Sequence[Any] = indices
+    else:
+        # A copy: the sampler may go on with the very object before this batch is fetched.
+        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+    if not listed:
+        raise LoaderError("a batch sampler must yield one index or more a batch, got none")
+    return listed

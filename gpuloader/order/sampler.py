@@ -1,0 +1,285 @@
+"""Samplers: which samples of a data set an epoch reads, and in which sequence, as in Paddle's ``paddle.io``.
+
+A loader asks a sampler for its `order`, which depends on seed and epoch alone. Iterated by itself, a random
+sampler takes its seed from NumPy's global random state, so that `numpy.random.seed` repeats it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence, Sized
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpuloader.base.checks import check_count
+from gpuloader.order.computed import as_indices
+from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shuffled, Weighted, as_weights, iterate
+
+
+class Sampler:
+    """The base of samplers: a subclass says in `__iter__` which indices an epoch reads.
+
+    Parameters
+    ----------
+    data_source : sized, optional
+        The data set; by default as many indices are expected as it has samples.
+
+    Examples
+    --------
+    >>> class Backwards(Sampler):
+    ...     def __iter__(self):
+    ...         return iter(range(len(self) - 1, -1, -1))
+    >>> list(Backwards("abc"))
+    [2, 1, 0]
+    """
+
+    data_source: Sized | None = None
+
+    def __init__(self, data_source: Sized | None = None) -> None:
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which gives indices")
+
+    def __len__(self) -> int:
+        # A TypeError, as `list` asks for the length and goes on without one.
+        if self.data_source is None:
+            raise TypeError(
+                f"{type(self).__name__} has no data_source, so it must define __len__ to have one"
+            )
+        return len(self.data_source)
+
+    def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
+        """Return what an epoch reads as an order, or None: then `__iter__` says it.
+
+        Parameters
+        ----------
+        seed : int
+            The loader's, from 0 to 2**64 - 1.
+        epoch : int
+            The loader's, from 0.
+        """
+        return None
+
+
+class SequenceSampler(Sampler):
+    """0, 1, 2, … up to the length of the data set.
+
+    Parameters
+    ----------
+    data_source : sized
+        The data set.
+
+    Examples
+    --------
+    >>> list(SequenceSampler("abc"))
+    [0, 1, 2]
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        super().__init__(check_sized("data_source", data_source))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
+        """Return the indices in sequence; None where a subclass has its own `__iter__`."""
+        return InOrder(len(self)) if type(self).__iter__ is SequenceSampler.__iter__ else None
+
+
+class RandomSampler(Sampler):
+    """Indices of the data set at random.
+
+    Parameters
+    ----------
+    data_source : sized
+        The data set.
+    replacement : bool
+        Whether an index may come again before all have come.
+    num_samples : int, optional
+        How many an epoch reads; without replacement, at most as many as the data set has. None: as many.
+    generator : iterator, numpy.random.Generator or numpy.random.RandomState, optional
+        An iterator of indices, read on from epoch to epoch until it ends; or what NumPy is to draw with.
+
+    Raises
+    ------
+    TypeError
+        The data source has no length, `replacement` is no boolean, or the generator is none of those.
+    ValueError
+        `num_samples` is not an integer of 1 or more, or more than there are.
+
+    Examples
+    --------
+    >>> sorted(RandomSampler("abc"))
+    [0, 1, 2]
+    >>> list(RandomSampler("abc", generator=iter([2, 0, 1])))
+    [2, 0, 1]
+    """
+
+    data_source: Sized
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: Iterator[int] | np.random.Generator | np.random.RandomState | None = None,
+    ) -> None:
+        super().__init__(check_sized("data_source", data_source))
+        if not isinstance(replacement, bool):
+            raise TypeError(f"replacement must be True or False, got {replacement!r}")
+        if not isinstance(generator, Iterator | np.random.Generator | np.random.RandomState | None):
+            raise TypeError(
+                "generator must be an iterator of indices or a numpy.random.Generator or RandomState, "
+                f"got {type(generator).__name__}"
+            )
+        self.replacement = replacement
+        self.generator = generator
+        self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
+        count = len(data_source)
+        if not replacement and self.num_samples > count:
+            raise ValueError(
+                f"num_samples must be at most the {count} samples of the data source, got {num_samples}; "
+                "pass replacement=True to draw some of them again"
+            )
+        if replacement and self.num_samples and not count:
+            raise ValueError(f"num_samples={num_samples}, but the data source is empty")
+
+    @property
+    def num_samples(self) -> int:
+        """How many indices an epoch reads."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self.data_source)
+        generator = self.generator
+        if generator is None:
+            return iterate(self._draw(_draw_seed(), 0))
+        if isinstance(generator, Iterator):
+            return itertools.islice(generator, self.num_samples)
+        if not self.replacement:
+            return iter(generator.permutation(count)[: self.num_samples].tolist())
+        draw = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
+        return iter(draw(count, size=self.num_samples).tolist())
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return the indices of an epoch; None where a generator or a subclass's `__iter__` gives them."""
+        if self.generator is not None or type(self).__iter__ is not RandomSampler.__iter__:
+            return None
+        return self._draw(seed, epoch)
+
+    def _draw(self, seed: int, epoch: int) -> Order:
+        count = len(self.data_source)
+        if self.replacement:
+            return Drawn(count, self.num_samples, seed, epoch)
+        return Shuffled(count, seed, epoch, self._num_samples)
+
+
+class WeightedRandomSampler(Sampler):
+    """Indices at random, each as often as its weight says.
+
+    Parameters
+    ----------
+    weights : array-like
+        One number for each sample of the data set, 0 or more; their sum does not matter.
+    num_samples : int
+        How many an epoch reads, 1 or more.
+    replacement : bool
+        Whether an index may come again; if not, at least `num_samples` weights must be above 0.
+
+    Raises
+    ------
+    TypeError
+        `replacement` is no boolean.
+    ValueError
+        The weights are not finite numbers of 0 or more, too few are above 0, or `num_samples` is not an
+        integer of 1 or more.
+
+    Examples
+    --------
+    >>> list(WeightedRandomSampler([0, 1, 0], num_samples=3))
+    [1, 1, 1]
+    """
+
+    def __init__(self, weights: ArrayLike, num_samples: int, replacement: bool = True) -> None:
+        super().__init__()
+        if not isinstance(replacement, bool):
+            raise TypeError(f"replacement must be True or False, got {replacement!r}")
+        self.num_samples = check_count("num_samples", num_samples)
+        self.replacement = replacement
+        self.weights: NDArray[np.float64] = as_weights(weights, self.num_samples, replacement)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iterate(self._draw(_draw_seed(), 0))
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return the indices of an epoch; None where a subclass has its own `__iter__`."""
+        return self._draw(seed, epoch) if type(self).__iter__ is WeightedRandomSampler.__iter__ else None
+
+    def _draw(self, seed: int, epoch: int) -> Order:
+        return Weighted(self.weights, self.num_samples, self.replacement, seed, epoch)
+
+
+class SubsetRandomSampler(Sampler):
+    """The given indices, shuffled.
+
+    Parameters
+    ----------
+    indices : sequence of int
+        One or more.
+
+    Raises
+    ------
+    TypeError
+        They are not whole numbers.
+    ValueError
+        There are none.
+
+    Examples
+    --------
+    >>> sorted(SubsetRandomSampler([7, 3, 5]))
+    [3, 5, 7]
+    """
+
+    def __init__(self, indices: Sequence[int] | NDArray[np.integer]) -> None:
+        super().__init__()
+        self.indices = as_indices("indices", indices)
+        if not self.indices.size:
+            raise ValueError("indices must hold one index or more, got none")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iterate(self._draw(_draw_seed(), 0))
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return the indices of an epoch; None where a subclass has its own `__iter__`."""
+        return self._draw(seed, epoch) if type(self).__iter__ is SubsetRandomSampler.__iter__ else None
+
+    def _draw(self, seed: int, epoch: int) -> Order:
+        return Mapped(Shuffled(len(self.indices), seed, epoch), self.indices)
+
+
+def check_sized(name: str, value: object) -> Sized:
+    """Return `value` if it has a length, else raise `TypeError`.
+
+    >>> check_sized("data_source", "abc")
+    'abc'
+    """
+    if not isinstance(value, Sized):
+        raise TypeError(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
+    len(value)  # an iterable data set says why it has none
+    return value
+
+
+def _draw_seed() -> int:
+    """Return a seed from NumPy's global random state."""
+    return int(np.random.randint(2**63 - 1, dtype=np.int64))

@@ -1,0 +1,287 @@
+"""A lane: the last part of the road, from a staged batch to one place and into the user's hands."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
+from gpuloader.devices.interop import NativeOutput, Output
+from gpuloader.fields.spec import Array
+from gpuloader.pipeline.copy_timing import CopyTimer
+from gpuloader.staging.arena import Arena
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.lease import Lease, lease_views
+from gpuloader.staging.ring import Ring, Slot
+from gpuloader.transforms.program import Program, Programmer
+from gpuloader.watch.stats import Meter
+
+SPARE = 2
+"""Batches a place's user usually holds at once: the one in hand and the one just asked for."""
+
+
+class DeviceSlot:
+    """A region on the device that batches are copied into, one after the other.
+
+    Attributes
+    ----------
+    memory : DeviceMemory
+        The region.
+    ready : Event
+        Recorded on the copy stream behind each copy into it.
+    released : Event
+        Recorded on the consumer's stream once a lease has ended; the next copy waits for it.
+    stream : Stream
+        Where the present or last user computes.
+    used : bool
+        Whether there was a user since the last copy: without one there is nothing to wait for.
+    """
+
+    __slots__ = ("memory", "ready", "released", "stream", "used")
+
+    def __init__(self, memory: DeviceMemory, ready: Event, released: Event) -> None:
+        self.memory, self.ready, self.released = memory, ready, released
+        self.stream: Stream = None
+        self.used = False
+
+
+@dataclass(slots=True)
+class Landing:
+    """A batch on its way to the user: its staged form, and the device slot it is copied into.
+
+    On a direct device there is no copy and no device slot.
+    """
+
+    staged: StagedBatch
+    slot: DeviceSlot | None
+
+
+class Lane:
+    """Takes staged batches to one place: issues copies, delivers leases, takes back what is released.
+
+    All calls come from the consumer's thread, one at a time. Nothing here waits for the user: where all
+    device slots are held, a fresh one is made; where too many host slots are, the batch is copied.
+
+    Parameters
+    ----------
+    device : Device
+        Of the place.
+    ring : Ring
+        Where the staged slots come from and return to.
+    prefetch : int
+        Batches copied ahead of the consumer; 0 on a direct device.
+    meter : Meter
+        Counts how long copies take.
+    output : Output or None
+        Whose arrays the user gets, and on which stream they are used; None: the device's own.
+    programmer : Programmer or None
+        Works out what is done to batches on the device, behind their copy; another one may take its place
+        between two epochs.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        ring: Ring,
+        prefetch: int,
+        meter: Meter,
+        output: Output | None = None,
+        programmer: Programmer | None = None,
+    ) -> None:
+        self.device = device
+        self.programmer = None if device.direct else programmer
+        self._output = output or NativeOutput(device)
+        self._convert = None if output is None else output.convert
+        self._ring = ring
+        self.prefetch = prefetch
+        self._free: deque[DeviceSlot] = deque()
+        self._freed: deque[DeviceSlot] = deque()
+        self._copying: deque[Landing] = deque()
+        self._copy_stream = None if device.direct else device.stream()
+        self._timer = CopyTimer(device, self._copy_stream, meter)
+
+    def compute(self, program: Program, memory: DeviceMemory) -> None:
+        """Put a program over other memory on the copy stream: behind earlier batches, ahead of later ones."""
+        self.device.run(program, memory, self._copy_stream)
+
+    def issue(self, staged: StagedBatch) -> Landing:
+        """Put the copy of a staged batch on the copy stream; the host slot returns once that has run."""
+        if self.device.direct:
+            return Landing(staged, None)
+        try:
+            program = self._program(staged)
+            slot = self._take(staged.layout.nbytes if program is None else program.room.nbytes)
+            if slot.used:
+                self.device.wait(self._copy_stream, slot.released)
+                slot.used = False
+            begun = self._timer.begin()
+            self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
+        except BaseException:  # of whatever is refused, no copy is under way
+            self._ring.release(staged.slot)
+            raise
+        landing = Landing(staged, slot)
+        try:
+            if program is not None:
+                self.device.run(program, slot.memory, self._copy_stream)
+                staged.layout, staged.levels = program.delivered, program.levels
+        finally:  # the copy is under way, whatever became of the program
+            self.device.record(slot.ready, self._copy_stream)
+            self._copying.append(landing)
+            self._timer.end(begun)
+        return landing
+
+    def _program(self, staged: StagedBatch) -> Program | None:
+        if self.programmer is None or staged.structure is None:
+            return None
+        names = staged.structure.array_names
+        return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
+
+    def _take(self, nbytes: int) -> DeviceSlot:
+        if self._free:
+            slot = self._free.popleft()
+            if slot.memory.nbytes >= nbytes:
+                return slot
+            # Too small: its memory is freed behind its last use, and the slot's events go with it.
+        return DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
+
+    def deliver(self, landing: Landing) -> list[Any]:
+        """Hand a batch over: the consumer's stream waits for its copy, and the arrays hold its lease."""
+        staged, slot = landing.staged, landing.slot
+        if slot is None:
+            return self.lease(staged)
+        try:
+            slot.stream = self._output.stream()
+            self.device.wait(slot.stream, slot.ready)
+        except BaseException:
+            self._free.append(slot)  # whose copy may still be under way: freeing it here would wait for that
+            raise
+        arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
+        return self._output.convert(arrays, slot.ready)
+
+    def lease(self, staged: StagedBatch) -> list[Any]:
+        """Hand over a batch of a direct device: the arrays lie in the host slot, or in a private copy."""
+        ring = self._ring
+        arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        return arrays if self._convert is None else self._convert(arrays, None)
+
+    def discard(self, landing: Landing) -> None:
+        """Take back a batch that nobody will get."""
+        if landing.slot is None:
+            self._ring.release(landing.staged.slot)
+        else:
+            self._free.append(landing.slot)
+
+    def drain(self) -> None:
+        """Take back device slots whose lease has ended and host slots whose copy has run."""
+        while self._freed:
+            slot = self._freed[0]
+            self.device.record(slot.released, slot.stream)  # refused, the slot waits there for another time
+            self._freed.popleft()
+            slot.used = True
+            if len(self._free) < self.prefetch + 1 + SPARE:
+                self._free.append(slot)
+        while self._copying and self._is_copied(self._copying[0]):
+            self._ring.release(self._copying.popleft().staged.slot)
+        self._timer.collect()
+
+    def _is_copied(self, landing: Landing) -> bool:
+        return landing.slot is not None and self.device.query(landing.slot.ready)
+
+    def finish_oldest_copy(self) -> bool:
+        """Wait for the oldest copy under way and take its host slot back; False if there is none."""
+        if not self._copying:
+            return False
+        landing = self._copying.popleft()
+        if landing.slot is not None:
+            self.device.synchronize(landing.slot.ready)
+        self._ring.release(landing.staged.slot)
+        return True
+
+    def close(self) -> None:
+        """Wait for every copy under way: host memory may go only after its last copy."""
+        while self.finish_oldest_copy():
+            pass
+        self._timer.forget()
+
+
+def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:
+    """Return how many host slots a loader needs, and how many of them its users may hold.
+
+    One is being filled, `capacity` wait in the queue, one step is being put together, and with devices
+    that are copied to, ``prefetch + 1`` steps are under copy. On direct devices the users hold host
+    slots: two steps, and one more so that a slow garbage collector costs no copies.
+
+    >>> from gpuloader.devices.host import HostDevice
+    >>> count_slots(capacity=4, devices=[HostDevice()], prefetch=0)
+    (9, 3)
+    """
+    step = len(devices)
+    spare = SPARE * step + 1 if any(device.direct for device in devices) else 0
+    copying = 0 if all(device.direct for device in devices) else step * (prefetch + 1)
+    return capacity + 1 + step + copying + spare, spare
+
+
+def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Device) -> list[Any]:
+    """Bring one batch to a device by itself, with memory of its own, and return its arrays there.
+
+    Each writer fills one array of the layout.
+    """
+    nbytes = max(layout.nbytes, 1)
+    if device.direct and device.locker is not None:
+        arena = Arena(nbytes, device.locker)
+        slot = Slot(arena.bytes, arena, in_ring=False)
+    else:
+        # To page-lock memory for a single copy would cost more than it saves.
+        region = np.empty(nbytes, np.uint8)
+        slot = Slot(region, region, in_ring=False)
+    for view, write in zip(slot.views(layout), writers, strict=True):
+        write(view)
+    if device.direct:
+        return lease_views(slot, layout, deque())
+    stream, done = device.consumer_stream(), device.event()
+    memory = device.alloc(layout.nbytes)
+    device.copy_async(memory, slot, layout.nbytes, stream)
+    device.record(done, stream)
+    device.synchronize(done)
+    return device.views(memory, layout, Lease(memory, deque()))
+
+
+UPLOAD_NBYTES = 8 << 20
+"""Bytes of each of the two staging slots through which whole arrays go to a device."""
+
+
+def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None = None) -> list[Any]:
+    """Bring whole arrays to a device, in chunks, and return them there for programs to compute with.
+
+    They lie in `memory`, as `arrange` has them; None: in fresh one.
+
+    Raises
+    ------
+    StagingMemoryError
+        The device has too little memory.
+    """
+    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+    memory = device.alloc(layout.nbytes) if memory is None else memory
+    stream = device.stream()
+    staging = Arena(2 * UPLOAD_NBYTES, device.locker)
+    slots = [Slot(staging.bytes[start : start + UPLOAD_NBYTES], staging) for start in (0, UPLOAD_NBYTES)]
+    done = [device.event(), device.event()]
+    turn = 0
+    for field, array in zip(layout.fields, arrays, strict=True):
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for start in range(0, data.size, UPLOAD_NBYTES):
+            chunk = data[start : start + UPLOAD_NBYTES]
+            slot, event = slots[turn], done[turn]
+            device.synchronize(event)  # the copy out of this slot, two chunks ago
+            slot.bytes[: chunk.size] = chunk
+            device.copy_async(memory, slot, chunk.size, stream, field.offset + start)
+            device.record(event, stream)
+            turn = 1 - turn
+    for event in done:
+        device.synchronize(event)
+    return device.arrays(memory, layout)

@@ -1,0 +1,25 @@
+"""Reader decorators: from one reader to another, as in Paddle's ``paddle.reader``.
+
+>>> from gpuloader.reader import firstn, shuffle
+>>> sorted(shuffle(firstn(lambda: range(100), 3), buf_size=3)())
+[0, 1, 2]
+"""
+
+from gpuloader.base.errors import ComposeNotAligned
+from gpuloader.sources.readers.decorators import batch, cache, chain, compose, firstn, map_readers, shuffle
+from gpuloader.sources.readers.processes import multiprocess_reader
+from gpuloader.sources.readers.threads import buffered, xmap_readers
+
+__all__ = [
+    "ComposeNotAligned",
+    "batch",
+    "buffered",
+    "cache",
+    "chain",
+    "compose",
+    "firstn",
+    "map_readers",
+    "multiprocess_reader",
+    "shuffle",
+    "xmap_readers",
+]

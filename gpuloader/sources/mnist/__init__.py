@@ -1,0 +1,18 @@
+"""MNIST: the digits as arrays, from gzip JSON, IDX files, or the sample that ships in the package."""
+
+from gpuloader.sources.mnist.digits import DigitSet, Mnist
+from gpuloader.sources.mnist.idx import load_idx, read_idx
+from gpuloader.sources.mnist.mnist import load, reader, sample, sample_reader
+from gpuloader.sources.mnist.mnist_json import read_json
+
+__all__ = [
+    "DigitSet",
+    "Mnist",
+    "load",
+    "load_idx",
+    "read_idx",
+    "read_json",
+    "reader",
+    "sample",
+    "sample_reader",
+]

@@ -1,0 +1,153 @@
+"""MNIST wherever it is, and readers of its digits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.base.checks import check_count
+from gpuloader.sources.mnist.digits import DigitSet, Mnist, from_bytes
+from gpuloader.sources.mnist.idx import load_idx
+from gpuloader.sources.mnist.mnist_json import read_json
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Mnist:
+    """Load MNIST from wherever it is.
+
+    Parameters
+    ----------
+    path : path-like or None
+        A gzip JSON file (see `read_json`), a folder with the four IDX files (see `load_idx`), or None for
+        the sample in the package.
+
+    Returns
+    -------
+    Mnist
+        Train, valid and test.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file, or the folder lacks one of the four.
+    DataFileError
+        The file is truncated, foreign, or larger than MNIST can be.
+
+    Examples
+    --------
+    >>> len(load().train)
+    4000
+    """
+    if path is None:
+        return sample()
+    return load_idx(path) if Path(path).is_dir() else read_json(Path(path))
+
+
+def sample() -> Mnist:
+    """Return the 5,000 digits in the package: 4,000 to train, 500 to validate, 500 to test.
+
+    They are the first of each set of the full data.
+
+    Returns
+    -------
+    Mnist
+        As from the full files, in 15.7 MB.
+
+    Examples
+    --------
+    >>> digits = sample()
+    >>> digits.train.images.shape, digits.test.labels[:3].tolist()
+    ((4000, 784), [7, 2, 1])
+    """
+    packed = resources.files("gpuloader.sources.mnist").joinpath("mnist-5k.npz")
+    with packed.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        train, valid, test = (
+            from_bytes(arrays[f"{name}_images"], arrays[f"{name}_labels"])
+            for name in ("train", "valid", "test")
+        )
+    return Mnist(train, valid, test)
+
+
+def reader(
+    digits: DigitSet,
+    batch_size: int = 100,
+    shuffle: bool = True,
+    seed: int | None = None,
+    *,
+    flat_labels: bool = False,
+) -> Callable[[], Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]]:
+    """Return a reader of ready batches that visits every digit once an epoch, the last batch short.
+
+    Parameters
+    ----------
+    digits : DigitSet
+        What to read.
+    batch_size : int
+        Digits a batch, 1 or more.
+    shuffle : bool
+        Draw a new order each time the reader is called; else the digits come as they lie.
+    seed : int or None
+        Of the orders. Readers of one seed give the same first epoch, the same second, and so on; the
+        epochs of one reader differ. None: other orders in each run. A reader that runs in a process of its
+        own begins each epoch from the state it was sent with, so there every epoch has the same order.
+    flat_labels : bool
+        Labels of shape (n,) rather than (n, 1). A squared error against predictions of shape (n, 1) then
+        broadcasts over all pairs: see `gpuloader.demo.linear`.
+
+    Returns
+    -------
+    callable
+        For `set_batch_generator`: gives an iterator of (images, labels), float32 of shape (n, 784) and
+        float32 of shape (n, 1), or (n,) with `flat_labels`. Batches are copies and the caller's own.
+
+    Raises
+    ------
+    ValueError
+        The batch size is not an integer of 1 or more.
+
+    Examples
+    --------
+    >>> read = reader(sample().test, batch_size=300, seed=0)
+    >>> [(images.shape, labels.shape) for images, labels in read()]
+    [((300, 784), (300, 1)), ((200, 784), (200, 1))]
+    """
+    size = check_count("batch_size", batch_size)
+    orders = np.random.default_rng(seed)
+    labels = digits.labels.astype(np.float32)
+    if not flat_labels:
+        labels = labels.reshape(-1, 1)
+
+    def read() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        # Drawn now and not at the first batch, so that overlapping epochs take their orders as they begin.
+        order: NDArray[Any] = orders.permutation(len(digits)) if shuffle else np.arange(len(digits))
+        chosen = (order[start : start + size] for start in range(0, len(order), size))
+        return ((digits.images[indices], labels[indices]) for indices in chosen)
+
+    return read
+
+
+def sample_reader(digits: DigitSet) -> Callable[[], Iterator[tuple[NDArray[np.float32], int]]]:
+    """Return a reader of single digits in their order, for `set_sample_generator`.
+
+    Parameters
+    ----------
+    digits : DigitSet
+        What to read.
+
+    Returns
+    -------
+    callable
+        Gives an iterator of (image, label), a view of shape (784,) into `digits.images` and an integer.
+
+    Examples
+    --------
+    >>> image, label = next(sample_reader(sample().test)())
+    >>> image.shape, label
+    ((784,), 7)
+    """
+    return lambda: zip(digits.images, digits.labels.tolist(), strict=True)

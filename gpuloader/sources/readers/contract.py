@@ -1,0 +1,59 @@
+"""What a reader must be: a function without arguments that gives an iterable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from gpuloader.base.errors import ReaderError
+
+Reader = Callable[[], Iterable[Any]]
+
+
+def check_reader(reader: object) -> Reader:
+    """Return `reader` if it can be one.
+
+    Raises
+    ------
+    ReaderError
+        It is not callable, as a generator object is not, or it wants arguments.
+
+    >>> check_reader(lambda: [1, 2])()
+    [1, 2]
+    """
+    if not callable(reader):
+        raise ReaderError(
+            f"a reader must be a function without arguments that returns an iterable, got "
+            f"{type(reader).__name__}; pass the generator function itself, not a generator object, "
+            "so that every epoch can start afresh"
+        )
+    try:
+        signature = inspect.signature(reader)
+    except (TypeError, ValueError):  # some built-in callables have no signature to look at
+        return reader
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ReaderError(
+            f"a reader must take no arguments, but {signature} wants some ({error}); "
+            "wrap it, e.g. lambda: reader(path)"
+        ) from None
+    return reader
+
+
+def iterate(reader: Reader) -> Iterator[Any]:
+    """Start the reader afresh and return its iterator.
+
+    Raises
+    ------
+    ReaderError
+        What it returned cannot be iterated.
+    """
+    items = reader()
+    try:
+        return iter(items)
+    except TypeError:
+        raise ReaderError(
+            f"a reader must return an iterable, got {type(items).__name__}; use yield in it, or return a list"
+        ) from None

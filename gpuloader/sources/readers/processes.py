@@ -1,0 +1,213 @@
+"""`multiprocess_reader`: one process a reader, items through a pipe.
+
+`multiprocessing` is imported by who first reads, not by who imports this package: it takes its time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import LoaderError, ReaderError, WorkerError
+from gpuloader.base.processes import (
+    close_process,
+    describe_death,
+    die_with_parent,
+    open_sentinel,
+    portable,
+    start_process,
+    starting,
+)
+from gpuloader.sources.readers.contract import Reader, check_reader, iterate
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_ITEM, _END, _ERROR = 0, 1, 2
+_MOST_AHEAD = 2**31 - 1  # what a semaphore can count to
+_GRACE_S = 1.0
+
+
+def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
+    """Run each reader in a process of its own and give their items as they arrive.
+
+    The processes are forked where the system can, since readers are mostly closures, which do not pickle;
+    a forked reader must not touch CUDA. They end with the iteration that started them, and with their
+    parent, however it dies.
+
+    Parameters
+    ----------
+    readers : list of callable
+        One process each.
+    use_pipe : bool
+        Taken for Paddle's sake: items travel through a pipe either way.
+    queue_size : int
+        Items a process may be ahead of the consumer.
+
+    Raises
+    ------
+    ReaderError
+        There is no reader, or one of them is not a function without arguments.
+    ValueError
+        The queue size is not an integer of 1 or more.
+    WorkerError
+        While reading: a process was killed; names it and the signal.
+    LoaderError
+        While reading: an item or an exception cannot be pickled.
+    BaseException
+        While reading: what a reader raised, with the traceback of its process in a note.
+
+    Examples
+    --------
+    >>> sorted(multiprocess_reader([lambda: [1, 2], lambda: [3]])())
+    [1, 2, 3]
+    """
+    sources = [check_reader(reader) for reader in readers]
+    if not sources:
+        raise ReaderError("multiprocess_reader needs one reader or more, got an empty list")
+    ahead = min(check_count("queue_size", queue_size), _MOST_AHEAD)
+
+    def read() -> Iterator[Any]:
+        workers: list[_Worker] = []
+        try:
+            for source in sources:
+                workers.append(_Worker.start(source, ahead))
+            yield from _interleave(workers)
+        finally:
+            _stop(workers)
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A process, what becomes ready when it dies, our end of its pipe, and the count it may still send."""
+
+    process: Any
+    sentinel: int
+    pipe: Connection
+    room: Any
+    owner: int
+
+    @classmethod
+    def start(cls, reader: Reader, ahead: int) -> _Worker:
+        import multiprocessing
+
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
+        with starting():
+            ours, theirs = context.Pipe(duplex=False)
+            try:
+                room = context.Semaphore(ahead)
+                process = context.Process(
+                    target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
+                )
+                start_process(process)
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        return cls(process, open_sentinel(process), ours, room, os.getpid())
+
+    def close(self) -> None:
+        if self.sentinel != self.process.sentinel:
+            os.close(self.sentinel)
+        close_process(self.process)
+        self.pipe.close()
+
+    def receive(self) -> tuple[int, Any, str]:
+        try:
+            message = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise self.death() from None
+        try:
+            kind, payload, trace = pickle.loads(message)
+        except Exception as error:
+            raise LoaderError(
+                f"an item from the reader's process {self.process.pid} cannot be unpickled "
+                f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
+            ) from error
+        return kind, payload, trace
+
+    def death(self) -> WorkerError:
+        from multiprocessing.connection import wait
+
+        wait([self.sentinel], _GRACE_S)
+        cause, signal = describe_death(self.process.exitcode)
+        return WorkerError(
+            f"the reader's process {self.process.pid} {cause} before its reader was done",
+            pid=self.process.pid,
+            signal=signal,
+        )
+
+
+def _stop(workers: list[_Worker]) -> None:
+    workers = [worker for worker in workers if worker.owner == os.getpid()]  # a fork owns only copies
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.close()
+
+
+def _interleave(workers: list[_Worker]) -> Iterator[Any]:
+    from multiprocessing.connection import wait
+
+    pending = list(workers)
+    while pending:
+        ready = wait([handle for worker in pending for handle in (worker.pipe, worker.sentinel)])
+        for worker in list(pending):
+            if worker.pipe not in ready:
+                # What it sent before it died comes first.
+                if worker.sentinel in ready and not worker.pipe.poll():
+                    raise worker.death()
+                continue
+            kind, payload, trace = worker.receive()
+            if kind == _ITEM:
+                worker.room.release()
+                yield payload
+            elif kind == _END:
+                pending.remove(worker)
+            else:
+                payload.add_note(f"gpuloader: raised in a reader's process\n{trace}")
+                raise payload
+
+
+def _work(reader: Reader, pipe: Connection, room: Any) -> None:
+    die_with_parent()
+    try:
+        _send_all(iterate(reader), pipe, room)
+        last: tuple[int, Any, str] = (_END, None, "")
+    except BaseException as error:
+        last = (_ERROR, portable(error), traceback.format_exc())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # now: the parent kills this process once it has the last message
+            stream.flush()
+    with suppress(OSError):  # nobody is left to read it
+        pipe.send(last)
+    pipe.close()
+
+
+def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:
+    for number in itertools.count():
+        room.acquire()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        try:
+            message = pickle.dumps((_ITEM, item, ""), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise LoaderError(
+                f"item {number} of a multiprocess reader cannot be pickled "
+                f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
+            ) from None
+        pipe.send_bytes(message)

@@ -1,0 +1,181 @@
+"""Readers with threads under them: `buffered` reads ahead, `xmap_readers` maps in parallel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import QueueClosed
+from gpuloader.sources.readers.contract import Reader, check_reader, iterate
+from gpuloader.staging.queue import BatchQueue, pump
+
+
+def buffered(reader: Reader, size: int) -> Reader:
+    """Read ahead in a thread, at most `size` items.
+
+    The thread ends with the iteration that started it; an exception of the reader arrives at the
+    consumer behind the items before it. Any item passes, None and arrays included.
+
+    Raises
+    ------
+    ValueError
+        The size is not an integer of 1 or more.
+
+    Examples
+    --------
+    >>> list(buffered(lambda: range(4), size=2)())
+    [0, 1, 2, 3]
+    """
+    check_reader(reader)
+    capacity = check_count("size", size)
+
+    def read_ahead() -> Iterator[Any]:
+        room: BatchQueue[None] = BatchQueue(capacity)
+        queue: BatchQueue[Any] = BatchQueue(capacity)
+        try:
+            _start("gpuloader-buffered", pump, lambda: _admitted(reader, room), queue)
+            for item in queue:
+                room.get()
+                yield item
+        finally:
+            room.close()
+            queue.close()
+
+    return read_ahead
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An exception on its way to the consumer, in its place among the results."""
+
+    error: BaseException
+
+
+_Numbered = tuple[int, Any]
+
+
+def xmap_readers(
+    mapper: Callable[[Any], Any],
+    reader: Reader,
+    process_num: int,
+    buffer_size: int,
+    order: bool = False,
+) -> Reader:
+    """Map items with several threads.
+
+    Parameters
+    ----------
+    mapper : callable
+        Called with one item, in a worker thread.
+    reader : callable
+        Gives the items; read in a thread of its own.
+    process_num : int
+        Worker threads (the name is Paddle's).
+    buffer_size : int
+        Items that may wait before the workers and results that may wait behind them. No more than
+        ``2 * buffer_size + process_num`` items are between reader and consumer, in either order.
+    order : bool
+        Whether results keep the order of the items.
+
+    Raises
+    ------
+    ValueError
+        A count is not an integer of 1 or more.
+
+    Examples
+    --------
+    >>> list(xmap_readers(lambda n: n * n, lambda: range(4), process_num=2, buffer_size=4, order=True)())
+    [0, 1, 4, 9]
+    """
+    check_reader(reader)
+    workers = check_count("process_num", process_num)
+    size = check_count("buffer_size", buffer_size)
+
+    def mapped() -> Iterator[Any]:
+        window: BatchQueue[None] = BatchQueue(2 * size + workers)
+        items: BatchQueue[_Numbered] = BatchQueue(size)
+        results: BatchQueue[_Numbered] = BatchQueue(2 * size + workers, producers=workers)
+        try:
+            _start("gpuloader-xmap-reader", pump, lambda: _number(reader, window), items)
+            for _ in range(workers):
+                _start("gpuloader-xmap-worker", _map_all, mapper, items, results)
+            for result in _in_order(results) if order else results:
+                if isinstance(result[1], _Failure):
+                    raise result[1].error
+                window.get()
+                yield result[1]
+        finally:
+            for queue in (window, items, results):
+                queue.close()
+
+    return mapped
+
+
+def _admitted(reader: Reader, room: BatchQueue[None]) -> Generator[Any, None, None]:
+    """Give the reader's items, asking for each only once there is room for it."""
+    source = iterate(reader)
+    try:
+        while True:
+            try:
+                room.put(None)
+            except QueueClosed:
+                return
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            yield item
+    finally:
+        if isinstance(source, Generator):
+            source.close()
+
+
+def _number(reader: Reader, window: BatchQueue[None]) -> Iterator[_Numbered]:
+    """Number the items; what the reader raises is the last of them."""
+    number = 0
+    try:
+        with closing(_admitted(reader, window)) as items:
+            for item in items:
+                yield number, item
+                number += 1
+    except Exception as error:
+        yield number, _Failure(error)
+
+
+def _map_all(
+    mapper: Callable[[Any], Any], items: BatchQueue[_Numbered], results: BatchQueue[_Numbered]
+) -> None:
+    try:
+        for number, item in items:
+            if isinstance(item, _Failure):
+                results.put((number, item))
+                continue
+            try:
+                result = mapper(item)
+            except Exception as error:
+                result = _Failure(error)
+            results.put((number, result))
+    except QueueClosed:
+        return
+    except BaseException as error:
+        results.finish(error)
+        return
+    results.finish()
+
+
+def _in_order(results: BatchQueue[_Numbered]) -> Iterator[_Numbered]:
+    early: dict[int, _Numbered] = {}
+    following = 0
+    for result in results:
+        early[result[0]] = result
+        while following in early:
+            yield early.pop(following)
+            following += 1
+
+
+def _start(name: str, target: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=target, args=arguments, name=name, daemon=True).start()

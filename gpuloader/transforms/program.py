@@ -1,0 +1,318 @@
+"""Programs: what is done to the fields of a batch where it lands, after its bytes are there.
+
+A program is worked out once for a layout. What it computes gets room behind the fields it computes from, in
+the same slot, so nothing is allocated when it runs. On a device it runs on the copy stream, right behind the
+copy; on a CPU place its twins run where the batch is fetched, over the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuloader.base.errors import LoaderError, SampleError, describe_error
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.permutation import derive_key, hash_positions
+from gpuloader.order.randomness import as_number, current_draw
+from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.operations import Computation, GatherRows, GatherSpan, Operation, Spec
+
+_DRAWS = 16  # hashed along, so that draws have nothing to do with orders
+
+
+class Transform(Protocol):
+    """What the user asks to be done to a field."""
+
+    @property
+    def field(self) -> str | None:
+        """Name of the field; None: the first that is an array."""
+
+    @property
+    def draws(self) -> int:
+        """Numbers it draws for each sample, 0 for none."""
+
+    def bind(self, inputs: Sequence[Spec]) -> Operation:
+        """Return the computation for a batch; it is given a field's arrays, and the draws behind them.
+
+        Raises
+        ------
+        SampleError
+            The field is not what the transform takes.
+        """
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
+        """Return the draws of each sample, int32 (samples, draws), from uint64 (samples, draws) at random."""
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Look at a field's staged arrays; raise `SampleError` where nothing can be computed from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation, the arrays it works on, by their numbers, and the field and transform it is for."""
+
+    operation: Computation
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    field: str
+    title: str
+
+
+@contextmanager
+def _told(title: str, field: str) -> Iterator[None]:
+    """Give what a transform raises the package's type, and the name of the field."""
+    try:
+        yield
+    except SampleError as error:
+        error.field = error.field or field
+        raise
+    except LoaderError:
+        raise
+    except Exception as error:
+        raise SampleError(f"{title} raised {describe_error(error)}", field=field) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is done to batches of one layout.
+
+    Attributes
+    ----------
+    copied : Layout
+        What lies in the slot before: the staged fields, and what was drawn for them.
+    room : Layout
+        The same, and what is computed.
+    drawn : tuple of (int, Transform, str, tuple of Spec)
+        Arrays to be filled with draws, by whom, for which field, and for which arrays.
+    checked : tuple of (Transform, str, tuple of int)
+        Who wants to look at which field's staged arrays, before anything is computed.
+    steps : tuple of Step
+        In their order.
+    delivered : Layout
+        What the user gets.
+    levels : tuple of int
+        Of the delivered fields; see `StagedBatch`.
+    """
+
+    copied: Layout
+    room: Layout
+    drawn: tuple[tuple[int, Transform, str, tuple[Spec, ...]], ...]
+    checked: tuple[tuple[Transform, str, tuple[int, ...]], ...]
+    steps: tuple[Step, ...]
+    delivered: Layout
+    levels: tuple[int, ...]
+
+    def check(self, arrays: list[Array]) -> None:
+        """Have the transforms look at the staged arrays; raise `SampleError` naming the field."""
+        for transform, field, numbers in self.checked:
+            with _told(type(transform).__name__, field):
+                transform.check([arrays[one] for one in numbers])
+
+    def reads(self) -> Iterator[Any]:
+        """Yield the arrays it reads that lie beside the slot."""
+        for step in self.steps:
+            yield from getattr(step.operation, "reads", ())
+
+    def run_on_host(self, arrays: list[Array]) -> None:
+        """Compute over NumPy arrays, one for each field of `room`; raise `SampleError` where that fails."""
+        for step in self.steps:
+            inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
+            with _told(step.title, step.field):
+                step.operation.on_host(inputs, outputs)
+
+    def run_on_device(self, arrays: list[Any], stream: Any) -> None:
+        """Put the computation over device arrays on a stream; raise `LoaderError` if it is for hosts only."""
+        for step in self.steps:
+            if not hasattr(step.operation, "on_device"):
+                raise LoaderError(
+                    f"{step.title} of field {step.field!r} has no on_device: it can only run on a CPU place"
+                )
+            inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
+            step.operation.on_device(inputs, outputs, stream)
+
+
+class Programmer:
+    """Works out programs; one a process, for one loader.
+
+    Parameters
+    ----------
+    transforms : sequence of Transform
+        In their order.
+    sources : sequence of GatherRows or None
+        Where the fields come from if only the numbers of their rows are staged: from arrays that already lie
+        where batches land.
+    order : array or None
+        The rows in the order of the epoch, int64, lying there as well, for batches of which a span of it is
+        staged; see `span_specs`. None: spans are of the rows in sequence.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        sources: Sequence[GatherRows] | None = None,
+        order: Any = None,
+    ) -> None:
+        self.transforms = tuple(transforms)
+        self.sources = None if sources is None else tuple(sources)
+        self.order = order
+        self._made: dict[Any, Program] = {}
+        self._last: tuple[Layout | None, Program | None] = None, None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Programmer, (self.transforms, self.sources, self.order)
+
+    def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
+        """Return the program for a staged layout.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of the array fields.
+        levels : sequence of int
+            One an array field.
+        staged : Layout
+            Where their arrays lie.
+        drawn : bool
+            Whether `staged` already ends with the draws.
+
+        Raises
+        ------
+        SampleError
+            A transform names a field that is not there, or one it cannot take.
+        """
+        last, program = self._last
+        if last is staged and program is not None:  # to compare layouts takes longer than all else here
+            return program
+        key = staged, drawn
+        program = self._made.get(key)
+        if program is None:
+            if len(self._made) > 32:  # batches of ever new sizes
+                self._made.clear()
+            program = self._made[key] = _Writer(self, names, levels, staged, drawn).write()
+        self._last = staged, program
+        return program
+
+    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices) -> None:
+        """Write what the transforms draw for the samples with the given keys, their data set indices.
+
+        A function of the loader's seed, the epoch and the key alone.
+        """
+        if not program.drawn:
+            return
+        now = current_draw()
+        if isinstance(keys, np.ndarray):
+            samples = keys.astype(np.uint64)
+        else:
+            samples = np.array([as_number(key) for key in keys], np.uint64)
+        for number, (position, transform, field, specs) in enumerate(program.drawn):
+            words = np.empty((len(keys), transform.draws), np.uint64)
+            for column in range(transform.draws):
+                key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
+                words[:, column] = hash_positions(samples, key)
+            with _told(type(transform).__name__, field):
+                arrays[position][...] = transform.draw(words, specs)
+
+
+class _Writer:
+    """Writes one program."""
+
+    def __init__(
+        self,
+        programmer: Programmer,
+        names: Sequence[str],
+        levels: Sequence[int],
+        staged: Layout,
+        drawn: bool,
+    ) -> None:
+        self._transforms = transforms = programmer.transforms
+        self._sources = programmer.sources
+        self._names = list(names)
+        self._fields: list[FieldLayout] = list(staged.fields)
+        self._end = staged.nbytes
+        self._drawing = [one for one in transforms if one.draws]
+        if drawn:
+            self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
+        else:
+            samples = _count_samples(staged, levels)
+            self._draws = [self._add(((samples, one.draws), np.dtype(np.int32))) for one in self._drawing]
+        self._copied = Layout(tuple(self._fields), self._end)
+        self._present: dict[str, tuple[int, ...]] = {}
+        self._steps: list[Step] = []
+        if self._sources is not None:
+            self._gather(self._sources, programmer.order)
+            return
+        first = 0
+        for name, level in zip(names, levels, strict=True):
+            self._present[name] = tuple(range(first, first + 1 + level))
+            first += 1 + level
+
+    def _gather(self, sources: Sequence[GatherRows], order: Any) -> None:
+        count, *rest = self._fields[0].shape
+        for name, source in zip(self._names, sources, strict=True):
+            output = self._add(((count, *source.shape), source.dtype))
+            self._present[name] = (output,)
+            if rest:  # a span; see `span_specs`
+                step = Step(GatherSpan(source.source, order), (1,), (output,), name, "gather")
+            else:
+                step = Step(source, (0,), (output,), name, "gather")
+            self._steps.append(step)
+
+    def _add(self, spec: Spec) -> int:
+        shape, dtype = spec
+        start = align(self._end)
+        self._fields.append(FieldLayout(start, shape, dtype))
+        self._end = start + arrange((spec,)).nbytes
+        return len(self._fields) - 1
+
+    def write(self) -> Program:
+        checked: list[tuple[Transform, str, tuple[int, ...]]] = []
+        drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
+        staged = len(self._copied.fields)
+        draws = iter(self._draws)
+        for transform in self._transforms:
+            name, title = self._find(transform), type(transform).__name__
+            inputs = self._present[name]
+            if all(one < staged for one in inputs):
+                checked.append((transform, name, inputs))
+            specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
+            if transform.draws:
+                position = next(draws)
+                inputs = (*inputs, position)
+                drawn.append((position, transform, name, specs))
+            with _told(title, name):
+                operation = transform.bind(specs)
+                outputs = tuple(self._add(spec) for spec in operation.outputs)
+            if any(self._fields[one].dtype.hasobject for one in outputs):
+                # Their addresses would outlive them in a slot, and be another process's.
+                raise SampleError(f"{title} computes Python objects: a batch holds numbers", field=name)
+            self._steps.append(Step(operation, inputs, outputs, name, title))
+            self._present[name] = outputs
+        delivered = [one for name in self._names for one in self._present[name]]
+        return Program(
+            self._copied,
+            Layout(tuple(self._fields), self._end),
+            tuple(drawn),
+            tuple(checked),
+            tuple(self._steps),
+            Layout(tuple(self._fields[one] for one in delivered), self._end),
+            tuple(len(self._present[name]) - 1 for name in self._names),
+        )
+
+    def _find(self, transform: Transform) -> str:
+        """Return the name of a transform's field."""
+        name = self._names[0] if transform.field is None and self._names else transform.field
+        if name is None or name not in self._present:
+            problem = f"there is no such array to transform; the sample has {self._names}"
+            raise SampleError(problem, field=name)
+        return name
+
+
+def _count_samples(staged: Layout, levels: Sequence[int]) -> int:
+    """Return the samples of a staged batch: a ragged field's first array has a row for every step."""
+    if not staged.fields:
+        return 0
+    return staged.fields[1].shape[0] - 1 if levels and levels[0] else staged.fields[0].shape[0]

@@ -1,0 +1,495 @@
+"""Hand-over: the framework's tensors lie in the slot itself, live as long as they are held, in order."""
+
+import gc
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
+from gpuloader.base.errors import LoaderError
+from gpuloader.devices import cuda, opening
+from gpuloader.devices.host import HostDevice
+from gpuloader.devices.interop import CopiedOutput, ForeignStream, open_output
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import Cast, Pad
+from tests.fakes import nothing_left_behind
+from tests.fakes_cuda import FakeRuntime, make_cupy, read
+
+FRAMEWORKS = ["torch", "jax", "paddle"]
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+NARROW = {
+    "int64": "int32",
+    "float64": "float32",
+    "complex128": "complex64",
+}  # what JAX makes of them by default
+
+# Paddle warns of a compiler cache when it is imported, PyTorch of tensors made of a tuple of them.
+pytestmark = pytest.mark.filterwarnings("ignore:No ccache found:UserWarning")
+
+
+def framework(name):
+    return pytest.importorskip(name)
+
+
+def pointer(name, tensor):
+    return tensor.unsafe_buffer_pointer() if name == "jax" else tensor.data_ptr()
+
+
+def as_numpy(tensor):
+    return np.asarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
+
+
+def numbers(count=40, dtype="float32", width=64):
+    """Return rows that are full of their number; 64 bytes a row or more."""
+    return np.repeat(np.arange(count)[:, None], width, 1).astype(dtype)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+class TestOnAHost:
+    def test_a_batch_lies_in_the_slot(self, name):
+        framework(name)
+        loader = DataLoader(numbers(), places="cpu", batch_size=4, output=name)
+        pointers = []
+        for number, batch in enumerate(loader):
+            assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
+            pointers.append(pointer(name, batch))
+            del batch
+        [road] = loader._loading._idle
+        road.ring.drain()
+        addresses = {slot.address for slot in road.ring._free}
+        assert len(addresses) == road.ring.count
+        assert set(pointers) <= addresses
+        assert len(set(pointers)) <= 3  # and the slots go round
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_dtypes(self, name, dtype):
+        framework(name)
+        wanted = numbers(6, dtype)
+        loader = DataLoader(TensorDataset(wanted), places="cpu", batch_size=6, output=name)
+        [[tensor]] = loader
+        narrow = NARROW.get(dtype, dtype) if name == "jax" else dtype
+        assert str(tensor.dtype).removeprefix("torch.").removeprefix("paddle.") == narrow
+        np.testing.assert_array_equal(as_numpy(tensor), wanted.astype(narrow))
+        if narrow == dtype:
+            loader._loading._idle[0].ring.drain()
+            assert pointer(name, tensor) not in {slot.address for slot in loader._loading._idle[0].ring._free}
+
+    def test_what_is_kept_stays(self, name):
+        """Past later batches, epoch and loader; also a part of it, and what was computed of it."""
+        framework(name)
+        loader = DataLoader(numbers(60), places="cpu", batch_size=3, output=name)
+        kept = [(batch, batch[1:], batch + 0) for _ in range(2) for batch in loader]
+        kept = [entry if number % 3 else (None, *entry[1:]) for number, entry in enumerate(kept)]
+        del loader
+        gc.collect()
+        for number, tensors in enumerate(kept):
+            first = number % 20 * 3
+            for tensor, rows in zip(tensors, ([0, 1, 2], [1, 2], [0, 1, 2]), strict=True):
+                if tensor is not None:
+                    wanted = np.repeat(np.array(rows)[:, None] + first, 64, 1)
+                    np.testing.assert_array_equal(as_numpy(tensor), wanted)
+
+    def test_a_slot_returns_with_the_last_view(self, name):
+        framework(name)
+        loader = DataLoader(numbers(8), places="cpu", batch_size=4, output=name)
+        epoch = iter(loader)
+        batch = next(epoch)
+        ring = epoch._road.ring
+        part = batch[1:] if name != "jax" else batch  # JAX has no views
+        del batch
+        gc.collect()
+        ring.drain()
+        assert ring.leased == 1
+        del part
+        gc.collect()
+        ring.drain()
+        assert ring.leased == 0
+
+    @pytest.mark.parametrize(
+        ("samples", "step", "level"),
+        [
+            ([[1, 2, 3], [4], []], (), 1),
+            ([[[1, 2], [3, 4]], [[5, 6]]], (2,), 1),
+            ([[[1], [2, 3]], [], [[4, 5, 6]]], (), 2),
+            ([[], []], (), 1),
+            ([], (3,), 1),
+        ],
+    )
+    def test_rows_of_varying_length_are_padded_as_on_the_host(self, name, samples, step, level):
+        framework(name)
+        rows = Ragged.from_samples(samples, "float32", step, level)
+        values, *splits = open_output(name, HostDevice()).convert([rows.values, *rows.row_splits], None)
+        padded = Ragged(values, tuple(splits)).to_padded(7)
+        assert (type(padded), padded.dtype) == (type(values), values.dtype)
+        np.testing.assert_array_equal(as_numpy(padded), rows.to_padded(7), strict=True)
+
+    def test_nested_fields_and_ragged_ones(self, name):
+        class Samples(Dataset):
+            def __getitem__(self, index):
+                return {
+                    "words": np.arange(index + 1, dtype=np.float32),
+                    "meta": (np.float32(index), f"n{index}"),
+                }
+
+            def __len__(self):
+                return 3
+
+        framework(name)
+        options = {"places": "cpu", "batch_size": 3, "output": name, "ragged": ["words"]}
+        [batch] = DataLoader(Samples(), **options)
+        assert type(batch["words"]) is Ragged
+        assert len(batch["words"]) == 3
+        assert as_numpy(batch["words"].values).tolist() == [0, 0, 1, 0, 1, 2]
+        assert as_numpy(batch["words"].row_splits[0]).tolist() == [0, 1, 3, 6]
+        padded = batch["words"].to_padded(-1)
+        assert type(padded) is type(batch["words"].values)
+        assert as_numpy(padded).tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
+        meta, names = batch["meta"]
+        assert as_numpy(meta).tolist() == [0, 1, 2]
+        assert names == ["n0", "n1", "n2"]
+        assert type(batch["words"].values) is type(meta)
+        [batch] = DataLoader(
+            Samples(), transforms=[Pad("words", 3, fill=-1), Cast("words", "int32")], **options
+        )
+        assert as_numpy(batch["words"]).tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
+        assert "int32" in str(batch["words"].dtype)
+
+    def test_of_a_generator(self, name):
+        framework(name)
+        loader = DataLoader.from_generator(capacity=2, return_list=True, output=name)
+        loader.set_batch_generator(lambda: ([numbers(4) + one] for one in range(9)), places="cpu")
+        kept = [batch for [batch] in loader]
+        for one, batch in enumerate(kept):
+            np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)
+        assert type(kept[0]).__module__.startswith(("torch", "jax", "paddle"))
+
+    def test_of_workers_and_several_places(self, name):
+        framework(name)
+        loader = DataLoader(
+            numbers(), places=["cpu"] * 2, batch_size=4, output=name, num_workers=2, split="shards"
+        )
+        found = [as_numpy(part)[:, 0].tolist() for step in loader for part in step]
+        assert found == [[2 * one, 2 * one + 1] for one in range(20)]
+
+    def test_nothing_is_left_behind(self, name):
+        framework(name)
+        list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
+        with nothing_left_behind():
+            list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
+            gc.collect()
+
+    def test_what_the_framework_does_not_take(self, name):
+        framework(name)
+        loader = DataLoader(np.zeros((4, 2), np.longdouble), places="cpu", batch_size=2, output=name)
+        with pytest.raises(
+            LoaderError, match=r"an array of \w*float\w* and shape \(2, 2\) cannot be handed over"
+        ):
+            list(loader)
+
+    def test_a_tensor_may_be_written_to(self, name):
+        """It is the user's: nothing shows in the data set, or in a later batch."""
+        if name == "jax":
+            pytest.skip("JAX's arrays cannot be written to")
+        framework(name)
+        rows = numbers(8)
+        for _ in range(3):
+            for number, batch in enumerate(DataLoader(rows, places="cpu", batch_size=2, output=name)):
+                assert as_numpy(batch)[:, 0].tolist() == [2 * number, 2 * number + 1]
+                batch[:] = -1
+        assert (rows >= 0).all()
+
+
+class TestNative:
+    def test_numpy_is_what_a_host_gives(self):
+        for output in (None, "numpy"):
+            [batch] = DataLoader(numbers(4), places="cpu", batch_size=4, output=output)
+            assert type(batch) is np.ndarray
+
+    @pytest.mark.parametrize(
+        ("output", "places", "message"),
+        [
+            ("cupy", "cpu", "output='cupy' is for batches on a GPU; these land on cpu"),
+            (
+                "numpy",
+                simulated_places(1),
+                "output='numpy' is for batches on a CPU place; these land on simulated:0",
+            ),
+            ("torch", simulated_places(1), "for batches on a CPU place or a GPU; these land on simulated:0"),
+        ],
+    )
+    def test_wrong_pairs(self, output, places, message):
+        with pytest.raises(PlaceError, match=message):
+            DataLoader(numbers(), places=places, output=output)
+
+    def test_an_unknown_word(self):
+        message = "output must be one of 'numpy', 'cupy', 'torch', 'jax', 'paddle' or None, got 'tensorflow'"
+        with pytest.raises(ValueError, match=message):
+            DataLoader(numbers(), places="cpu", output="tensorflow")
+        with pytest.raises(ValueError, match="output must be one of"):
+            DataLoader.from_generator(capacity=1, output=3)
+
+    @pytest.mark.parametrize(
+        ("name", "package"), [("torch", "torch"), ("jax", "jax"), ("paddle", "paddlepaddle")]
+    )
+    def test_a_framework_that_is_missing(self, monkeypatch, name, package):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(
+            ImportError, match=f"output='{name}' needs {name}.*pip install {package}"
+        ) as caught:
+            DataLoader(numbers(), places="cpu", output=name)
+        assert caught.value.name == name
+
+
+class Stream:
+    def __init__(self, ptr, version=0):
+        self.ptr, self.version = ptr, version
+
+    def __cuda_stream__(self):
+        return self.version, self.ptr
+
+
+class TestStreams:
+    def ptr(self, stream):
+        found = open_output(None, HostDevice(), stream).stream()
+        assert type(found) is ForeignStream
+        return found.ptr
+
+    def test_that_are_streams(self):
+        assert self.ptr(Stream(7)) == 7
+        assert self.ptr(lambda: Stream(8)) == 8
+        assert self.ptr(Stream(np.uint64(2**63))) == 2**63
+
+    def test_are_kept_as_long_as_they_are_used(self):
+        """A stream's handle is good as long as the stream lives."""
+        for stream in (Stream(7), lambda: Stream(8)):
+            output = open_output(None, HostDevice(), stream)
+            assert type(output.stream().owner) is Stream
+
+    def test_a_function_is_asked_each_time(self):
+        streams = [Stream(1), Stream(2)]
+        output = open_output(None, HostDevice(), lambda: streams[0])
+        assert output.stream().ptr == 1
+        streams.reverse()
+        assert output.stream().ptr == 2
+
+    @pytest.mark.parametrize(
+        ("stream", "message"),
+        [
+            (7, "stream must have __cuda_stream__, or be a function that gives such a stream, got int"),
+            (Stream(7, version=1), "Stream speaks version 1 of __cuda_stream__, expected 0"),
+            (Stream("seven"), "gives no CUDA stream"),
+            (SimpleNamespace(__cuda_stream__=lambda: 7), "SimpleNamespace gives no CUDA stream"),
+            (SimpleNamespace(__cuda_stream__=7), "SimpleNamespace gives no CUDA stream"),
+        ],
+    )
+    def test_that_are_none(self, stream, message):
+        with pytest.raises(TypeError, match=message):
+            DataLoader(numbers(), places="cpu", stream=stream)
+
+    def test_a_function_that_gives_none(self):
+        output = open_output(None, HostDevice(), lambda: 7)
+        with pytest.raises(TypeError, match="int gives no CUDA stream"):
+            output.stream()
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+    class Array(cupy.ndarray):
+        """Hands itself over; CuPy's own capsule needs a driver."""
+
+        def __dlpack__(self, *, stream=None):
+            assert stream == -1  # anything else has CuPy put its own current stream in order
+            return self
+
+    fake = FakeRuntime()
+    made = make_cupy(cupy, fake)
+    made.ndarray = Array
+    monkeypatch.setattr(cuda, "cupy", made)
+    opening._open.cache_clear()
+    yield fake
+    gc.collect()
+    opening._open.cache_clear()
+    assert not fake.registered
+
+
+class Tensor:
+    def __init__(self, array):
+        self.array = array
+
+
+class Copy:
+    """JAX's copy: made some time later, from what must still be there."""
+
+    def __init__(self, source, runtime):
+        self.source, self.runtime, self.ready = source, runtime, False
+        self.values = None
+
+    def make(self):
+        self.values, self.ready = read(self.source().array), True
+
+    def is_ready(self):
+        return self.ready
+
+
+@pytest.fixture(params=["torch", "paddle"])
+def fake_framework(request, monkeypatch, runtime):
+    """Modules with the names that are used; `current` is what they say of their current streams."""
+    current = {}
+
+    def current_stream(index):
+        return SimpleNamespace(cuda_stream=current[index].ptr)
+
+    module = ModuleType(request.param)
+    if request.param == "torch":
+        module.cuda = SimpleNamespace(current_stream=current_stream)
+    else:
+        module.device = SimpleNamespace(cuda=SimpleNamespace(current_stream=current_stream))
+    dlpack = ModuleType(f"{request.param}.utils.dlpack")
+    dlpack.from_dlpack = Tensor
+    monkeypatch.setitem(sys.modules, request.param, module)
+    monkeypatch.setitem(sys.modules, f"{request.param}.utils", ModuleType(f"{request.param}.utils"))
+    monkeypatch.setitem(sys.modules, f"{request.param}.utils.dlpack", dlpack)
+    return SimpleNamespace(name=request.param, current=current)
+
+
+def log_calls(monkeypatch, name):
+    calls = []
+    original = getattr(cuda.CudaDevice, name)
+
+    def call(self, *arguments):
+        calls.append(arguments)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(cuda.CudaDevice, name, call)
+    return calls
+
+
+class TestOnAGpu:
+    def test_the_frameworks_stream_waits_and_releases(self, runtime, fake_framework, monkeypatch):
+        runtime.devices = 2
+        for index in (0, 1):
+            with cuda.cupy.cuda.Device(index):
+                fake_framework.current[index] = cuda.cupy.cuda.Stream(non_blocking=True)
+        waits, records = log_calls(monkeypatch, "wait"), log_calls(monkeypatch, "record")
+        loader = DataLoader(numbers(), places=["gpu:0", "gpu:1"], batch_size=2, output=fake_framework.name)
+        seen = []
+        for step in loader:
+            for index, tensor in enumerate(step):
+                assert type(tensor) is Tensor
+                assert tensor.array.device.id == index
+                seen.append(runtime.launch_read(tensor.array, fake_framework.current[index].ptr))
+            del step, tensor
+        runtime.finish()
+        assert [values[0][:, 0].tolist() for values in seen] == [[2 * one, 2 * one + 1] for one in range(20)]
+        own = {stream.ptr for stream in fake_framework.current.values()}
+        copying = {lane._copy_stream.ptr for lane in loader._loading._idle[0].lanes}
+        assert {stream.ptr for stream, _ in waits} == own | copying
+        assert sum(stream.ptr in own for stream, _ in waits) == 20  # on `ready`
+        assert sum(stream.ptr in own for _, stream in records) == 20  # `released`
+
+    def test_without_the_waits_it_goes_wrong(self, runtime, fake_framework, monkeypatch):
+        stream = fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
+        monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
+        seen = []
+        for tensor in DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name):
+            seen.append(runtime.launch_read(tensor.array, stream.ptr))
+            del tensor
+        runtime.finish()
+        assert [values[0][:, 0].tolist() for values in seen] != [[2 * one, 2 * one + 1] for one in range(20)]
+
+    def test_the_users_own_stream(self, runtime, fake_framework, monkeypatch):
+        """In the place of the framework's, which is not even asked for."""
+        stream = Stream(cuda.cupy.cuda.Stream(non_blocking=True).ptr)
+        waits = log_calls(monkeypatch, "wait")
+        for output in (None, fake_framework.name):
+            waits.clear()
+            list(DataLoader(numbers(8), places="gpu:0", batch_size=2, output=output, stream=stream))
+            assert sum(one.ptr == stream.ptr for one, _ in waits) == 4
+
+    def test_the_stream_is_asked_for_at_every_batch(self, runtime, fake_framework, monkeypatch):
+        streams = [cuda.cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+        records = log_calls(monkeypatch, "record")
+        fake_framework.current[0] = streams[0]
+        epoch = iter(DataLoader(numbers(8), places="gpu:0", batch_size=2, output=fake_framework.name))
+        for stream in streams:
+            fake_framework.current[0] = stream
+            tensor = next(epoch)
+            del tensor
+        list(epoch)
+        own = {stream.ptr for stream in streams}
+        assert [stream.ptr for _, stream in records if stream.ptr in own] == [one.ptr for one in streams]
+
+    def test_tensors_outlive_all(self, runtime, fake_framework):
+        fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
+        kept = list(DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name))
+        runtime.finish()
+        gc.collect()
+        assert [read(tensor.array)[:, 0].tolist() for tensor in kept] == [
+            [2 * n, 2 * n + 1] for n in range(20)
+        ]
+
+    def test_cupy_is_what_a_gpu_gives(self, runtime):
+        for output in (None, "cupy"):
+            [batch] = DataLoader(numbers(4), places="gpu:0", batch_size=4, output=output)
+            assert type(batch) is cuda.cupy.ndarray
+        with pytest.raises(PlaceError, match="these land on gpu:0"):
+            DataLoader(numbers(4), places="gpu:0", output="numpy")
+
+
+class TestJaxOnAGpu:
+    @pytest.fixture
+    def copies(self, runtime, monkeypatch):
+        made = []
+
+        def array(source, copy):
+            assert copy is True
+            made.append(Copy(lambda: source, runtime))
+            return made[-1]
+
+        module, dlpack = ModuleType("jax"), ModuleType("jax.dlpack")
+        module.numpy = SimpleNamespace(array=array)
+        dlpack.from_dlpack = Tensor
+        monkeypatch.setitem(sys.modules, "jax", module)
+        monkeypatch.setitem(sys.modules, "jax.dlpack", dlpack)
+        return made
+
+    def test_sources_stay_until_they_are_copied(self, runtime, copies, monkeypatch):
+        """Copies made as late as can be see their own batch, although the user kept none of them."""
+        synchronized = log_calls(monkeypatch, "synchronize")
+        loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
+        for number, copy in enumerate(loader):
+            assert type(copy) is Copy
+            if number >= 6:
+                copies[number - 6].make()
+            del copy
+        for copy in copies[-6:]:
+            copy.make()
+        assert [copy.values[:, 0].tolist() for copy in copies] == [[2 * n, 2 * n + 1] for n in range(20)]
+        assert len(synchronized) >= 20  # what JAX reads is there: it orders nothing against our streams
+
+    def test_slots_return_when_they_are_copied(self, runtime, copies):
+        loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
+        for copy in loader:
+            copy.make()
+            copy.source = None
+            del copy
+        assert runtime.calls["malloc"] <= 4
+        output = loader._loading._outputs[0]
+        assert type(output) is CopiedOutput
+        assert len(output._under_way) == 1

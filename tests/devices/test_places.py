@@ -1,0 +1,194 @@
+"""Places are values; what stands behind them is asked when they are used."""
+
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    DataLoader,
+    PlaceError,
+    cpu_places,
+    cuda_places,
+)
+from gpuloader.devices import cuda, opening
+from gpuloader.devices.places import CustomPlace, parse_place, parse_places
+
+ALL = [CPUPlace(), CUDAPinnedPlace(), CUDAPlace(0), CUDAPlace(1)]
+
+
+def test_equal_places_are_equal_and_hash_alike_others_are_not():
+    assert len({*ALL, CPUPlace(), CUDAPlace(1)}) == 4
+    assert CUDAPlace(0) == CUDAPlace() != CUDAPlace(1)
+    assert CPUPlace() != CUDAPinnedPlace()
+
+
+@pytest.mark.parametrize("place", ALL)
+def test_a_places_repr_makes_it_again_and_it_pickles(place):
+    names = {"CPUPlace": CPUPlace, "CUDAPinnedPlace": CUDAPinnedPlace, "CUDAPlace": CUDAPlace}
+    assert eval(repr(place), names) == place
+    assert pickle.loads(pickle.dumps(place)) == place
+
+
+def test_places_do_not_change():
+    with pytest.raises(AttributeError):
+        CUDAPlace(0).index = 1
+
+
+@pytest.mark.parametrize("index", [-1, 1.0, "0", True, None])
+def test_an_index_is_a_number_of_0_or_more(index):
+    with pytest.raises(PlaceError, match="device index of 0 or more"):
+        CUDAPlace(index)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("cpu", CPUPlace()),
+        ("gpu", CUDAPlace(0)),
+        ("gpu:0", CUDAPlace(0)),
+        ("gpu:12", CUDAPlace(12)),
+        ("gpu_pinned", CUDAPinnedPlace()),
+    ],
+)
+def test_strings_name_places(text, place):
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize("text", ["", "CPU", "gpu:", "gpu:-1", "gpu:x", "cuda", 3, None])
+def test_other_things_do_not(text):
+    with pytest.raises(PlaceError, match="not a place") as caught:
+        parse_place(text)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_one_place_is_a_list_of_one():
+    assert (
+        parse_places("cpu") == parse_places([CPUPlace()]) == parse_places(p for p in ALL[:1]) == (CPUPlace(),)
+    )
+
+
+def test_cpu_places(monkeypatch):
+    monkeypatch.delenv("CPU_NUM", raising=False)
+    assert cpu_places() == [CPUPlace()]
+    monkeypatch.setenv("CPU_NUM", "3")
+    assert cpu_places() == [CPUPlace()] * 3
+    assert cpu_places(2) == [CPUPlace()] * 2
+    for wrong in ("0", "x", "-1"):
+        monkeypatch.setenv("CPU_NUM", wrong)
+        with pytest.raises(ValueError, match="CPU_NUM"):
+            cpu_places()
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="device_count"):
+            cpu_places(wrong)
+
+
+def test_named_cuda_places_need_no_gpu(monkeypatch):
+    assert cuda_places([1, 0]) == [CUDAPlace(1), CUDAPlace(0)]
+    assert cuda_places(2) == [CUDAPlace(2)]
+    monkeypatch.setenv("FLAGS_selected_gpus", "3,5")
+    assert cuda_places() == [CUDAPlace(3), CUDAPlace(5)]
+
+
+@pytest.mark.parametrize("wrong", ["x", "0,", "-1", "0;1", "1.5"])
+def test_selected_gpus_are_indices(monkeypatch, wrong):
+    monkeypatch.setenv("FLAGS_selected_gpus", wrong)
+    with pytest.raises(PlaceError, match="FLAGS_selected_gpus must list device indices"):
+        cuda_places()
+
+
+def test_selected_gpus_count_for_nothing_where_indices_are_given(monkeypatch):
+    monkeypatch.setenv("FLAGS_selected_gpus", "7")
+    assert cuda_places([0]) == [CUDAPlace(0)]
+
+
+def test_an_empty_list_of_places_is_an_error():
+    with pytest.raises(PlaceError, match="empty list of places"):
+        parse_places([])
+
+
+def test_one_wrong_place_in_a_list_is_named():
+    with pytest.raises(PlaceError, match="not a place: 'abacus'"):
+        parse_places(["cpu", "abacus"])
+
+
+def test_a_custom_place_equals_only_itself():
+    device = object()
+    first, second = CustomPlace(device), CustomPlace(device)
+    assert first == first
+    assert first != second
+    assert parse_places([first, second]) == (first, second)
+
+
+def load(place):
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    return list(loader.set_batch_generator(lambda: [[np.zeros((2, 3))]], places=place))
+
+
+ASKING = {
+    "a loader": lambda: load(CUDAPlace(0)),
+    "a loader for a string": lambda: load("gpu:0"),
+    "a loader for page-locked memory": lambda: load(CUDAPinnedPlace()),
+    "one place of several": lambda: load([CPUPlace(), CUDAPlace(0)]),
+    "all places": lambda: cuda_places(),
+    "a device": lambda: opening.open_device(CUDAPlace(0)),
+}
+
+
+class TestAskingForAGpuWhereThereIsNone:
+    """Every way to one says what is missing and what to do; making the place itself is no error."""
+
+    @pytest.fixture(autouse=True)
+    def no_device_is_remembered(self, monkeypatch):
+        monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
+        monkeypatch.setattr(cuda, "_forked", False)
+        opening._open.cache_clear()
+        yield
+        opening._open.cache_clear()
+
+    @pytest.fixture(params=[0, 12060, 11080], ids=["no driver", "no device", "an old driver"])
+    def cupy_alone(self, request, monkeypatch):
+        runtime = SimpleNamespace(driverGetVersion=lambda: request.param, runtimeGetVersion=lambda: 12090)
+        fake = SimpleNamespace(
+            __version__="14.0", cuda=SimpleNamespace(is_available=lambda: False, runtime=runtime)
+        )
+        monkeypatch.setattr(cuda, "cupy", fake)
+        return {
+            0: r"no NVIDIA driver was found.*CuPy 14\.0 is installed",
+            12060: r"the driver knows CUDA 12\.6.*CuPy 14\.0 is installed",
+            11080: r"CuPy 14\.0 is built for CUDA 12\.9 .* knows 11\.8 at most; update the driver",
+        }[request.param]
+
+    @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
+    def test_without_cupy(self, ask, monkeypatch):
+        monkeypatch.setattr(cuda, "cupy", None)
+        monkeypatch.setattr(cuda, "_import_error", "No module named 'cupy'")
+        with pytest.raises(PlaceError, match=r"needs CuPy.*No module named 'cupy'.*pip install") as caught:
+            ask()
+        assert "CPUPlace()" in str(caught.value)
+
+    @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
+    def test_with_cupy_but_nothing_to_use_it_on(self, ask, cupy_alone):
+        with pytest.raises(PlaceError, match=rf"gpu:0 is not there: {cupy_alone}"):
+            ask()
+
+    def test_an_index_beyond_the_last(self, monkeypatch):
+        runtime = SimpleNamespace(getDeviceCount=lambda: 2)
+        fake = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True, runtime=runtime))
+        monkeypatch.setattr(cuda, "cupy", fake)
+        with pytest.raises(PlaceError, match=r"gpu:2 is not there: this process sees 2 \(gpu:0, gpu:1\)"):
+            opening.open_device(CUDAPlace(2))
+        assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
+
+    def test_the_default_place_is_the_cpu(self, monkeypatch):
+        monkeypatch.setattr(cuda, "cupy", None)
+        assert opening.default_place() == CPUPlace()
+
+    def test_a_cpu_place_needs_none_of_it(self, monkeypatch):
+        monkeypatch.setattr(cuda, "cupy", None)
+        [[array]] = load("cpu")
+        assert array.shape == (2, 3)

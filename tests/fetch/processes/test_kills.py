@@ -1,0 +1,161 @@
+"""Workers and whole programs killed at random moments: no sample wrong, missing or twice, and nothing left.
+
+``GPULOADER_KILLS=100 GPULOADER_PARENT_KILLS=20`` asks for more than the suite takes time for.
+"""
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.fakes import wait_until
+from tests.fetch import faulty
+from tests.fetch.faulty import Faulty, FaultyStream, Growing, is_running, loader
+
+KILLS = int(os.environ.get("GPULOADER_KILLS", "30"))
+PARENT_KILLS = int(os.environ.get("GPULOADER_PARENT_KILLS", "4"))
+
+LOADERS = [
+    (method, persistent, kind)
+    for kind in ("map", "items", "growing")
+    for method, persistent in (("forkserver", True), ("fork", False), ("forkserver", False), ("fork", True))
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with faulty.all_gone():
+        yield
+
+
+def make(method, persistent, kind, count=400):
+    pause = partial(time.sleep, 0.0005)
+    options = {
+        "start_method": method,
+        "persistent_workers": persistent,
+        "on_worker_death": "respawn",
+        "num_workers": 3,
+        "batch_size": 10,
+    }
+    if kind == "items":
+        return loader(FaultyStream(count, always=pause), **options)
+    if kind == "growing":
+        return loader(Growing(count, always=pause), ragged=["x"], **options)
+    return loader(Faulty(count, always=pause), shuffle=True, **options)
+
+
+def contents(batch):
+    """Return a batch as a list, having looked at all of it."""
+    if isinstance(batch, dict):
+        lengths = np.diff(batch["x"].row_splits[0])
+        indices = (lengths - 1) // 40
+        np.testing.assert_array_equal(batch["x"].values, np.repeat(indices, lengths))
+        return indices.tolist()
+    assert (batch == batch[:, :1]).all()
+    return batch[:, 0].tolist()
+
+
+class Killer(threading.Thread):
+    """Kills a worker now and then, as often as some batches came since: none may meet four deaths."""
+
+    def __init__(self, draw, most):
+        super().__init__(daemon=True)
+        self.draw, self.most, self.kills = draw, most, 0
+        self.spared = faulty.offspring()
+        self.over = threading.Event()
+        self.seen = self.due = 0
+
+    def run(self):
+        while self.kills < self.most and not self.over.wait(self.draw.uniform(0.001, 0.03)):
+            workers = [pid for pid in faulty.offspring() - self.spared if is_running(pid)]
+            if workers and self.seen >= self.due:
+                with_what = self.draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+                try:
+                    os.kill(self.draw.choice(workers), with_what)
+                except ProcessLookupError:
+                    continue
+                self.due = self.seen + 4
+                self.kills += 1
+
+    def watch(self, epoch):
+        got = []
+        for batch in epoch:
+            self.seen += 1
+            got.append(contents(batch))
+        return got
+
+
+def test_workers_are_killed_at_random_moments():
+    draw = random.Random(20_240)
+    expected, kills, runs = {}, 0, 0
+    while kills < KILLS:
+        one = LOADERS[runs % len(LOADERS)]
+        runs += 1
+        if one not in expected:
+            expected[one] = [[contents(batch) for batch in epoch] for epoch in two_epochs(make(*one))]
+            everything = sorted(itertools.chain(*expected[one][0]))
+            assert everything == list(range(400))
+        killer = Killer(draw, KILLS - kills)
+        killer.start()
+        tried = make(*one)
+        try:
+            got = [killer.watch(epoch) for epoch in two_epochs(tried)]
+        finally:
+            killer.over.set()
+            killer.join()
+        tried.close()
+        assert got == expected[one], one
+        kills += killer.kills
+    print(f"{kills} workers killed in {runs} runs")
+
+
+def two_epochs(one):
+    yield one
+    one.set_epoch(1)
+    yield one
+    one.close()
+
+
+PROGRAM = """
+import random, sys, time
+from functools import partial
+from tests.fetch import faulty
+from tests.fetch.processes.test_kills import make
+
+method, persistent, kind, seed = sys.argv[1], sys.argv[2] == "True", sys.argv[3], int(sys.argv[4])
+one = make(method, persistent, kind, 4000)
+if seed % 2:
+    dataset = getattr(one.dataset, "samples", one.dataset)
+    dataset.always = partial(time.sleep, 1000 if seed % 4 == 1 else 0.2)
+epoch = iter(one)
+if seed % 2 == 0:
+    next(epoch)
+print("begun", flush=True)
+for batch in epoch:
+    print(*faulty.offspring(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", range(PARENT_KILLS))
+def test_a_killed_program_takes_its_workers_with_it(number):
+    draw = random.Random(number)
+    method, persistent, kind = LOADERS[number % len(LOADERS)]
+    shared = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), method, str(persistent), kind, str(number)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "begun\n"
+        time.sleep(draw.uniform(0, 0.1))
+        below = faulty.offspring(program.pid)
+        program.kill()
+    assert len(below) >= 3
+    wait_until(lambda: not any(is_running(pid) for pid in below), 2)
+    assert set(os.listdir("/dev/shm")) <= shared

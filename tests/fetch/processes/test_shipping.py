@@ -1,0 +1,747 @@
+"""Parcels: every value comes back, arrays are shared until written, and what cannot go says why."""
+
+import copyreg
+import fcntl
+import gc
+import io
+import mmap
+import multiprocessing
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import namedtuple
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_dtypes, array_shapes, arrays, basic_indices, scalar_dtypes
+
+from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.fetch.processes import pickling, shipping
+from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Unshippable, pack, unpack
+from tests.fakes import nothing_left_behind
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
+
+BIG = 200_000  # elements that leave the pickle, whatever their dtype
+Pair = namedtuple("Pair", "image label")
+
+
+@pytest.fixture(params=["pickle", "cloudpickle"], autouse=True)
+def pickler(request, monkeypatch):
+    """Run every test with and without cloudpickle."""
+    if request.param == "cloudpickle":
+        pytest.importorskip("cloudpickle")
+    else:
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    return request.param
+
+
+def ship(value, **options):
+    parcel = pack(value, **options)
+    try:
+        return unpack(parcel.descriptor)
+    finally:
+        parcel.close()
+
+
+@contextmanager
+def parcel_of(value, **options):
+    parcel = pack(value, **options)
+    yield parcel
+    parcel.close()
+
+
+def in_band(value):
+    """Return the bytes of pickle that remain beside the memory of arrays."""
+    sink = io.BytesIO()
+    pickling.dump(value, sink)
+    return sink.tell()
+
+
+def same(one, other):
+    return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+
+
+class Holder:
+    """A data set of whatever it is given."""
+
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
+# ---------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        3,
+        "text",
+        [1, [2.5, None], {"a": (True, b"x")}],
+        {1, 2},
+        Pair([1], "cat"),
+        b"x" * 300_000,
+        range(5),
+    ],
+    ids=str,
+)
+def test_plain_objects_come_back(value):
+    assert ship(value) == value
+
+
+def test_an_object_with_arrays_comes_back():
+    rng = np.random.default_rng(3)
+    holder = Holder(images=rng.random((100, 28, 28)), labels=np.arange(100), names=["a", "b"])
+    back = ship([holder, holder])
+    assert back[0] is back[1]
+    assert same(back[0].images, holder.images)
+    assert same(back[0].labels, holder.labels)
+    assert back[0].names == ["a", "b"]
+
+
+ARRAYS = {
+    "C": lambda: np.arange(BIG, dtype=np.float32).reshape(100, -1),
+    "Fortran": lambda: np.asfortranarray(np.arange(BIG).reshape(100, -1)),
+    "every other": lambda: np.arange(2 * BIG)[::2],
+    "backwards": lambda: np.arange(BIG)[::-1],
+    "transposed axes": lambda: np.arange(BIG).reshape(10, 20, -1).transpose(0, 2, 1),
+    "columns": lambda: np.arange(2 * BIG).reshape(-1, 2)[:, 0],
+    "one strided row": lambda: np.arange(2 * BIG).reshape(1, -1)[:, ::2],
+    "broadcast": lambda: np.broadcast_to(np.arange(200), (1000, 200)),
+    "0-d": lambda: np.array(3.5),
+    "0-d large": lambda: np.array("x" * BIG),
+    "empty": lambda: np.empty((0, 3), np.int16),
+    "empty of large rows": lambda: np.empty((0, BIG)),
+    "small": lambda: np.arange(5),
+    "small strided": lambda: np.arange(10)[::2],
+    "bool": lambda: np.arange(BIG) % 3 == 0,
+    "big-endian": lambda: np.arange(BIG, dtype=">i4"),
+    "half": lambda: np.ones(BIG, np.float16),
+    "complex": lambda: np.ones(BIG, np.complex64),
+    "dates": lambda: np.arange(BIG).astype("M8[s]"),
+    "durations": lambda: np.arange(BIG).astype("m8[ms]"),
+    "text": lambda: np.full(BIG, "word"),
+    "bytes": lambda: np.full(BIG, b"word"),
+    "void": lambda: np.zeros(BIG, "V3"),
+    "structured": lambda: np.ones(BIG, [("a", "<f4"), ("b", "u1", (3,)), ("t", "M8[D]")]),
+    "strided field": lambda: np.ones(BIG, [("a", "<f4"), ("b", "u1")])["a"],
+    "objects": lambda: np.array([1, "a", None, np.arange(3).sum()], object),
+    "structured objects": lambda: np.array([(1, "a")] * 100, [("n", "i4"), ("o", "O")]),
+}
+
+
+@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+def test_arrays_come_back(make):
+    array = make()
+    back = ship({"array": array})["array"]
+    assert type(back) is np.ndarray
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert np.array_equal(back, array)
+    if array.flags.forc and array.nbytes > pickling.OUT_OF_BAND:
+        assert back.strides == array.strides
+
+
+@pytest.mark.parametrize("make", [m for n, m in ARRAYS.items() if "objects" not in n and m().nbytes > 65536])
+def test_large_arrays_leave_the_pickle(make):
+    assert in_band(make()) < 1000
+
+
+def test_small_arrays_stay_in_the_pickle_and_large_ones_are_aligned_to_256_bytes():
+    limit = pickling.OUT_OF_BAND
+    arrays = [np.full(size, 7, np.uint8) for size in (limit - 1, limit, 1, limit + 1)]
+    back = ship(arrays)
+    assert all(map(same, arrays, back))
+    in_place = [one.ctypes.data % mmap.PAGESIZE % 256 == 0 for one in back]
+    assert in_place[1]
+    assert in_place[3]
+    assert in_band(arrays[0]) > limit - 1
+    assert in_band(arrays[1]) < 1000
+
+
+def test_object_arrays_let_the_arrays_in_them_leave():
+    ragged = np.empty(3, object)
+    ragged[:] = [np.zeros(BIG), np.ones((2, BIG)), "x"]
+    assert in_band(ragged) < 1000
+    back = ship(ragged)
+    assert back[1].sum() == 2 * BIG
+
+
+def test_repeated_elements_are_shipped_once():
+    series = np.arange(BIG)
+    windows = np.lib.stride_tricks.sliding_window_view(series, 1000)  # 1.6 GB, were it written out
+    weights = np.broadcast_to(np.float32(2), (10**9, 5))
+    with parcel_of([series, windows, weights, series[::-1], series.reshape(2, -1).T]) as parcel:
+        assert parcel.nbytes < 1.1 * series.nbytes
+        back = unpack(parcel.descriptor)
+    assert same(back[1][-1], windows[-1])
+    assert back[2].shape == (10**9, 5)
+    assert back[2][-1, -1] == 2
+    assert np.shares_memory(back[0], back[3])
+    assert same(back[4], series.reshape(2, -1).T)
+
+
+@given(data=st.data(), write=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_view_of_any_array_comes_back(data, write):
+    """All of them beside the pickle, however small."""
+    array = data.draw(arrays(scalar_dtypes() | array_dtypes(), array_shapes(min_dims=0, max_dims=4)))
+    if array.ndim > 1:
+        array = array.transpose(data.draw(st.permutations(range(array.ndim))))
+    view = data.draw(
+        st.just(array) | basic_indices(array.shape, allow_newaxis=True).map(lambda at: array[at])
+    )
+    if not isinstance(view, np.ndarray):
+        return
+    view.flags.writeable = write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickling, "OUT_OF_BAND", 1)
+        back = ship([view, view.T])
+    for one, other in zip(back, [view, view.T], strict=True):
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes()
+        if view.size:  # empty ones are left to NumPy, which gives some in the byte order of the machine
+            assert one.dtype == other.dtype
+            assert one.flags.writeable == write
+
+
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("size", [10, BIG])
+def test_write_protection_of_contiguous_arrays_is_kept(size, writeable):
+    array = np.zeros(size)
+    array.flags.writeable = writeable
+    assert ship(array).flags.writeable == writeable
+
+
+class Tagged(np.ndarray):
+    pass
+
+
+class Verbose(np.ndarray):
+    def __reduce__(self):
+        return np.ndarray.__reduce__(self)
+
+
+class Registered(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((300, 300)).view(Tagged),
+        np.zeros((300, 300)).view(Verbose),
+        np.zeros((300, 600))[:, ::2].view(Tagged),
+        np.ones((300, 300)).view(np.matrix),
+        np.ones(BIG, [("a", "f4"), ("b", "u1")]).view(np.recarray),
+        np.ma.masked_greater(np.arange(BIG), 100),
+    ],
+    ids=["Tagged", "Verbose", "strided", "matrix", "recarray", "masked"],
+)
+def test_subclasses_of_arrays_come_back_as_they_are(array):
+    back = ship(array)
+    assert type(back) is type(array)
+    assert same(back, array)
+    assert np.array_equal(np.ma.getmaskarray(back), np.ma.getmaskarray(array))
+
+
+def test_a_registered_way_of_pickling_is_respected(monkeypatch):
+    monkeypatch.setitem(copyreg.dispatch_table, Registered, lambda array: (int, (7,)))
+    assert ship(np.zeros(BIG).view(Registered)) == 7
+
+
+class Blob:
+    """Something that is no array and pickles its memory by buffers."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def __reduce_ex__(self, protocol):
+        return Blob, (pickle.PickleBuffer(self.memory),)
+
+
+@pytest.mark.parametrize(
+    "memory", [b"x" * 10, b"x" * 100_000, bytearray(b"x" * 100_000), np.ones((2, BIG)).T]
+)
+def test_other_buffers_come_back(memory):
+    back = ship(Blob(memory)).memory
+    assert bytes(np.asarray(memory).T.tobytes() if isinstance(memory, np.ndarray) else memory) == bytes(back)
+    assert in_band(Blob(memory)) < 1000
+
+
+def test_arrays_over_the_same_memory_go_once_and_still_share_it():
+    array = np.arange(BIG)
+    with parcel_of([array, array.reshape(2, -1), array[:], array[::2], array[::2]]) as parcel:
+        assert parcel.nbytes < array.nbytes * 1.6
+        back = unpack(parcel.descriptor)
+    back[0][0] = 99
+    assert back[1][0, 0] == back[2][0] == 99
+    assert np.shares_memory(back[3], back[4])
+
+
+def test_strided_arrays_are_written_a_piece_at_a_time(monkeypatch):
+    monkeypatch.setattr(shipping, "_PIECE", 1000)
+    for array in (np.arange(90_000)[::-2], np.arange(90_000).reshape(2, 3, -1)[:, :, ::3]):
+        pieces = list(shipping._pieces(array))
+        assert b"".join(pieces) == array.tobytes()
+        assert max(len(piece) for piece in pieces) <= 1000
+    assert same(ship(array), array)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_the_file_can_neither_be_written_nor_resized():
+    with parcel_of(np.zeros(BIG)) as parcel:
+        assert os.fstat(parcel.descriptor).st_size == parcel.nbytes
+        assert not os.get_inheritable(parcel.descriptor)
+        with pytest.raises(PermissionError):
+            os.pwrite(parcel.descriptor, b"x", 0)
+        for nbytes in (0, parcel.nbytes * 2):
+            with pytest.raises(PermissionError):
+                os.ftruncate(parcel.descriptor, nbytes)
+        with pytest.raises(PermissionError):
+            mmap.mmap(parcel.descriptor, parcel.nbytes)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(parcel.descriptor, 1033, 0x10)
+
+
+def test_writes_stay_with_who_made_them():
+    array = np.zeros(BIG)
+    with parcel_of(array) as parcel:
+        one, other = unpack(parcel.descriptor), unpack(parcel.descriptor)
+        one[:] = 1
+        assert other.sum() == array.sum() == unpack(parcel.descriptor).sum() == 0
+        array[:] = 2
+        assert other.sum() == 0
+
+
+def in_processes(count, work, argument):
+    """Run `work(argument, connection)` in forked processes that wait for each other; return their answers."""
+    context = multiprocessing.get_context("fork")
+    pairs = [context.Pipe() for _ in range(count)]
+    processes = [context.Process(target=work, args=(argument, theirs)) for _, theirs in pairs]
+    for process in processes:
+        process.start()
+    answers = [ours.recv() for ours, _ in pairs]
+    for ours, theirs in pairs:
+        ours.send("go on")
+        theirs.close()
+    answers = [(answer, ours.recv()) for answer, (ours, _) in zip(answers, pairs, strict=True)]
+    for process, (ours, _) in zip(processes, pairs, strict=True):
+        process.join()
+        ours.close()
+        process.close()
+    return answers
+
+
+def private_and_proportional(array):
+    """Return the kilobytes of this process's mapping of an array that are its own, and its share of them."""
+    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    sizes = {}
+    inside = False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            words = line.split()
+            if "-" in words[0]:
+                first, last = (int(part, 16) for part in words[0].split("-"))
+                inside = first <= start < last
+            elif inside and words[0] in ("Private_Clean:", "Private_Dirty:", "Pss:", "Rss:"):
+                sizes[words[0]] = int(words[1])
+    return sizes["Private_Clean:"] + sizes["Private_Dirty:"], sizes["Pss:"], sizes["Rss:"]
+
+
+def test_processes_share_the_pages_and_not_their_writes():
+    def work(descriptor, connection):
+        array = unpack(descriptor)
+        array.sum()
+        connection.send(None)
+        connection.recv()
+        shared = private_and_proportional(array)
+        array[: 1 << 17] += os.getpid()
+        connection.send((shared, int(array[0]) == os.getpid(), int(array.sum()) == os.getpid() << 17))
+
+    array = np.zeros(1 << 20, np.int64)
+    with parcel_of(array) as parcel:
+        answers = [answer for _, answer in in_processes(2, work, parcel.descriptor)]
+        assert unpack(parcel.descriptor).sum() == 0
+    for (private, proportional, resident), *writes in answers:
+        assert resident > array.nbytes >> 10
+        assert private < resident / 20
+        assert proportional < resident * 0.6
+        assert all(writes)
+
+
+def test_a_received_descriptor_may_be_closed_at_once():
+    def work(link, answer):
+        with nothing_left_behind():
+            _, (descriptor,), _, _ = socket.recv_fds(link, 1, 1)
+            value = unpack(descriptor)
+            os.close(descriptor)
+            answer.send(value["name"])
+            total = float(value["array"].sum())
+            del value
+        answer.recv()
+        answer.send(total)
+
+    ours, theirs = socket.socketpair()
+    parcel = pack({"array": np.ones(BIG), "name": "given"})
+    socket.send_fds(ours, [b"x"], [parcel.descriptor])
+    parcel.close()
+    assert in_processes(1, work, theirs) == [("given", BIG)]
+    ours.close()
+    theirs.close()
+
+
+def count_mappings():
+    with open("/proc/self/maps") as maps:
+        return sum("gpuloader-dataset" in line for line in maps)
+
+
+def test_nothing_is_left_behind():
+    with nothing_left_behind():
+        parcel = pack(np.zeros(BIG))
+        assert parcel.descriptor >= 0
+        parcel.close()
+        parcel.close()
+        assert parcel.descriptor == -1
+        pack(np.zeros(BIG))  # closed by the collector
+        array = ship(np.zeros(BIG))
+        view = array[5:10]
+        del array
+        assert view.sum() == 0
+        assert count_mappings() == 1
+        del view
+        gc.collect()
+        assert count_mappings() == 0
+
+
+def test_nothing_is_left_behind_by_failures(monkeypatch):
+    with nothing_left_behind():
+        for value in (threading.Lock(), [0.5] * 10_000):
+            with pytest.raises(Unshippable):
+                pack([np.zeros(BIG), value], limit=1000)
+        monkeypatch.setattr(shipping, "available_memory", lambda: 1000)
+        with pytest.raises(StagingMemoryError):
+            pack(np.zeros(BIG))
+        assert count_mappings() == 0
+
+
+def test_pickling_keeps_nothing_alive():
+    import weakref
+
+    holder = Holder(array=np.zeros(BIG))
+    gone = weakref.ref(holder)
+    gc.disable()
+    try:
+        pack(holder).close()
+        del holder
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_foreign_descriptor_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 10_000)
+    (tmp_path / "empty").touch()
+    for name in ("file", "empty"):
+        with open(tmp_path / name) as file, pytest.raises(LoaderError, match="does not hold a packed object"):
+            unpack(file.fileno())
+
+
+# ---------------------------------------------------------------- mapped files
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "numbers.bin"
+    np.arange(BIG, dtype=np.int64).tofile(path)
+    return path
+
+
+VIEWS = {
+    "whole": lambda a: a,
+    "slice": lambda a: a[1000:BIG],
+    "strided": lambda a: a[7:900:3],
+    "backwards": lambda a: a[::-1],
+    "reshaped": lambda a: a.reshape(2, -1).T,
+    "Fortran": lambda a: a.reshape(2, -1, order="F"),
+    "bytes": lambda a: a.view(np.uint8)[5:70_000],
+    "array": lambda a: np.asarray(a)[3:],
+    "0-d": lambda a: a[3:4].reshape(()),
+    "back and forth": lambda a: np.asarray(a).view(np.memmap),
+    "subclass": lambda a: a.view(Tagged)[5:],
+}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("offset", [0, 16, 40_000])
+def test_mapped_files_are_mapped_again(file, view, mode, offset):
+    array = view(np.memmap(file, np.int64, mode, offset=offset, shape=BIG - offset // 8))
+    with parcel_of({"array": array}) as parcel:
+        assert parcel.nbytes < 2000
+        back = unpack(parcel.descriptor)["array"]
+    assert type(back) is type(array)
+    assert same(back, array)
+    assert back.strides == array.strides
+    assert back.flags.writeable == array.flags.writeable
+    if isinstance(back, np.memmap):
+        assert (back.filename, back.mode) == (str(file), mode)
+    again = ship(back)  # a worker may have workers of its own
+    assert same(again, array)
+    assert in_band(back) < 2000
+
+
+def test_a_mapping_is_shared_by_all_its_views(file):
+    array = np.memmap(file, np.int64, "r")
+    rows = [array[start : start + 100] for start in range(0, BIG, 100)]
+    with nothing_left_behind():
+        with parcel_of(rows) as parcel:
+            before = len(os.listdir("/proc/self/fd"))
+            back = unpack(parcel.descriptor)
+            assert len(os.listdir("/proc/self/fd")) <= before + 2
+        assert all(map(same, rows, back))
+        del back
+
+
+def test_writes_to_a_writable_mapping_reach_the_file(file):
+    array = np.memmap(file, np.int64, "r+")
+    back = ship(array)
+    back[0] = 77
+    back.flush()
+    assert array[0] == 77
+
+
+def test_a_new_file_is_not_emptied_again(tmp_path):
+    array = np.memmap(tmp_path / "new", np.float32, "w+", shape=(10, 10))
+    array[:] = 3
+    back = ship(array)
+    assert back.mode == "r+"
+    assert back.sum() == 300
+
+
+def test_a_protected_view_of_a_writable_mapping_stays_protected(file):
+    array = np.memmap(file, np.int64, "r+")[:10]
+    array.flags.writeable = False
+    assert not ship(array).flags.writeable
+
+
+def test_an_npy_file_is_mapped_again(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(BIG).reshape(2, -1))
+    array = np.load(tmp_path / "a.npy", mmap_mode="r")
+    with parcel_of(array) as parcel:
+        assert parcel.nbytes < 2000
+        assert same(unpack(parcel.descriptor), array)
+
+
+def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
+    import tempfile
+
+    with tempfile.TemporaryFile() as nameless:
+        anonymous = np.memmap(nameless, np.int64, "w+", shape=BIG)
+    anonymous[:] = 5
+    deleted = np.memmap(file, np.int64, "r")
+    file.unlink()
+    computed = deleted + 1
+    copied = deleted.copy()
+    frombuffer = np.frombuffer(mmap.mmap(-1, BIG), np.uint8)
+    for array in (anonymous, deleted, computed, copied, frombuffer, deleted[:0]):
+        assert in_band(array) < 1000
+        back = ship(array)
+        assert type(back) is type(array)
+        assert same(back, array)
+
+
+# ---------------------------------------------------------------- what cannot go
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (threading.Lock(), r"lock cannot be pickled \(TypeError: cannot pickle '_thread.lock'"),
+        (
+            Holder(a=1, parts=[1, {"lock": threading.Lock()}]),
+            r"Holder\.parts\[1\]\['lock'\] cannot be pickled",
+        ),
+        ((i for i in "ab"), "generator cannot be pickled"),
+    ],
+    ids=["itself", "part", "generator"],
+)
+def test_what_cannot_be_pickled_says_which_part(value, reason):
+    with pytest.raises(Unshippable, match=reason) as caught:
+        pack(value)
+    assert caught.value.__cause__ is not None
+
+
+def test_open_files_stay_here(tmp_path, pickler):
+    (tmp_path / "text").write_text("words")
+    for mode in ("r", "rb"):
+        reason = r"Holder\.handle cannot be pickled"
+        with open(tmp_path / "text", mode) as handle, pytest.raises(Unshippable, match=reason):
+            pack(Holder(handle=handle))
+
+
+def test_closures_go_only_by_cloudpickle(pickler):
+    offset = np.ones(BIG)
+    holder = Holder(transform=lambda value: value + offset)
+    if pickler == "cloudpickle":
+        assert ship(holder).transform(1)[5] == 2
+        assert in_band(holder) < 5000
+    else:
+        with pytest.raises(Unshippable, match=r"Holder\.transform cannot .*; with cloudpickle installed"):
+            pack(holder)
+
+
+class Raising:
+    def __init__(self, error):
+        self.error = error
+
+    def __getstate__(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("not now"), KeyError("x")], ids=repr)
+def test_whatever_pickling_raises_is_a_reason(error):
+    with pytest.raises(Unshippable, match=f"{type(error).__name__}: ") as caught:
+        pack([Raising(error)])
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_fault_of_the_object_passes(error):
+    with nothing_left_behind(), pytest.raises(type(error)):
+        pack([Raising(error)])
+
+
+def test_endless_nesting_is_a_reason():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(Unshippable, match="list"):
+        pack(nested)
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_python_objects_past_the_limit_are_refused():
+    values = [float(i) for i in range(10_000)]
+    with pytest.raises(Unshippable, match="list holds more than 80,000 bytes of pickled Python objects"):
+        pack(values, limit=80_000)
+    assert ship(values, limit=100_000) == values
+    assert ship(values, limit=None) == values
+
+
+def test_pickling_ends_at_the_limit():
+    count = 0
+
+    class Counted:
+        def __reduce__(self):
+            nonlocal count
+            count += 1
+            return bytes, (os.urandom(1000),)
+
+    values = [Counted() for _ in range(5000)]
+    with pytest.raises(Unshippable):
+        pack(values, limit=100_000)
+    assert count < 300
+
+
+def test_arrays_count_for_nothing():
+    assert ship(np.zeros(BIG), limit=1000).shape == (BIG,)
+
+
+def test_the_limit_is_some_millions_of_numbers():
+    assert 1 << 20 <= IN_BAND_LIMIT <= 1 << 30
+
+
+def test_too_little_memory_is_an_error_before_anything_is_reserved(monkeypatch):
+    monkeypatch.setattr(shipping, "available_memory", lambda: 1_000_000)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("reserved"))
+    with pytest.raises(
+        StagingMemoryError, match=r"1,6\d\d,\d\d\d bytes .* only 1,000,000 bytes are available"
+    ):
+        pack(np.zeros(BIG))
+
+
+def test_too_little_memory_for_the_pickle_is_an_error(monkeypatch):
+    monkeypatch.setattr(shipping, "_STEP", 1000)
+    monkeypatch.setattr(shipping, "available_memory", lambda: 500)
+    with pytest.raises(StagingMemoryError, match="only 500 bytes"):
+        pack(list(range(10_000)))
+
+
+@pytest.mark.parametrize("name", ["posix_fallocate", "pwrite"])
+def test_a_system_that_has_no_more_is_an_error(monkeypatch, name):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, name, full)
+    with nothing_left_behind(), pytest.raises(StagingMemoryError, match="No space left"):
+        pack(np.zeros(BIG))
+
+
+def test_a_system_without_memory_files_has_files_without_a_name(monkeypatch):
+    for name in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
+    dataset = {"x": np.arange(300_000), "y": [1, "two"]}
+    with nothing_left_behind():
+        parcel = pack(dataset)
+        assert os.fstat(parcel.descriptor).st_nlink == 0
+        there = unpack(parcel.descriptor)
+        assert there["y"] == dataset["y"]
+        assert (there["x"] == dataset["x"]).all()
+        parcel.close()
+        del there
+
+
+def test_a_memory_file_that_cannot_be_made_is_a_reason(monkeypatch):
+    def none(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none)
+    with pytest.raises(Unshippable, match="Too many open files"):
+        pack(1)
+
+
+# ---------------------------------------------------------------- the main module
+
+
+MAIN = """
+    import sys
+    if {without!r}:
+        sys.modules["cloudpickle"] = None
+    import enum, numpy as np
+    from gpuloader.fetch.processes.shipping import pack
+
+    class Dataset:
+        def __getitem__(self, index): return index
+        @staticmethod
+        def load(): pass
+
+    class Color(enum.Enum):
+        RED = 1
+
+    def function(): pass
+
+    values = [Dataset(), Dataset, [Color.RED], function, Dataset().__getitem__, Dataset.load, print,
+              "__main__", {{"__main__": b"__main__"}}, np.zeros(100_000), np.sum, len]
+    print(*[int(pack(value).needs_main) for value in values])
+"""
+
+
+def test_needs_main_is_told_from_names_not_from_text(pickler):
+    code = textwrap.dedent(MAIN.format(without=pickler == "pickle"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = "1 1 1 1 1 1" if pickler == "pickle" else "0 0 0 0 0 0"
+    assert done.stdout.split() == [*expected.split(), *"000000"]

@@ -1,0 +1,233 @@
+"""Feed specs, and the conversion of samples to them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from gpuloader import FeedSpec, SampleError, data
+from gpuloader.fields.spec import convert, fit, native, resolve_feeds
+
+
+class TestDeclaring:
+    def test_none_and_minus_one_are_free_dimensions(self):
+        assert data("a", [-1, 3, None]).shape == (None, 3, None)
+        assert data("a", (None, np.int64(4))).sample_shape == (4,)
+
+    def test_specs_are_values(self):
+        assert data("a", [None, 3]) == FeedSpec("a", (None, 3), np.float32)
+        assert len({data("a", [None, 3]), data("a", [-1, 3])}) == 1
+
+    @pytest.mark.parametrize("name", ["", None, 3])
+    def test_a_name_is_a_string(self, name):
+        with pytest.raises(ValueError, match="name"):
+            data(name, [None])
+
+    @pytest.mark.parametrize("shape", [[], 3, "ab", [None, -2], [None, 1.5], [None, True], None])
+    def test_a_shape_is_a_list_of_sizes(self, shape):
+        with pytest.raises(ValueError, match="'a'"):
+            data("a", shape)
+
+    @pytest.mark.parametrize("dtype", ["nonsense", object, "U5", "M8[s]"])
+    def test_a_dtype_is_numeric(self, dtype):
+        with pytest.raises(ValueError, match="'a'"):
+            data("a", [None], dtype)
+
+    @pytest.mark.parametrize("level", [-1, 3, "1", True])
+    def test_levels(self, level):
+        with pytest.raises(ValueError, match="lod_level"):
+            data("a", [None], lod_level=level)
+
+    def test_what_is_declared_is_what_numpy_calls_it(self):
+        feed = data("a", np.array([4, 2]), float, lod_level=1)
+        assert (feed.shape, feed.dtype, feed.lod_level) == ((4, 2), np.dtype("float64"), 1)
+        assert all(type(size) is int for size in feed.shape)
+        assert data("a", [None]).dtype == np.float32
+        assert data("a", [None], "bool").dtype == np.bool_
+        assert data("a", [None, 0]).sample_shape == (0,)
+
+    def test_specs_do_not_change(self):
+        with pytest.raises(AttributeError):
+            data("a", [None]).name = "b"
+
+    def test_the_latest_declaration_of_a_name_counts(self):
+        data("declared twice", [None, 2])
+        latest = data("declared twice", [None, 3])
+        assert resolve_feeds(["declared twice"]) == (latest,)
+
+    @pytest.mark.parametrize(
+        ("feeds", "error", "message"),
+        [
+            ("image", TypeError, "must be a list of feeds, got str"),
+            (3, TypeError, "must be a list of feeds, got int"),
+            ([3], TypeError, "feed specs or names, got int"),
+            ([], ValueError, "feed_list is empty"),
+            (["never declared"], ValueError, "no feed named 'never declared'"),
+            ([FeedSpec("a", [None]), FeedSpec("a", [None, 1])], ValueError, r"\['a'\] more than once"),
+        ],
+    )
+    def test_feed_lists_that_are_none(self, feeds, error, message):
+        with pytest.raises(error, match=message):
+            resolve_feeds(feeds)
+
+    def test_names_that_were_declared_resolve(self):
+        feed = data("declared here", [None, 2])
+        assert resolve_feeds(["declared here"]) == (feed,)
+
+
+class TestConverting:
+    @pytest.mark.parametrize(
+        ("value", "dtype", "shape", "expected"),
+        [
+            (5, "int64", (1,), [5]),
+            ([5], "int64", (), 5),
+            (3.7, "int64", (1,), [3]),
+            (True, "float32", (1,), [1]),
+            ("2.5", "float32", (1,), [2.5]),
+            (["1", "2"], "int64", (2,), [1, 2]),
+            ([[1, 2], [3, 4]], "float32", (4,), [1, 2, 3, 4]),
+            ([1, 2, 3, 4], "float32", (2, 2), [[1, 2], [3, 4]]),
+            ([1, 2, 3], "float32", (None,), [1, 2, 3]),
+            ([1, 2, 3], "float32", (None, 1), [[1], [2], [3]]),
+            ([], "int64", (None, 1), np.zeros((0, 1))),
+            (np.arange(3, dtype=">i2"), "int32", (3,), [0, 1, 2]),
+            (np.float64("nan"), "float32", (), np.nan),
+            (255, "uint8", (), 255),
+            (-(2**63), "int64", (), -(2**63)),
+            (2**64 - 1, "uint64", (), 2**64 - 1),
+            (np.float32(-(2**31)), "int32", (), -(2**31)),
+            (np.float16(5), "int64", (), 5),
+            (b"3", "int64", (), 3),
+            (" -4 ", "int8", (), -4),
+            ("2.9", "int64", (), 2),
+            ("1e3", "uint16", (), 1000),
+            ("9007199254740993", "int64", (), 2**53 + 1),
+            (["18446744073709551615", "0"], "uint64", (2,), [2**64 - 1, 0]),
+            ("nan", "float32", (), np.nan),
+            (float("inf"), "float32", (), np.inf),
+            ([True, False], "uint8", (2,), [1, 0]),
+            ([0, 2], "bool", (2,), [False, True]),
+            (1, "complex64", (), 1 + 0j),
+            ((np.int8(1), 2.5), "float64", (2,), [1, 2.5]),
+            (range(4), "int16", (2, 2), [[0, 1], [2, 3]]),
+            (np.array(["1.5"], object).astype("U"), "float32", (1,), [1.5]),
+            (np.zeros((0, 4)), "float32", (None, 4), np.zeros((0, 4))),
+        ],
+    )
+    def test_what_fits(self, value, dtype, shape, expected):
+        result = convert(value, np.dtype(dtype), shape)
+        assert result.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(result, expected)
+
+    @pytest.mark.parametrize(
+        ("value", "dtype", "shape", "message"),
+        [
+            (None, "float32", (1,), "got None"),
+            ([1, None], "float32", (2,), "dtype object"),
+            ("text", "float32", (1,), "got text"),
+            ([[1], [2, 3]], "float32", (3,), "got list"),
+            ({}, "float32", (1,), "dtype object"),
+            (float("nan"), "int64", (1,), "whole numbers of dtype int64, got nan"),
+            ([1.0, float("-inf")], "uint8", (2,), "got -inf"),
+            (256, "uint8", (1,), r"uint8 \(0 to 255\), got 256"),
+            (-1, "uint64", (1,), "got -1"),
+            (2**70, "int64", (1,), "dtype"),
+            (1e300, "int64", (1,), "int64"),
+            (float(2**63), "int64", (), "numbers of dtype int64"),
+            (float(2**64), "uint64", (), "numbers of dtype uint64"),
+            (np.float32(2**31), "int32", (), "numbers of dtype int32"),
+            (np.array([0, 2**63], np.uint64), "int64", (2,), "numbers of dtype int64"),
+            ("nan", "int64", (), "whole numbers of dtype int64, got nan"),
+            ("300", "uint8", (), r"uint8 \(0 to 255\), got 300"),
+            ("-1", "uint64", (), "got -1"),
+            ("9223372036854775808", "int64", (), "numbers of dtype int64"),
+            ("", "int64", (), "got text"),
+            (["1", "x"], "float32", (2,), "got text"),
+            (np.datetime64("2020-01-01"), "int64", (), "dtype datetime64"),
+            ([1, 2], "float32", (), r"expected shape \(\), got \(2,\)"),
+            ([], "float32", (1,), r"expected shape \(1,\), got \(0,\)"),
+            ([1, 2, 3, 4], "float32", (None, None), r"expected shape \(-, -\), got \(4,\)"),
+            (np.zeros((2, 6)), "float32", (None, 4), r"expected shape \(-, 4\), got \(2, 6\)"),
+            (1j, "float32", (1,), "real numbers"),
+            ([1, 2, 3], "float32", (2,), r"expected shape \(2,\), got \(3,\)"),
+            ([1, 2, 3], "float32", (None, 2), r"expected shape \(-, 2\), got \(3,\)"),
+            ([[1, 2]], "float32", (None, 3), r"expected shape \(-, 3\), got \(1, 2\)"),
+        ],
+    )
+    def test_what_does_not(self, value, dtype, shape, message):
+        with pytest.raises(SampleError, match=message):
+            convert(value, np.dtype(dtype), shape)
+
+    @given(
+        array=arrays.arrays(
+            st.sampled_from(["int8", "int32", "uint16", "float32", "float64", ">f4"]),
+            arrays.array_shapes(max_dims=3, max_side=4),
+            elements=st.integers(0, 100),
+        ),
+        dtype=st.sampled_from(["float32", "int64", "uint8"]),
+    )
+    def test_numbers_that_fit_come_out_as_numpy_casts_and_reshapes_them(self, array, dtype):
+        for shape in (array.shape, (array.size,), (1, array.size), (array.size, 1)):
+            result = convert(array, np.dtype(dtype), shape)
+            np.testing.assert_array_equal(result, array.astype(dtype).reshape(shape))
+            assert result.dtype.isnative
+
+    @given(
+        value=st.one_of(
+            st.integers(-(2**70), 2**70),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.floats(width=32, allow_nan=False, allow_infinity=False).map(np.float32),
+            st.floats(width=16, allow_nan=False, allow_infinity=False).map(np.float16),
+        ),
+        dtype=st.sampled_from(["int8", "uint8", "int32", "uint32", "int64", "uint64"]),
+    )
+    def test_an_integer_field_holds_the_number_itself_or_refuses_it(self, value, dtype):
+        """Never a number that wrapped around, and never one refused that fits."""
+        limits = np.iinfo(dtype)
+        exact = value.item() if isinstance(value, np.generic) else value
+        if limits.min <= exact <= limits.max:
+            assert int(convert(value, np.dtype(dtype), ())) == int(exact)
+        else:
+            with pytest.raises(SampleError):
+                convert(value, np.dtype(dtype), ())
+
+    @given(number=st.integers(-(2**63), 2**64 - 1), dtype=st.sampled_from(["int64", "uint64"]))
+    def test_text_means_the_number_it_spells(self, number, dtype):
+        if np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
+            assert int(convert(str(number), np.dtype(dtype), ())) == number
+        else:
+            with pytest.raises(SampleError):
+                convert(str(number), np.dtype(dtype), ())
+
+    @given(
+        array=arrays.arrays("int16", arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)),
+        shape=st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=3).map(tuple),
+    )
+    def test_fitting_keeps_all_elements_in_order_and_every_fixed_dimension(self, array, shape):
+        try:
+            fitted = fit(array, shape)
+        except SampleError:
+            assert array.shape != shape
+            return
+        assert fitted.ravel().tolist() == array.ravel().tolist()
+        assert len(fitted.shape) == len(shape)
+        assert all(size in (None, actual) for size, actual in zip(shape, fitted.shape, strict=True))
+
+    def test_what_has_the_dtype_already_is_not_copied(self):
+        array = np.zeros(784, np.float32)
+        assert np.shares_memory(convert(array, np.dtype("float32"), (28, 28)), array)
+
+    def test_long_text_is_shortened_in_the_message(self):
+        with pytest.raises(SampleError) as caught:
+            convert("x" * 10_000, np.dtype("float32"), ())
+        assert len(str(caught.value)) < 200
+
+    def test_fitting_copies_nothing(self):
+        array = np.zeros((28, 28))
+        assert np.shares_memory(fit(array, (784,)), array)
+        assert fit(array, (None, 28)) is array
+
+    def test_a_plain_dtype_is_the_one_object_numpy_has_for_it(self):
+        assert native(np.dtype(">i8")) is np.dtype("int64")
+        assert data("a", [None], ">f4").dtype is np.dtype("float32")

@@ -1,0 +1,122 @@
+"""Iterable data sets that every rank reads, and what their workers are told."""
+
+import os
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    DataLoader,
+    IterableDataset,
+    SampleError,
+    get_worker_info,
+    sample_rng,
+)
+from gpuloader.order.worker_info import WorkerInfo
+from tests.rank_loaders import Stream, epoch_of, make
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
+
+by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+
+
+class Dying(Stream):
+    """A stream whose process dies at its tenth item, once."""
+
+    def __init__(self, count, path):
+        super().__init__(count)
+        self.path = path
+
+    def __iter__(self):
+        for number in super().__iter__():
+            if number == 9 and not self.path.exists():
+                self.path.touch()
+                os._exit(3)
+            yield number
+
+
+class TestStreams:
+    def test_are_read_again_by_the_successor_of_a_worker_that_died(self, tmp_path):
+        samples = []
+        for rank in range(2):
+            dataset = Dying(30, tmp_path / str(rank))
+            loader = make(dataset, rank, 2, on_worker_death="respawn", **PROCESSES)
+            samples += [one for batch in epoch_of(loader) for one in batch]
+            assert dataset.path.exists()
+        assert sorted(samples) == list(range(30))
+
+    def test_are_read_no_further_than_to_the_end_of_the_step(self):
+        for rank in range(3):
+            stream = Stream(100)
+            epoch = iter(make(stream, rank, 3))
+            for step in range(1, 4):
+                next(epoch)
+                assert stream.read == 6 * step
+
+    @by_workers
+    def test_that_divide_themselves_are_asked_for_all_items(self, workers):
+        class Divided(IterableDataset):
+            def __iter__(self):
+                info = get_worker_info()
+                assert info is not None
+                one, all_of_them = info.rank * info.num_workers + info.id, info.world_size * info.num_workers
+                return iter(range(one, 23, all_of_them))
+
+        found = [epoch_of(make(Divided(), rank, 2, **workers)) for rank in range(2)]
+        assert sorted(one for batches in found for batch in batches for one in batch) == list(range(23))
+        assert get_worker_info() is None
+
+    @by_workers
+    def test_that_draw_their_items_draw_the_same_everywhere(self, workers):
+        class Drawn(IterableDataset):
+            def __iter__(self):
+                generator = sample_rng()
+                order = generator.permutation(20).tolist()
+                for number in order:
+                    yield 1000 * get_worker_info().seed % 999983 * 20 + number
+
+        found = [epoch_of(make(Drawn(), rank, 2, **workers)) for rank in range(2)]
+        samples = [one for batches in found for batch in batches for one in batch]
+        assert sorted(one % 20 for one in samples) == list(range(20))
+        assert len({one // 20 for one in samples}) == 1
+
+    @pytest.mark.parametrize("workers", [ONE_THREAD, PROCESSES], ids=name_workers)
+    def test_without_shard_are_told_their_rank(self, workers, monkeypatch):
+        class Told(IterableDataset):
+            def __iter__(self):
+                info = get_worker_info()
+                yield np.array([info.rank, info.world_size, info.id, info.num_workers])
+
+        monkeypatch.setenv("RANK", "2")
+        monkeypatch.setenv("WORLD_SIZE", "5")
+        told = [batch[0].tolist() for batch in DataLoader(Told(), places="cpu", **workers)]
+        assert told == [[2, 5, worker, len(told)] for worker in range(len(told))]
+        with monkeypatch.context() as broken:
+            broken.delenv("RANK")
+            with pytest.raises(SampleError, match="sets WORLD_SIZE='5' but not RANK"):
+                list(DataLoader(Told(), places="cpu", **workers))
+
+    @pytest.mark.parametrize("workers", [THREADS, PROCESSES], ids=name_workers)
+    def test_of_data_sets_with_indices_workers_have_seeds_of_their_own(self, workers):
+        dataset = Made(
+            lambda index: np.array([(info := get_worker_info()).rank, info.world_size, info.seed]), 40
+        )
+        seen = [
+            {tuple(row) for rows, _ in make(dataset, rank, 2, **workers) for row in rows.tolist()}
+            for rank in range(2)
+        ]
+        assert [{row[:2] for row in rows} for rows in seen] == [{(0, 2)}, {(1, 2)}]
+        assert not {row[2] for row in seen[0]} & {row[2] for row in seen[1]}
+
+    def test_global_generators_of_processes_are_seeded_by_rank(self):
+        dataset = Made(lambda index: np.random.randint(2**31), 8)
+        drawn = [
+            [one for values, _ in make(dataset, rank, 2, **PROCESSES) for one in values.tolist()]
+            for rank in range(2)
+        ]
+        assert not set(drawn[0]) & set(drawn[1])
+
+    def test_an_info_alone_asks_the_launcher(self, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        info = WorkerInfo(0, 1, 2, None)
+        assert (info.rank, info.world_size) == (1, 3)

@@ -1,0 +1,253 @@
+"""Loaders of several ranks: equally many batches of equal sizes, and every sample once."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuloader
+from gpuloader import (
+    BatchSampler,
+    DataLoader,
+    DistributedBatchSampler,
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    cpu_places,
+)
+from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers
+from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
+
+by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+
+
+sizes = {
+    "count": st.integers(0, 120),
+    "size": st.integers(1, 9),
+    "world_size": st.integers(1, 16),
+    "uneven": st.sampled_from(["pad", "drop"]),
+    "drop_last": st.booleans(),
+}
+
+
+class TestBatchesOfAllRanks:
+    @given(**sizes, kind=st.sampled_from([range, Stream]), threads=st.sampled_from([0, 0, 0, 2]))
+    @settings(max_examples=120, deadline=None)
+    def test_are_equally_many_of_equal_sizes(self, count, size, world_size, uneven, drop_last, kind, threads):
+        options = {"uneven": uneven, "drop_last": drop_last, "batch_size": size}
+        if threads:
+            options |= {"num_workers": threads, "worker_type": "thread"}
+        masked = uneven == "pad" and not drop_last
+        found = [list(loader) for loader in loaders(count, world_size, kind=kind, **options)]
+        assert len({len(batches) for batches in found}) == 1
+        for step in zip(*found, strict=True):
+            assert len({len(batch[0] if masked else batch) for batch in step}) == 1
+        samples = [one for batches in found for batch in batches for one in numbers(batch, masked)]
+        assert len(set(samples)) == len(samples)
+        step = size * world_size
+        lost = count % step if drop_last else count % step % world_size if uneven == "drop" else 0
+        assert len(samples) == count - lost
+
+    @given(**sizes)
+    @settings(max_examples=100, deadline=None)
+    def test_are_as_many_as_len_says(self, count, size, world_size, uneven, drop_last):
+        for loader in loaders(count, world_size, uneven=uneven, drop_last=drop_last, batch_size=size):
+            assert len(loader) == len(list(loader))
+
+    @given(
+        count=st.integers(1, 60),
+        size=st.integers(1, 5),
+        world_size=st.integers(1, 5),
+        epoch=st.integers(0, 3),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_are_the_order_of_seed_and_epoch_cut_into_parts(self, count, size, world_size, epoch):
+        """Each step as one process with several places would have it, masks included."""
+        places = cpu_places(world_size) if world_size > 1 else "cpu"
+        whole = DataLoader(
+            range(count),
+            places=places,
+            batch_size=size * world_size,
+            shuffle=True,
+            seed=5,
+            split="shards",
+            remainder="pad",
+        )
+        found = loaders(count, world_size, batch_size=size)
+        for loader in (whole, *found):
+            loader.set_epoch(epoch)
+        for step, *batches in zip(whole, *found, strict=True):
+            if world_size == 1:
+                assert batches[0][0].tolist() == step.tolist()
+                continue
+            for (values, mask), (wanted, counted) in zip(batches, step, strict=True):
+                assert (values.tolist(), mask.tolist()) == (wanted.tolist(), counted.tolist())
+
+    @by_workers
+    @pytest.mark.parametrize("kind", [range, Stream])
+    def test_do_not_depend_on_workers(self, workers, kind):
+        for wanted, loader in zip(
+            loaders(25, 3, kind=kind), loaders(25, 3, kind=kind, **workers), strict=True
+        ):
+            assert epoch_of(loader) == epoch_of(wanted)
+            assert epoch_of(loader) == epoch_of(wanted)
+
+    def test_of_a_rank_that_has_none_of_its_own(self):
+        for kind in (range, Stream):
+            found = [list(loader) for loader in loaders(1, 3, kind=kind)]
+            assert [mask.tolist() for [(_, mask)] in found] == [[True], [False], [False]]
+            assert [values.tolist() for [(values, _)] in found] == [[0], [0], [0]]
+
+    def test_have_masks_whenever_samples_may_be_repeated(self):
+        """Whatever the data set, the world size and the position: who wrote a loop once has written it."""
+        for world_size in (1, 2):
+            for batch in make(range(8), 0, world_size):
+                assert [len(part) for part in batch] == [2, 2]
+            for options in ({"uneven": "drop"}, {"drop_last": True}):
+                assert next(iter(make(range(8), 0, world_size, **options))).shape == (2,)
+
+    def test_no_launcher_is_one_rank(self, monkeypatch):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
+            monkeypatch.delenv(name, raising=False)
+        loader = DataLoader(range(5), places="cpu", batch_size=2, shard="auto")
+        assert epoch_of(loader) == [[0, 1], [2, 3], [4]]
+
+    def test_ranks_are_found_where_torchrun_says(self, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        loader = DataLoader(range(8), places="cpu", batch_size=2, shard="auto", uneven="drop")
+        assert epoch_of(loader, masked=False) == [[2, 3], [6, 7]]
+
+
+class TestOrders:
+    @pytest.mark.parametrize(
+        "make_options",
+        [
+            lambda count: {"sampler": list(range(count))[::-1]},
+            lambda count: {"sampler": np.arange(count)[::-1]},
+            lambda count: {"sampler": SequenceSampler(range(count))},
+            lambda count: {"sampler": RandomSampler(range(count))},
+            lambda count: {"sampler": SubsetRandomSampler(range(count))},
+            lambda count: {"sampler": WeightedRandomSampler(np.ones(count), count, replacement=False)},
+            lambda count: {"batch_sampler": BatchSampler(range(count), shuffle=True, batch_size=2)},
+            lambda count: {"batch_sampler": BatchSampler(sampler=list(range(count)), batch_size=2)},
+        ],
+    )
+    def test_of_samplers_are_cut_into_parts(self, make_options):
+        options = make_options(21)
+        if "batch_sampler" in options:
+            options["batch_size"] = 1
+        wanted = [
+            one for batch in DataLoader(range(21), places="cpu", seed=5, **options) for one in batch.tolist()
+        ]
+        steps = zip(*(epoch_of(loader) for loader in loaders(21, 3, shuffle=False, **options)), strict=True)
+        assert [one for step in steps for batch in step for one in batch] == wanted
+
+    def test_of_a_users_own_function_of_seed_and_epoch(self):
+        class Sliced:
+            def __len__(self):
+                return 9
+
+            def slice(self, start, stop):
+                return range(8 - start, 8 - stop, -1)
+
+        class Backwards(Sampler):
+            def order(self, seed, epoch):
+                return Sliced()
+
+        assert [epoch_of(make(range(9), rank, 2, sampler=Backwards())) for rank in range(2)] == [
+            [[8, 7], [4, 3], [0]],
+            [[6, 5], [2, 1], []],
+        ]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"sampler": (number for number in range(4))},
+            {"sampler": {3, 1}},
+            {"sampler": RandomSampler(range(4), generator=np.random.default_rng(0))},
+            {"batch_sampler": [[0, 1], [2]], "batch_size": 1},
+            {"sampler": type("Own", (Sampler,), {"__iter__": lambda self: iter([1])})()},
+        ],
+    )
+    def test_that_ranks_could_not_agree_on_are_refused(self, options):
+        with pytest.raises(ValueError, match=r"shard needs an order .*give a list of indices as sampler"):
+            make(range(4), 0, 2, **options)
+
+    def test_that_are_divided_already_are_refused(self):
+        sampler = DistributedBatchSampler(range(4), 2, num_replicas=2, rank=0)
+        with pytest.raises(ValueError, match="DistributedBatchSampler divides the data set already"):
+            make(range(4), 0, 2, batch_sampler=sampler, batch_size=1)
+
+    @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": RandomSampler(range(4))}])
+    def test_that_are_drawn_need_a_seed(self, options):
+        with pytest.raises(ValueError, match="give all of them the same seed"):
+            make(range(4), 0, 2, seed=None, **options)
+
+    @pytest.mark.parametrize("dataset", [range(4), Stream(4)])
+    def test_that_are_not_drawn_need_none(self, dataset):
+        """All ranks then draw by seed 0 what there is to be drawn."""
+        states = [make(dataset, rank, 2, seed=None).state_dict() for rank in range(2)]
+        assert states[0] == states[1] == {"version": 2, "epoch": 0, "seed": 0, "position": 0}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("dataset", "options", "message"),
+        [
+            (range(9), {"uneven": "repeat"}, "uneven must be one of 'pad', 'drop', 'error', got 'repeat'"),
+            (range(9), {"uneven": "error"}, "9 samples are 2 steps of 2 ranks and a last one of 1"),
+            (Stream(8), {"uneven": "error"}, "how many items an iterable data set has is not known before"),
+            (iter(range(8)), {}, "a range_iterator can be read once: give an IterableDataset"),
+            (range(9), {"batch_size": None}, "uneven='pad' adds a mask to each batch"),
+            (range(9), {"in_order": False}, "shard needs in_order=True"),
+        ],
+    )
+    def test_of_options(self, dataset, options, message):
+        with pytest.raises(ValueError, match=message):
+            make(dataset, 0, 2, **options)
+
+    def test_an_even_data_set_is_no_error(self):
+        assert epoch_of(make(range(10), 1, 2, uneven="error"), masked=False) == [[2, 3], [6, 7], [9]]
+        assert len(make(range(9), 1, 2, uneven="error", drop_last=True)) == 2
+
+    def test_an_uneven_rest_is_an_error_when_it_is_loaded(self):
+        loader = make(range(12), 0, 2, uneven="error")
+        next(iter(loader))
+        with pytest.raises(ValueError, match="8 samples are 1 steps of 3 ranks and a last one of 2"):
+            make(range(12), 0, 3, uneven="error").load_state_dict(loader.state_dict())
+
+
+class TestDefaultPlaces:
+    @pytest.mark.parametrize(
+        ("visible", "local", "index"), [(8, None, 0), (8, "5", 5), (1, "5", 0), (8, "0", 0), (2, "1", 1)]
+    )
+    def test_follow_the_local_rank(self, visible, local, index, monkeypatch):
+        self.show(monkeypatch, visible, local)
+        assert gpuloader.devices.opening.default_place(gpuloader.order.ranks.find_local_rank()).index == index
+
+    def test_are_refused_where_there_are_fewer_than_processes(self, monkeypatch):
+        self.show(monkeypatch, 4, "5")
+        with pytest.raises(gpuloader.PlaceError, match="process 5 of this machine finds 4 GPUs"):
+            make(range(4), 0, 2, places=None)
+
+    def test_are_the_first_without_shard(self, monkeypatch):
+        self.show(monkeypatch, 4, "5")
+        assert gpuloader.devices.opening.default_place().index == 0
+
+    def show(self, monkeypatch, visible, local):
+        cuda = types.ModuleType("gpuloader.devices.cuda")
+        cuda.require_cuda = lambda index: visible
+        monkeypatch.setitem(sys.modules, "gpuloader.devices.cuda", cuda)
+        monkeypatch.setattr(gpuloader.devices.opening, "open_device", lambda place: None)
+        for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PADDLE_RANK_IN_NODE"):
+            monkeypatch.delenv(name, raising=False)
+        if local is None:
+            monkeypatch.delenv("LOCAL_RANK", raising=False)
+        else:
+            monkeypatch.setenv("LOCAL_RANK", local)

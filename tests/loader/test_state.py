@@ -1,0 +1,352 @@
+"""The state of a loader: what counts, what it looks like, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, SampleError, sample_rng
+from gpuloader.collate.items import ItemState
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.loader.state import Course, Progress, read_state
+from gpuloader.testing import simulated_places
+from tests.sample_sets import (
+    INLINE,
+    ONE_THREAD,
+    PROCESSES,
+    THREADS,
+    WORKERS,
+    Counting,
+    Made,
+    Stateful,
+    name_workers,
+    values,
+)
+
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+
+
+def batch(number, state=None):
+    return StagedBatch(None, None, (), number, state=state)
+
+
+def make(**options):
+    return DataLoader(list(range(12)), **{"places": "cpu", "batch_size": 2, "seed": 5, **options})
+
+
+def test_progress_counts_batches_as_they_come():
+    progress = Progress(seed=1, epoch=0)
+    for number, batches, beyond in [(0, 1, []), (3, 1, [3]), (2, 1, [2, 3]), (1, 4, []), (5, 4, [5])]:
+        progress.received(batch(number))
+        assert (progress.batches, sorted(progress.beyond)) == (batches, beyond)
+    again = read_state(json.loads(json.dumps(progress.to_json())))
+    assert (again.batches, again.beyond, again.seed, again.epoch) == (4, {5}, 1, 0)
+
+
+def test_progress_of_workers_in_turn():
+    progress = Progress(seed=1, epoch=0, crew=3)
+    for number, worker, batches in [(0, 0, 1), (1, 1, 1), (4, 1, 2), (7, 1, 3)]:
+        progress.received(batch(number, ItemState(worker, batches, {"at": batches})))
+    assert (progress.batches, progress.beyond, progress.turn) == (4, set(), 2)
+    state = progress.to_json()
+    assert state["workers"] == [[1, {"at": 1}], [3, {"at": 3}], [0, None]]
+    again = read_state(state)
+    assert again.workers[1] == ItemState(1, 3, {"at": 3})
+    assert (again.crew, again.turn) == (3, 2)
+
+
+def test_progress_of_a_reader_with_a_state_of_its_own():
+    progress = Progress(seed=None, epoch=2)
+    progress.received(batch(0, {"line": 7}))
+    assert progress.to_json() == {"version": 1, "epoch": 2, "batches": 1, "source": {"line": 7}}
+    assert read_state(progress.to_json()).own == {"line": 7}
+
+
+def test_a_course():
+    course = Course(lambda epoch: Progress(seed=1, epoch=epoch))
+
+    def begin():
+        return course.begin(lambda progress: progress)
+
+    assert course.state()["epoch"] == 0
+    first = begin()
+    first.received(batch(0))
+    assert course.state()["batches"] == 1
+    first.end()
+    assert (course.state()["epoch"], course.state()["batches"]) == (1, 0)
+    course.resume(Progress(seed=1, epoch=4, batches=3))
+    assert (course.state()["epoch"], course.state()["batches"]) == (4, 3)
+    assert (begin().epoch, begin().epoch) == (4, 5)
+    course.set_epoch(2)
+    assert (course.state()["epoch"], begin().epoch, begin().epoch) == (2, 2, 3)
+
+
+def test_an_epoch_that_cannot_be_opened_has_not_begun():
+    course = Course(lambda epoch: Progress(seed=1, epoch=epoch))
+    course.resume(Progress(seed=1, epoch=4, batches=3))
+    with pytest.raises(ZeroDivisionError):
+        course.begin(lambda progress: 1 // 0)
+    assert (course.state()["epoch"], course.state()["batches"]) == (4, 3)
+
+
+@by_workers
+def test_only_what_was_received_counts(workers):
+    loader = make(prefetch_factor=4, **workers)
+    epoch = iter(loader)
+    for number in range(3):
+        assert loader.state_dict()["batches"] == number
+        next(epoch)
+    assert loader.state_dict() == {"version": 1, "epoch": 0, "batches": 3, "seed": 5, "batch_size": 2}
+
+
+def test_what_was_copied_ahead_does_not_count():
+    loader = make(places=simulated_places(2), prefetch=2)
+    epoch = iter(loader)
+    for number in range(3):
+        next(epoch)
+        assert loader.state_dict()["batches"] == 2 * (number + 1)
+
+
+def test_what_processes_fetched_ahead_does_not_count():
+    loader = make(prefetch_factor=3, **PROCESSES)
+    epoch = iter(loader)
+    next(epoch)
+    state = loader.state_dict()
+    assert state["batches"] == 1
+    resumed = make(**INLINE)
+    resumed.load_state_dict(state)
+    assert values(resumed) == values(epoch)
+
+
+def test_the_states_before_between_and_after():
+    loader = make(shuffle=True)
+    fresh = loader.state_dict()
+    assert (fresh["epoch"], fresh["batches"]) == (0, 0)
+    epochs = [values(loader) for _ in range(2)]
+    ended = loader.state_dict()
+    assert (ended["epoch"], ended["batches"]) == (2, 0)
+    epochs.append(values(loader))
+    for state, wanted in [(fresh, epochs[0]), (ended, epochs[2])]:
+        other = make(shuffle=True, seed=77)
+        other.load_state_dict(state)
+        assert other.state_dict() == state  # loaded, and not yet begun
+        assert values(other) == wanted
+    other.load_state_dict(fresh)
+    assert [values(other) for _ in range(3)] == epochs  # epochs follow on
+
+
+def test_all_received_is_not_the_end_yet():
+    """Who leaves the loop with the last batch has nothing left of that epoch, and then the next one."""
+    loader = make(shuffle=True)
+    for number, _ in enumerate(loader, 1):
+        if number == len(loader):
+            break
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (0, 6)
+    following = values(loader)
+    other = make(shuffle=True)
+    other.load_state_dict(state)
+    assert values(other) == []
+    assert values(other) == following
+
+
+def test_an_epoch_that_was_left_is_where_it_was():
+    loader = make()
+    for _ in loader:
+        break
+    assert loader.state_dict()["batches"] == 1
+    next(iter(loader))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (1, 1)
+
+
+@by_workers
+def test_after_an_error_the_state_is_that_of_what_was_received(workers):
+    def fail(index):
+        if index == 7:
+            raise OSError("gone")
+        return index
+
+    loader = DataLoader(Made(fail, 12), places="cpu", batch_size=2, **workers)
+    with pytest.raises(SampleError, match="gone"):
+        list(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (0, 3)
+    other = make()
+    other.load_state_dict(state)
+    assert values(other) == [[6, 7], [8, 9], [10, 11]]
+
+
+def test_set_epoch():
+    loader = make(shuffle=True)
+    epochs = [values(loader) for _ in range(4)]
+    next(iter(loader))
+    loader.set_epoch(2)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (2, 0)
+    assert [values(loader), values(loader)] == epochs[2:]
+    for epoch in (-1, 1.0, True, "1", None, 2**64):
+        with pytest.raises(ValueError, match="epoch must be an integer from 0 to"):
+            loader.set_epoch(epoch)
+
+
+def test_set_epoch_does_not_undo_what_is_resumed():
+    loader = make(shuffle=True)
+    loader.set_epoch(3)
+    epoch = iter(loader)
+    next(epoch)
+    state, rest = loader.state_dict(), values(epoch)
+    loop = make(shuffle=True)
+    loop.load_state_dict(state)
+    loop.set_epoch(3)  # as a loop does that numbers its epochs
+    assert loop.state_dict() == state
+    assert values(loop) == rest
+    loop.load_state_dict(state)
+    loop.set_epoch(0)  # another epoch is another matter
+    assert values(loop) == values(make(shuffle=True))
+
+
+def test_a_state_brings_its_seed_along():
+    loader = DataLoader(list(range(40)), places="cpu", batch_size=40, shuffle=True)
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = DataLoader(list(range(40)), places="cpu", batch_size=40, shuffle=True)
+    other.load_state_dict(state)
+    assert values(other) == values(loader)
+    big = make(seed=2**64 - 1).state_dict()
+    assert json.loads(json.dumps(big))["seed"] == 2**64 - 1
+
+
+def test_a_state_stays_small():
+    loader = DataLoader(
+        list(range(1 << 20)), places="cpu", batch_size=1, seed=2**64 - 1, in_order=False, **THREADS
+    )
+    loader.set_epoch(2**63)
+    for number, _ in enumerate(loader):
+        assert len(json.dumps(loader.state_dict())) < 1024
+        if number == 300:
+            break
+    uneven = DataLoader(Counting(301), places="cpu", batch_size=7, in_order=False, **THREADS)
+    uneven.dataset.__class__ = type("Lopsided", (Counting,), {"__iter__": lopsided})
+    for _ in uneven:
+        assert len(json.dumps(uneven.state_dict())) < 1024
+        assert "beyond" not in uneven.state_dict()
+
+
+def lopsided(self):
+    """Give the last worker everything."""
+    from gpuloader import get_worker_info
+
+    return iter(range(1200 if get_worker_info().id == 2 else 3))
+
+
+def test_a_loaded_state_is_not_written_to():
+    loader = make(**ONE_THREAD)
+    state = {"version": 1, "epoch": 0, "batches": 1, "seed": 5, "batch_size": 2, "beyond": [3]}
+    before = json.dumps(state)
+    loader.load_state_dict(state)
+    assert values(loader) == [[2, 3], [4, 5], [8, 9], [10, 11]]
+    assert json.dumps(state) == before
+
+
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
+def test_an_iterable_data_sets_own_state(workers):
+    """Nothing is read again; and the state is that behind what was received, not behind what was read."""
+
+    def make_loader():
+        return DataLoader(Stateful(20), places="cpu", batch_size=2, seed=1, prefetch_factor=3, **workers)
+
+    loader = make_loader()
+    epoch = iter(loader)
+    count = max(workers["num_workers"], 1)
+    for _ in range(2 * count):
+        next(epoch)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert [own["next"] for _, own in state["workers"]] == [4 * count + worker for worker in range(count)]
+    rest = values(epoch)
+    other = make_loader()
+    other.load_state_dict(state)
+    assert values(other) == rest
+    if count == 1:
+        assert other.dataset.given == list(range(4, 20))
+
+
+def test_a_state_of_processes_goes_on_in_threads_that_share_one_data_set():
+    loader = DataLoader(Stateful(20), places="cpu", batch_size=2, seed=1, **PROCESSES)
+    epoch = iter(loader)
+    for _ in range(3):
+        next(epoch)
+    state, rest = loader.state_dict(), values(epoch)
+    threads = DataLoader(
+        Counting(20), places="cpu", batch_size=2, num_workers=2, worker_type="thread"
+    )  # which skips, as it has no state
+    threads.load_state_dict(state)
+    assert values(threads) == rest
+
+
+WRONG = {
+    "nothing": (None, TypeError, "a state must be a dict, .* got NoneType"),
+    "a list": ([1], TypeError, "got list"),
+    "empty": ({}, ValueError, "version None, expected 1 or 2"),
+    "a model's": ({"weight": np.zeros(3)}, ValueError, "it was not made by state_dict"),
+    "a later release's": ({"version": 3}, ValueError, "version 3, expected 1 or 2.*by a later release"),
+    "no epoch": ({"epoch": ...}, ValueError, r"damaged \(KeyError: 'epoch'\)"),
+    "negative": ({"batches": -1}, ValueError, "damaged .*expected a whole number of 0 or more, got -1"),
+    "text": ({"batches": "3"}, ValueError, "damaged .*got '3'"),
+    "a float": ({"epoch": 1.0}, ValueError, "damaged .*got 1.0"),
+    "true": ({"epoch": True}, ValueError, "damaged .*got True"),
+    "seed too big": ({"seed": 2**64}, ValueError, "damaged .*expected a whole number below"),
+    "beyond": ({"beyond": 3}, ValueError, r"damaged \(TypeError"),
+    "workers": ({"workers": [1]}, ValueError, r"damaged \(TypeError"),
+    "turn": ({"workers": [[1, None]], "turn": 1}, ValueError, "damaged .*expected a whole number below 1"),
+    "a reader's": ({"seed": None}, ValueError, "state of a loader made by DataLoader.from_generator"),
+    "of shards": ({"shards": 2}, ValueError, "of batches of 2 samples a place, 2 a step; this loader has 2"),
+    "as they came": ({"batch_size": 3, "beyond": [4]}, ValueError, "of batches of 3 samples.* has 2"),
+    "no size": ({"batch_size": None}, ValueError, "of batches of None samples"),
+    "an iterable's": ({"workers": [[1, None]]}, ValueError, "of an iterable data set, .* one with indices"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_state_is_refused(case):
+    changes, error, message = WRONG[case]
+    state = changes
+    if isinstance(changes, dict) and changes and not {"weight", "version"} & changes.keys():
+        good = {"version": 1, "epoch": 0, "batches": 1, "seed": 5, "batch_size": 2}
+        state = {key: value for key, value in {**good, **changes}.items() if value is not ...}
+    loader = make()
+    with pytest.raises(error, match=message):
+        loader.load_state_dict(state)
+    assert len(values(loader)) == 6  # and nothing of it stays
+
+
+def test_the_order_of_an_iterable_data_set_depends_on_its_workers():
+    loader = DataLoader(Counting(20), places="cpu", batch_size=2, **THREADS)
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(
+        ValueError, match=r"that 3 workers read, and one worker, or the consumer, would go on: what it gives"
+    ):
+        DataLoader(Counting(20), places="cpu", batch_size=2).load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of one with indices, this loader reads an iterable"):
+        DataLoader(Counting(20), places="cpu", batch_size=2).load_state_dict(make().state_dict())
+
+
+def test_a_resumed_epoch_draws_what_it_would_have_drawn():
+    def draw(index):
+        return sample_rng().random()
+
+    loader = DataLoader(Made(draw, 10), places="cpu", batch_size=3, seed=4)
+    epoch = iter(loader)
+    next(epoch)
+    state, rest = loader.state_dict(), values(epoch)
+    other = DataLoader(Made(draw, 10), places="cpu", batch_size=3, **THREADS)
+    other.load_state_dict(state)
+    assert values(other) == rest
+
+
+def test_a_state_behind_the_end_of_the_data_set_is_refused():
+    first = DataLoader(list(range(40)), places="cpu", batch_size=4, seed=1)
+    epoch = iter(first)
+    for _ in range(3):
+        next(epoch)
+    second = DataLoader(list(range(8)), places="cpu", batch_size=4)
+    with pytest.raises(ValueError, match="3 batches into an epoch and this data set has 2"):
+        second.load_state_dict(first.state_dict())

@@ -1,0 +1,216 @@
+"""How an epoch is divided among ranks: by arithmetic, alike on all of them, without holding an order."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader.order.division import ALONE, Division, Share, Standing, find_division, part_of
+from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
+from gpuloader.pipeline.split import cut
+
+uneven = st.sampled_from(["pad", "drop"])
+
+
+def ranks(world_size, rule="pad"):
+    return [Division(rank, world_size, rule) for rank in range(world_size)]
+
+
+def whole(order, start, stop):
+    return [int(index) for index in order.slice(start, stop)]
+
+
+class Sliced:
+    """An order of a user's own, which can only be sliced."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def slice(self, start, stop):
+        return range(self.count - start - 1, self.count - stop - 1, -1)
+
+
+@given(
+    count=st.integers(0, 300),
+    start=st.integers(0, 300),
+    size=st.integers(1, 20),
+    world_size=st.integers(1, 16),
+    rule=uneven,
+    drop_last=st.booleans(),
+    kind=st.integers(0, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_step_of_all_ranks_is_the_order_cut_into_parts(
+    count, start, size, world_size, rule, drop_last, kind
+):
+    order = [InOrder(count), Shuffled(count, 1, 2), Mapped(InOrder(count), range(count)), Sliced(count)][kind]
+    start = min(start, count)
+    shares = [Share(order, start, size, one, drop_last) for one in ranks(world_size, rule)]
+    step, wanted = size * world_size, [[] for _ in shares]
+    for begin in range(start, count, step):
+        indices = whole(order, begin, min(begin + step, count))
+        if len(indices) < step and drop_last:
+            break
+        parts, own = cut(indices, world_size, rule)
+        for division, part, batches, counted in zip(ranks(world_size, rule), parts, wanted, own, strict=True):
+            if part:
+                batches.append(part)
+                assert division.own(count - begin, size) == (counted, len(part))
+    for share, batches in zip(shares, wanted, strict=True):
+        assert len(share) == sum(map(len, batches))
+        assert whole(share, 0, len(share)) == [index for batch in batches for index in batch]
+        counted = share.division.count(count - start, size, drop_last=drop_last)
+        assert counted == len(batches)
+
+
+@given(count=st.integers(0, 200), size=st.integers(1, 9), world_size=st.integers(1, 16), rule=uneven)
+@settings(max_examples=200, deadline=None)
+def test_items_are_dealt_one_by_one(count, size, world_size, rule):
+    count = min(count, size * world_size)
+    dealt = [division.own_items(count, size) for division in ranks(world_size, rule)]
+    assert len({size for _, size in dealt}) == 1
+    assert all(own <= size <= own + 1 for own, size in dealt)
+    lost = count - sum(own for own, _ in dealt)
+    assert lost == (count % world_size if rule == "drop" else 0)
+
+
+@given(
+    count=st.integers(1, 2**62),
+    size=st.integers(1, 2**20),
+    world_size=st.integers(1, 4096),
+    rule=uneven,
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_number_outgrows_its_bits(count, size, world_size, rule, data):
+    rank = data.draw(st.integers(0, world_size - 1))
+    share = Share(InOrder(count), 0, size, Division(rank, world_size, rule))
+    begin = data.draw(st.integers(0, max(len(share) - 5, 0)))
+    entries = whole(share, begin, min(begin + 5, len(share)))
+    assert all(0 <= entry < count for entry in entries)
+    assert entries == sorted(entries)
+
+
+def test_of_an_empty_order_nobody_gets_anything():
+    for rule in ("pad", "drop", "error"):
+        share = Share(InOrder(0), 0, 4, Division(2, 3, rule))
+        assert len(share) == share.division.count(0, 4) == 0
+        assert whole(share, 0, 0) == []
+
+
+def test_a_position_beyond_the_order_is_refused():
+    with pytest.raises(ValueError, match="an order of 5 indices has no position 6"):
+        Share(InOrder(5), 6, 1, ALONE)
+
+
+def test_samples_of_ranks_differ_by_one_at_most():
+    """At 4,096 ranks, whatever is left over: those that count; of those that come all have as many."""
+    for count in (10**9, 10**9 + 1, 4096 * 32 * 7 + 4097, 4095, 1):
+        for rule in ("pad", "drop"):
+            lengths, own = set(), []
+            for division in ranks(4096, rule):
+                share = Share(Shuffled(count, 0, 0), 0, 32, division)
+                lengths.add(len(share))
+                last = count - (division.count(count, 32) - 1) * 32 * 4096
+                own.append(len(share) - division.own(last, 32)[1] + division.own(last, 32)[0])
+            assert len(lengths) == 1
+            assert max(own) - min(own) <= 1
+            assert count - sum(own) == (0 if rule == "pad" else count % 4096)
+
+
+# The quantiles of the chi-squared distribution that one draw in 1,000 exceeds.
+EXCEEDED = {15: 37.70, 63: 103.44, 255: 330.52}
+
+
+def chi_squared(values, bins):
+    counts = np.bincount(values, minlength=bins)
+    expected = len(values) / bins
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 8), (7, 8), (1234, 4096), (4095, 4096)])
+@pytest.mark.parametrize("count", [10**9, 200_000])
+def test_a_rank_reads_from_all_over_the_data_set(count, rank, world_size):
+    for seed in (1, 2):
+        share = Share(Shuffled(count, seed, 0), 0, 16, Division(rank, world_size, "pad"))
+        entries = np.asarray(share.slice(0, min(len(share), 1 << 14)))
+        assert chi_squared(entries * 16 // count, 16) < EXCEEDED[15]
+        if len(entries) >= 1 << 14:
+            assert chi_squared(entries * 256 // count, 256) < EXCEEDED[255]
+
+
+def test_a_sample_comes_to_any_rank_at_any_step():
+    """Over epochs, where in the order one sample stands is uniform, so its rank and its step are."""
+    count, world_size, size = 4096, 64, 8
+    positions = np.empty(6400, np.int64)
+    for epoch in range(len(positions)):
+        order = np.asarray(Shuffled(count, 5, epoch).slice(0, count))
+        positions[epoch] = np.flatnonzero(order == 1234)[0]
+    steps, inside = np.divmod(positions, size * world_size)
+    assert chi_squared(inside // size, world_size) < EXCEEDED[63]
+    assert chi_squared(positions * 256 // count, 256) < EXCEEDED[255]
+    assert set(steps.tolist()) == set(range(8))
+
+
+def test_neither_a_permutation_nor_a_chunk_is_pickled():
+    share = Share(Shuffled(10**9, 1, 2), 10, 64, Division(3, 4096, "pad"))
+    entries = whole(share, 0, 100)
+    data = pickle.dumps(share)
+    assert len(data) < 1000
+    assert whole(pickle.loads(data), 0, 100) == entries
+
+
+def test_drawing_with_replacement_is_divided_too():
+    order = Drawn(10, 30, 1, 0)
+    entries = [entry for one in ranks(3) for entry in whole(Share(order, 0, 10, one), 0, 10)]
+    assert entries == whole(order, 0, 30)
+
+
+def test_parts_are_as_even_as_can_be():
+    assert [part_of(5, 4, part) for part in range(4)] == [(0, 2), (2, 1), (3, 1), (4, 1)]
+    assert [part_of(2, 4, part) for part in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("shard", "error", "message"),
+    [
+        ("rank", ValueError, "shard must be one of 'auto', got 'rank'"),
+        ((2, 2), ValueError, "the rank in shard must be an integer from 0 to 1, got 2"),
+        ((-1, 2), ValueError, "the rank in shard must be an integer"),
+        ((0, -1), ValueError, "the world size in shard must be an integer"),
+        ((0, 0), ValueError, "the world size in shard must be an integer of 1 or more, got 0"),
+        (("0", "2"), ValueError, "the world size in shard must be an integer of 1 or more, got '2'"),
+        ((0.0, 1), ValueError, "the rank in shard must be an integer"),
+        ((1,), TypeError, r"shard must be 'auto', a pair \(rank, world_size\) or None, got \(1,\)"),
+        (3, TypeError, "shard must be 'auto', a pair"),
+    ],
+)
+def test_what_is_no_shard_is_refused(shard, error, message):
+    with pytest.raises(error, match=message):
+        find_division(shard, "pad")
+
+
+def test_auto_asks_the_launcher(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert find_division("auto", "drop") == Division(3, 5, "drop")
+    assert find_division(None, "drop") is None
+    assert Standing.of(None) == Standing((3, 5))
+    assert Standing.of(Division(1, 2, "pad")) == Standing((1, 2), (1,))
+    monkeypatch.delenv("RANK")
+    assert Standing.of(None) == Standing(None)  # an error for who asks alone
+    with pytest.raises(ValueError, match="sets WORLD_SIZE='5' but not RANK"):
+        find_division("auto", "drop")
+
+
+def test_an_uneven_end_is_an_error_that_gives_the_numbers():
+    division = Division(0, 4, "error")
+    division.check_even(24, 4, drop_last=False)
+    division.check_even(25, 4, drop_last=True)
+    with pytest.raises(ValueError, match="25 samples are 1 steps of 4 ranks and a last one of 9"):
+        division.check_even(25, 4, drop_last=False)

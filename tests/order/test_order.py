@@ -1,0 +1,401 @@
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shard, Shuffled, Weighted, iterate
+
+SORTED_AT_MOST = 2**18  # beyond it, permutations are computed where they are asked for
+
+seeds = st.integers(0, 2**64 - 1)
+epochs = st.integers(0, 2**64 - 1)
+
+
+def whole(order: Order) -> list[int]:
+    return np.asarray(order.slice(0, len(order))).tolist()
+
+
+@st.composite
+def orders(draw):
+    """Any order that fits into memory, its length on either side of what is computed at once."""
+    count = draw(st.integers(1, 20) | st.integers(4000, 9000) | st.just(300_001))
+    draws = draw(st.integers(0, 20) | st.integers(4000, 9000))
+    seed, epoch = draw(seeds), draw(epochs)
+    base = draw(
+        st.sampled_from(
+            [
+                InOrder(count),
+                Shuffled(count, seed, epoch),
+                Shuffled(count, seed, epoch, draws=min(draws, count)),
+                Drawn(count, draws, seed, epoch),
+                Weighted(np.arange(1, count + 1), draws, True, seed, epoch),
+                Weighted(np.arange(1, count + 1), min(draws, count), False, seed, epoch),
+            ]
+        )
+    )
+    if draw(st.booleans()):
+        return Mapped(base, np.arange(count)[::-1])
+    if isinstance(base, InOrder | Shuffled) and draw(st.booleans()):
+        ranks = draw(st.integers(1, 9))
+        return Shard(
+            base, draw(st.integers(1, 300)), ranks, draw(st.integers(0, ranks - 1)), draw(st.booleans())
+        )
+    return base
+
+
+@settings(max_examples=150, deadline=None)
+@given(order=orders(), data=st.data())
+def test_any_slice_is_that_part_of_the_whole(order, data):
+    expected = whole(order)
+    assert len(order) == len(expected)
+    for _ in range(3):
+        start = data.draw(st.integers(0, len(order)))
+        stop = data.draw(st.integers(start, min(len(order), start + 5000)))
+        assert np.asarray(order.slice(start, stop)).tolist() == expected[start:stop]
+    assert list(iterate(order)) == expected
+
+
+@settings(deadline=None)
+@given(order=orders())
+def test_an_order_pickles_as_its_fields_whatever_it_has_computed(order):
+    small = len(pickle.dumps(order))
+    expected = whole(order)
+    order.slice(0, min(100, len(order)))
+    shipped = pickle.dumps(order)
+    assert len(shipped) == small
+    assert whole(pickle.loads(shipped)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    count=st.sampled_from([0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4096, 4097]) | st.integers(0, 10_000),
+    seed=seeds,
+    epoch=epochs,
+)
+def test_a_shuffled_order_has_every_index_once(count, seed, epoch):
+    assert sorted(whole(Shuffled(count, seed, epoch))) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        SORTED_AT_MOST - 1,
+        SORTED_AT_MOST,
+        SORTED_AT_MOST + 1,
+        300_001,
+        512**2 + 512,
+        2**19,
+        724**2,
+        724**2 + 1,
+        1_000_003,
+    ],
+)
+def test_a_long_shuffled_order_has_every_index_once(count):
+    seen = np.bincount(Shuffled(count, seed=5, epoch=2).slice(0, count), minlength=count)
+    assert seen.size == count
+    assert (seen == 1).all()
+
+
+@settings(deadline=None)
+@given(count=st.integers(SORTED_AT_MOST + 1, 2**62), seed=seeds, epoch=epochs, data=st.data())
+def test_a_slice_of_a_huge_shuffled_order_is_different_indices_within_it(count, seed, epoch, data):
+    start = data.draw(st.integers(0, count - 1000))
+    part = Shuffled(count, seed, epoch).slice(start, start + 1000)
+    assert part.dtype == np.int64
+    assert 0 <= part.min() <= part.max() < count
+    assert len(set(part.tolist())) == 1000
+
+
+def check_uniform(counts: np.ndarray) -> None:
+    """Chi-square, at more than five standard deviations from what chance gives."""
+    expected = counts.sum() / counts.size
+    assert expected >= 5, "too few to tell"
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    freedom = counts.size - 1
+    assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom) + 5
+
+
+@pytest.mark.parametrize("vary", ["seed", "epoch"])
+def test_every_permutation_of_a_few_is_as_likely(vary):
+    seen = {}
+    for number in range(4800):
+        seed, epoch = (number, 3) if vary == "seed" else (3, number)
+        key = tuple(whole(Shuffled(4, seed, epoch)))
+        seen[key] = seen.get(key, 0) + 1
+    assert len(seen) == 24
+    check_uniform(np.array(list(seen.values())))
+
+
+@pytest.mark.parametrize("count", [1000, SORTED_AT_MOST + 1, 300_001, 10**9])
+@pytest.mark.parametrize("vary", ["seed", "epoch"])
+def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(count, vary):
+    key = (lambda number: (number, 0)) if vary == "seed" else (lambda number: (0, number))
+    if count <= 1000:
+        firsts = [Shuffled(count, *key(number)).slice(0, 1)[0] for number in range(2000)]
+    else:  # one position is computed, and not the chunk around it
+        firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(2000)]
+    check_uniform(np.bincount(np.array(firsts) * 20 // count, minlength=20))
+    cells = np.array(firsts[:-1]) * 8 // count * 8 + np.array(firsts[1:]) * 8 // count
+    check_uniform(np.bincount(cells, minlength=64))
+
+
+def cells_of(left: np.ndarray, right: np.ndarray, count: int, parts: int) -> np.ndarray:
+    return np.bincount(left * parts // count * parts + right * parts // count, minlength=parts * parts)
+
+
+@pytest.mark.parametrize("count", [2**16, SORTED_AT_MOST, SORTED_AT_MOST + 1, 300_001, 2**19 - 1])
+@pytest.mark.parametrize("apart", [1, 2, 513, 548, 4096])
+def test_indices_near_each_other_are_unrelated(count, apart):
+    indices = Shuffled(count, seed=0, epoch=0).slice(0, count)
+    check_uniform(cells_of(indices[:-apart], indices[apart:], count, 32))
+    check_uniform(cells_of(np.arange(count), indices, count, 32))
+
+
+@pytest.mark.parametrize("count", [5000, 300_001])
+@pytest.mark.parametrize("other", [(0, 1), (1, 0), (1, 1), (2**63, 0), (2**64 - 1, 0), (0, 2**32)])
+def test_orders_of_other_seeds_and_epochs_are_unrelated(count, other):
+    first = Shuffled(count, 0, 0).slice(0, count)
+    second = Shuffled(count, *other).slice(0, count)
+    check_uniform(cells_of(first, second, count, 16))
+    assert (first == second).sum() < 12  # one on average
+    assert (np.roll(first, 1) == second).sum() < 12
+
+
+def test_indices_are_drawn_evenly_and_independently():
+    drawn = Drawn(10, draws=20_000, seed=1, epoch=0).slice(0, 20_000)
+    check_uniform(np.bincount(drawn, minlength=10))
+    check_uniform(np.bincount(drawn[:-1] * 10 + drawn[1:], minlength=100))
+
+
+@given(count=st.integers(1, 2**62), draws=st.integers(0, 2**62), seed=seeds, data=st.data())
+def test_an_index_drawn_depends_on_its_position_alone(count, draws, seed, data):
+    start = data.draw(st.integers(0, draws))
+    stop = min(draws, start + 10)
+    part = Drawn(count, draws, seed, epoch=0).slice(start, stop)
+    assert ((part >= 0) & (part < count)).all()
+    assert Drawn(count, stop, seed, epoch=0).slice(start, stop).tolist() == part.tolist()
+
+
+def test_weights_are_met_with_replacement():
+    weights = np.array([0, 1, 2, 0, 5, 0.5, 0])
+    drawn = Weighted(weights, 40_000, True, seed=3, epoch=1).slice(0, 40_000)
+    seen = np.bincount(drawn, minlength=7)
+    assert seen[weights == 0].sum() == 0
+    expected = 40_000 * weights / weights.sum()
+    assert (np.abs(seen - expected) <= 5 * np.sqrt(expected)).all()
+
+
+def test_weights_are_met_without_replacement():
+    weights = np.array([1.0, 2, 0, 5])
+    pairs = {}
+    for epoch in range(4000):
+        pair = tuple(whole(Weighted(weights, 2, False, seed=3, epoch=epoch)))
+        pairs[pair] = pairs.get(pair, 0) + 1
+    # One after another: the first by weight, the second by weight among the rest.
+    for (first, second), seen in pairs.items():
+        chance = weights[first] / 8 * weights[second] / (8 - weights[first])
+        assert abs(seen - 4000 * chance) < 5 * np.sqrt(4000 * chance)
+    assert len(pairs) == 6
+
+
+@settings(deadline=None)
+@given(
+    weights=st.lists(st.just(0.0) | st.floats(5e-324, 1e300), min_size=1, max_size=50),
+    seed=seeds,
+    replacement=st.booleans(),
+)
+def test_no_index_of_weight_zero_is_drawn_whatever_the_scale(weights, seed, replacement):
+    positive = [index for index, weight in enumerate(weights) if weight]
+    draws = (50 if positive else 0) if replacement else len(positive)
+    drawn = whole(Weighted(weights, draws, replacement, seed, epoch=0))
+    assert set(drawn) <= set(positive)
+    assert replacement or sorted(drawn) == positive
+
+
+PINNED = [
+    (Shuffled(10, 0, 0), 0, [1, 9, 0, 8, 4, 6, 7, 2, 3, 5]),
+    (Shuffled(10, 0, 1), 0, [6, 3, 1, 5, 4, 0, 8, 2, 7, 9]),
+    (Shuffled(10, 2**64 - 1, 7), 0, [6, 9, 0, 7, 5, 3, 8, 2, 1, 4]),
+    (Shuffled(1000, 42, 3), 500, [21, 290, 373, 555, 63]),
+    (Shuffled(2**18, 42, 3), 500, [118867, 39202, 6352, 231626]),
+    (Shuffled(300_001, 0, 0), 0, [299999, 291509, 41908, 275928, 260240, 149863]),
+    (Shuffled(10**9, 42, 3), 999_999_000, [499002212, 428697263, 350852022, 589719324]),
+    (Shuffled(2**62, 1, 1), 2**61, [3597683898671303564, 2552626088241638453]),
+    (Drawn(10, 8, 0, 0), 0, [1, 3, 8, 3, 6, 8, 8, 2]),
+    (Drawn(2**62, 2**62, 1, 2), 2**61, [368991267994968489, 3059778363568600702]),
+    (Weighted([1, 2, 3, 4], 10, True, 0, 0), 0, [1, 3, 3, 2, 1, 2, 3, 3, 1, 2]),
+    (Weighted([1, 2, 3, 4, 0, 6], 5, False, 0, 0), 0, [1, 2, 5, 3, 0]),
+]
+
+
+@pytest.mark.parametrize(("order", "start", "expected"), PINNED, ids=lambda value: str(value)[:40])
+def test_an_order_is_the_same_for_ever(order, start, expected):
+    """If this fails, a checkpoint resumes in another order than the one it was written in."""
+    assert order.slice(start, start + len(expected)).tolist() == expected
+
+
+def test_an_order_is_the_same_in_another_process():
+    program = (
+        "from gpuloader.order.order import Shuffled; "
+        "print(Shuffled(300_001, 7, 9).slice(1000, 1005).tolist(), Shuffled(100, 7, 9).slice(0, 5).tolist())"
+    )
+    here = Shuffled(300_001, 7, 9).slice(1000, 1005).tolist(), Shuffled(100, 7, 9).slice(0, 5).tolist()
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
+    assert printed.strip() == f"{here[0]} {here[1]}"
+
+
+def test_numpy_seeds_change_no_order():
+    np.random.seed(0)
+    first = whole(Shuffled(100, 1, 1))
+    np.random.seed(1)
+    assert whole(Shuffled(100, 1, 1)) == first
+
+
+def test_numpy_integers_are_integers():
+    order = Shuffled(np.int64(10), np.uint64(2**64 - 1), np.int32(7))
+    assert order == Shuffled(10, 2**64 - 1, 7)
+    assert whole(order) == PINNED[2][2]
+
+
+def test_threads_that_slice_one_order_get_what_one_would():
+    order = Shuffled(300_001, 1, 1)
+    expected = Shuffled(300_001, 1, 1).slice(0, 40_000).tolist()
+    wrong = []
+
+    def slice_all(step):
+        for start in range(0, 40_000, step):
+            stop = min(start + step, 40_000)
+            if order.slice(start, stop).tolist() != expected[start:stop]:
+                wrong.append(start)
+
+    threads = [threading.Thread(target=slice_all, args=(step,)) for step in (37, 100, 1000, 5000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(1, 70) | st.just(sys.maxsize),
+    ranks=st.integers(1, 9),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+)
+def test_ranks_read_equally_many_and_together_every_sample(count, batch_size, ranks, drop_last, shuffle):
+    base = Shuffled(count, 1, 2) if shuffle else InOrder(count)
+    parts = [whole(Shard(base, batch_size, ranks, rank, drop_last)) for rank in range(ranks)]
+    assert len({len(part) for part in parts}) == 1
+    read = np.bincount(np.array(parts, np.int64).ravel(), minlength=count)
+    if drop_last:
+        assert len(parts[0]) == -(-count // ranks) // batch_size * batch_size
+    else:
+        assert len(parts[0]) == -(-count // ranks)
+        assert read.min(initial=1) >= 1
+    if count:
+        assert read.max() - read.min() <= 1 or drop_last
+
+
+@given(count=st.integers(1, 200), batch_size=st.integers(1, 20), ranks=st.integers(1, 5))
+def test_global_batches_lie_in_the_base_order_rank_after_rank(count, batch_size, ranks):
+    parts = [whole(Shard(InOrder(count), batch_size, ranks, rank)) for rank in range(ranks)]
+    flat = []
+    for start in range(0, len(parts[0]), batch_size):
+        for part in parts:
+            flat += part[start : start + batch_size]
+    assert flat == [position % count for position in range(len(flat))]
+
+
+def test_what_a_slice_gave_cannot_be_written_to():
+    order = Shuffled(100, 0, 0)
+    with pytest.raises(ValueError, match="read-only"):
+        order.slice(0, 10)[0] = 5
+
+
+def test_weights_are_kept_as_they_were():
+    weights = np.ones(4)
+    order = Weighted(weights, 10, True, 0, 0)
+    weights[:] = [1, 0, 0, 0]
+    assert set(whole(order)) != {0}
+
+
+def test_mapped_gives_what_stands_at_the_positions():
+    assert whole(Mapped(InOrder(3), np.array([7, 8, 9]))) == [7, 8, 9]
+    assert sorted(whole(Mapped(Shuffled(3, 0, 0), np.array([7, 8, 9])))) == [7, 8, 9]
+    assert whole(Mapped(InOrder(0), np.array([]))) == []
+
+
+def test_a_map_that_is_too_short_is_an_error():
+    for base in (InOrder(5), Shuffled(5, 0, 0)):
+        with pytest.raises(IndexError):
+            Mapped(base, np.arange(3)).slice(0, 5)
+
+
+@pytest.mark.parametrize(
+    "order", [InOrder(5), Shuffled(5, 0, 0), Drawn(5, 5, 0, 0), Mapped(InOrder(5), range(5))]
+)
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 6), (3, 2), (6, 6), (-2, -1)])
+def test_a_slice_outside_is_an_error_that_names_it(order, start, stop):
+    with pytest.raises(IndexError, match=f"order of 5 indices has no slice {start}:{stop}"):
+        order.slice(start, stop)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: InOrder(-1), "count must be an integer from 0 to .*, got -1"),
+        (lambda: InOrder(True), "count must be an integer from 0 to .*, got True"),
+        (lambda: Shuffled(2.5, 0, 0), "count must be .*, got 2.5"),
+        (lambda: Shuffled(2**62 + 1, 0, 0), "count must be an integer from 0 to 4611686018427387904, got"),
+        (lambda: Shuffled(5, -1, 0), "seed must be an integer from 0 to 18446744073709551615, got -1"),
+        (lambda: Shuffled(5, 2**64, 0), "seed must be .*, got 18446744073709551616"),
+        (lambda: Shuffled(5, "0", 0), "seed must be .*, got '0'"),
+        (lambda: Shuffled(5, 0, -1), "epoch must be an integer from 0 to .*, got -1"),
+        (lambda: Shuffled(5, 0, None), "epoch must be .*, got None"),
+        (lambda: Shuffled(5, 0, 0, draws=6), "draws must be an integer from 0 to 5, got 6"),
+        (lambda: Drawn(0, 3, 0, 0), "3 indices cannot be drawn from none"),
+        (lambda: Drawn(3, -1, 0, 0), "draws must be .*, got -1"),
+        (lambda: Weighted([1, -1], 2, True, 0, 0), "finite and 0 or more, got -1.0 at index 1"),
+        (lambda: Weighted([np.nan, 1], 2, True, 0, 0), "finite and 0 or more, got nan at index 0"),
+        (lambda: Weighted([1, np.inf], 2, True, 0, 0), "finite and 0 or more, got inf at index 1"),
+        (lambda: Weighted([0, 0], 2, True, 0, 0), "2 indices cannot be drawn with replacement: 0 weights"),
+        (
+            lambda: Weighted([1, 0], 2, False, 0, 0),
+            "2 indices cannot be drawn without replacement: 1 weights",
+        ),
+        (lambda: Weighted([[1, 1]], 2, False, 0, 0), r"list of numbers, got shape \(1, 2\)"),
+        (lambda: Weighted(["a"], 1, False, 0, 0), "list of numbers, got list: could not convert"),
+        (lambda: Weighted([1e308, 1e308], 1, True, 0, 0), "beyond the range of float64"),
+        (lambda: Shard(InOrder(5), 0, 1, 0), "batch_size must be an integer of 1 or more, got 0"),
+        (lambda: Shard(InOrder(5), 1, 0, 0), "world_size must be an integer of 1 or more, got 0"),
+        (lambda: Shard(InOrder(5), 1, 2, 2), "rank must be an integer from 0 to 1, got 2"),
+    ],
+)
+def test_a_bad_number_is_an_error_that_names_it(make, problem):
+    with pytest.raises(ValueError, match=problem):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("indices", "problem"),
+    [
+        ([True, False], "mask of booleans; pass numpy.flatnonzero"),
+        ([0.5], "of 64 bits, got list of float64"),
+        (np.zeros((2, 2), int), r"got ndarray of shape \(2, 2\)"),
+        ({1, 2}, r"got set of shape \(\)"),
+        ([2**63], "got list of uint64"),
+        ([[1], [2, 3]], "must be a list of whole numbers: "),
+    ],
+)
+def test_indices_that_are_none_are_an_error(indices, problem):
+    with pytest.raises(TypeError, match=problem):
+        Mapped(InOrder(1), indices)

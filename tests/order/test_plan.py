@@ -1,0 +1,150 @@
+"""Plans: which samples make up which batch, entered anywhere."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import BatchSampler, LoaderError, RandomSampler, SequenceSampler
+from gpuloader.order import plan as plans
+from gpuloader.order.batching import Batching
+from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
+from gpuloader.order.plan import GroupedPlan, OrderedPlan, SampledPlan
+
+
+def choose(dataset, **options):
+    given_options = {
+        "iterable": False,
+        "sampler": None,
+        "batch_sampler": None,
+        "batch_size": 1,
+        "shuffle": False,
+        "drop_last": False,
+    }
+    return Batching.choose(dataset, **{**given_options, **options})
+
+
+def listed(plan, start=0):
+    return [list(map(int, batch)) for batch in plan.batches(start)]
+
+
+@given(
+    count=st.integers(0, 200),
+    size=st.integers(1, 30),
+    drop_last=st.booleans(),
+    kind=st.integers(0, 3),
+    ahead=st.sampled_from([1, 7, 64, 1 << 14]),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_batch_of_an_order_is_found_at_once(count, size, drop_last, kind, ahead, data):
+    order = [
+        InOrder(count),
+        Shuffled(count, 1, 2),
+        Drawn(max(count, 1), count, 1, 2),
+        Mapped(Shuffled(count, 1, 2), np.arange(count)[::-1]),
+    ][kind]
+    indices = list(map(int, order.slice(0, count)))
+    wanted = [indices[start : start + size] for start in range(0, count, size)]
+    if drop_last and wanted and len(wanted[-1]) < size:
+        wanted.pop()
+    start = data.draw(st.integers(0, len(wanted) + 2))
+    plan = OrderedPlan(order, size, drop_last)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "_AHEAD", ahead)
+        assert listed(plan, start) == wanted[start:]
+
+
+def test_a_part_of_an_order_cannot_be_written_to():
+    [batch] = OrderedPlan(Shuffled(5, 0, 0), 5, drop_last=False).batches(0)
+    with pytest.raises(ValueError, match="read-only"):
+        batch[0] = 3
+
+
+def test_an_order_of_a_billion_is_entered_in_its_middle():
+    plan = OrderedPlan(Shuffled(10**9, 1, 0), 100, drop_last=False)
+    start = 7_654_321
+    first, second = itertools.islice(plan.batches(start), 2)
+    assert (len(first), len(second)) == (100, 100)
+    assert second.tolist() == next(plan.batches(start + 1)).tolist()
+
+
+def test_a_batch_samplers_batches_are_copied():
+    reused = [1, 2]
+    plan = SampledPlan([reused, (3,), range(4, 6), np.array([7, 8]), {9: None}, iter([10])])
+    batches = list(plan.batches(0))
+    reused.append(0)
+    assert batches == [[1, 2], (3,), range(4, 6), [7, 8], [9], [10]]
+    assert all(type(index) is int for batch in batches for index in batch)
+    assert next(iter(plan.batches(4))) == [9]
+
+
+@pytest.mark.parametrize("given", [3, "ab", b"ab", None, [], (), np.zeros(0, int), range(0), iter([])])
+def test_what_a_batch_sampler_must_not_yield(given):
+    plan = SampledPlan([[1], given])
+    batches = plan.batches(0)
+    assert next(batches) == [1]
+    with pytest.raises(LoaderError, match="a batch sampler must yield"):
+        next(batches)
+
+
+def test_groups_of_a_sampler():
+    assert list(GroupedPlan("abcde", 2, drop_last=False).batches(1)) == [["c", "d"], ["e"]]
+    assert list(GroupedPlan("abcde", 2, drop_last=True).batches(0)) == [["a", "b"], ["c", "d"]]
+    assert list(GroupedPlan("abc", 2, drop_last=True).batches(5)) == []
+    drawn = []
+    endless = (drawn.append(number) or number for number in itertools.count())
+    assert next(GroupedPlan(endless, 2, drop_last=False).batches(3)) == [6, 7]
+    assert len(drawn) == 8  # no more than asked for
+
+
+def test_a_plan_of_ours_is_an_order_and_one_of_the_users_is_read():
+    for batching, kind in [
+        (choose("abc"), OrderedPlan),
+        (choose("abc", shuffle=True), OrderedPlan),
+        (choose("abc", sampler=RandomSampler("abc", generator=iter([0]))), GroupedPlan),
+        (choose("abc", sampler=[2, 1]), GroupedPlan),
+        (choose("abc", batch_sampler=BatchSampler("abc")), OrderedPlan),
+        (choose("abc", batch_sampler=BatchSampler(sampler=[1])), SampledPlan),
+        (choose("abc", batch_sampler=[[1]]), SampledPlan),
+    ]:
+        assert type(batching.plan(0, 0)) is kind
+
+
+def test_a_subclass_with_an_order_of_its_own_is_read():
+    class Backwards(SequenceSampler):
+        def __iter__(self):
+            return iter([2, 1, 0])
+
+    class Halves(BatchSampler):
+        def __iter__(self):
+            return iter([[0], [1, 2]])
+
+    assert listed(choose("abc", sampler=Backwards("abc"), batch_size=2).plan(0, 0)) == [[2, 1], [0]]
+    assert listed(choose("abc", batch_sampler=Halves("abc", batch_size=2)).plan(0, 0)) == [[0], [1, 2]]
+
+
+def test_counts():
+    assert choose("abcde", batch_size=2).count() == 3
+    assert choose("abcde", batch_size=2, drop_last=True).count() == 2
+    assert choose("abcde", batch_size=None).count() == 5
+    assert choose("abcde", batch_sampler=BatchSampler("abcde", batch_size=4)).count() == 2
+    assert choose("", batch_size=3).count() == 0
+    for batching in (
+        choose(iter("abc"), iterable=True),
+        choose("abc", sampler=iter([1])),
+        choose("abc", batch_sampler=iter([[1]])),
+    ):
+        with pytest.raises(TypeError, match="has no length"):
+            batching.count()
+
+
+@pytest.mark.parametrize(
+    ("given", "size"), [(4, 4), (np.int64(4), 4), (0, None), ("4", None), ([2, 3], None)]
+)
+def test_a_batch_samplers_size_counts_where_it_is_one(given, size):
+    sampler = type("Own", (list,), {"batch_size": given})([[0]])
+    found = choose("abc", batch_sampler=sampler).size
+    assert (found, type(found)) == (size, type(size))

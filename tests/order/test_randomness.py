@@ -1,0 +1,194 @@
+"""Random numbers of a sample: a function of seed, epoch and index, whoever fetches it."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader import DataLoader, Dataset, IterableDataset, LoaderError, SampleError, sample_rng
+from gpuloader.order.randomness import Draw, as_number, begin_draws, current_draw, exchange_draw, mixed_seed
+from tests.sample_sets import (
+    INLINE,
+    ONE_THREAD,
+    PROCESSES,
+    THREADS,
+    WORKERS,
+    Made,
+    MadeAtOnce,
+    name_workers,
+    values,
+)
+
+
+def draw(index):
+    return sample_rng().random(2)
+
+
+def numbers(make=draw, count=10, epochs=1, **options):
+    """Return what each sample drew, by index."""
+    loader = DataLoader(Made(make, count), **{"places": "cpu", "batch_size": 3, "seed": 7, **options})
+    drawn = []
+    for _ in range(epochs):
+        drawn.append([sample for batch in values(loader) for sample in batch])
+    return drawn[0] if epochs == 1 else drawn
+
+
+def drawn_by(seed, epoch, index):
+    outer = exchange_draw(Draw(seed, epoch))
+    current_draw().index = index
+    try:
+        return sample_rng().random()
+    finally:
+        exchange_draw(outer)
+
+
+def test_the_same_with_any_workers():
+    alone = numbers(epochs=2)
+    for options in [ONE_THREAD, THREADS, PROCESSES, {"batch_size": 1}, {"batch_size": 10}]:
+        assert numbers(epochs=2, **{**INLINE, **options}) == alone
+    assert values(DataLoader(Made(draw, 10), places="cpu", batch_size=None, seed=7)) == alone[0]
+    assert sorted(numbers(shuffle=True, **THREADS)) == sorted(alone[0])
+
+
+def test_another_for_each_sample_epoch_and_seed():
+    epochs = numbers(epochs=3) + numbers(epochs=2, seed=8)
+    drawn = [tuple(sample) for epoch in epochs for sample in epoch]
+    assert len(set(drawn)) == len(drawn) == 50
+
+
+def test_the_numbers_themselves_do_not_change():
+    """Of a release: whoever repeats an experiment gets them again."""
+    assert (
+        drawn_by(7, 0, 3) == np.random.Generator(np.random.Philox(key=[7, 1], counter=[0, 0, 3, 0])).random()
+    )
+
+
+words = st.integers(0, 2**64 - 1)
+
+
+@given(words, words, st.integers(-(2**63), 2**64 - 1) | st.text() | st.tuples(st.integers(), st.text()))
+def test_any_seed_epoch_and_index(seed, epoch, index):
+    assert drawn_by(seed, epoch, index) == drawn_by(seed, epoch, index)
+    assert 0 <= as_number(index) < 2**64
+    assert drawn_by(seed, epoch, index) != drawn_by((seed + 1) % 2**64, epoch, index)
+    assert drawn_by(seed, epoch, index) != drawn_by(seed, (epoch + 1) % 2**64, index)
+
+
+def test_indices_of_any_kind():
+    assert drawn_by(1, 0, np.int64(5)) == drawn_by(1, 0, 5) == drawn_by(1, 0, np.uint8(5))
+    assert drawn_by(1, 0, "a.jpg") != drawn_by(1, 0, "b.jpg")
+    assert drawn_by(1, 0, ("a", 1)) != drawn_by(1, 0, ("a", 2))
+
+    class ByName(Dataset):
+        def __getitem__(self, name):
+            return sample_rng().random()
+
+    def numbers_by_name(**options):
+        names = [["a.jpg", "b.jpg"], ["c.jpg"]]
+        return values(DataLoader(ByName(), places="cpu", batch_sampler=names, seed=2, **options))
+
+    alone = numbers_by_name()
+    assert numbers_by_name(**THREADS) == numbers_by_name(**PROCESSES) == alone
+    assert len({one for batch in alone for one in batch}) == 3
+
+
+def test_one_generator_a_sample():
+    def draw_twice(index):
+        assert sample_rng() is sample_rng()
+        return np.array([sample_rng().random(), sample_rng().random()])
+
+    assert numbers(draw_twice) == numbers(draw)
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+def test_no_sample_no_numbers(workers):
+    with pytest.raises(LoaderError, match="no sample is being fetched in this thread"):
+        sample_rng()
+    for _ in DataLoader(Made(draw), places="cpu", **workers):
+        with pytest.raises(LoaderError, match="no sample is being fetched in this thread"):
+            sample_rng()
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+def test_several_samples_at_once_have_no_numbers_in_common(workers):
+    """Neither where they are fetched nor where they are put together: it would depend on who does that."""
+    options = {"places": "cpu", "batch_size": 2, **workers}
+    dataset = MadeAtOnce(draw)
+    with pytest.raises(SampleError, match="no single sample is being fetched"):
+        list(DataLoader(dataset, **options))
+    with pytest.raises(SampleError, match="no single sample is being fetched"):
+        list(DataLoader(Made(draw), collate_fn=lambda samples: sample_rng().random(), **options))
+
+
+def test_loaders_in_one_thread_do_not_disturb_each_other():
+    def loader(seed, **options):
+        return DataLoader(Made(draw), places="cpu", batch_size=2, seed=seed, **options)
+
+    alone = values(loader(1)), values(loader(2))
+    side_by_side = list(zip(loader(1), loader(2), strict=True))
+    assert ([one.tolist() for one, _ in side_by_side], [two.tolist() for _, two in side_by_side]) == alone
+    interrupted = []
+    for batch in loader(1):  # as by an evaluation in the midst of training
+        interrupted.append(batch.tolist())
+        assert values(loader(2)) == alone[1]
+    assert interrupted == alone[0]
+
+
+def test_a_loader_within_a_data_set():
+    inner = DataLoader(Made(draw), places="cpu", batch_size=2, seed=3)
+
+    def nested(index):
+        before = sample_rng().random()
+        batches = values(inner)
+        inner.set_epoch(0)
+        return np.array([before, sample_rng().random(), batches[1][1][0]])
+
+    def plain(index):
+        return np.array([sample_rng().random(), sample_rng().random(), wanted])
+
+    wanted = values(DataLoader(Made(draw), places="cpu", batch_size=2, seed=3))[1][1][0]
+    assert numbers(nested) == numbers(plain)
+
+
+class Drawing(IterableDataset):
+    def __iter__(self):
+        for _ in range(4):
+            yield sample_rng().random()
+
+
+def test_items_draw_by_their_worker():
+    def items(epochs=1, **options):
+        loader = DataLoader(Drawing(), places="cpu", batch_size=2, seed=5, **options)
+        return [[one for batch in values(loader) for one in batch] for _ in range(epochs)]
+
+    alone = items(2)
+    assert items(2, **ONE_THREAD) == alone
+    assert len({one for epoch in alone for one in epoch}) == 8
+    two = items(num_workers=2, worker_type="thread")
+    assert two == items(**PROCESSES)
+    assert len(set(two[0])) == 8
+
+
+def test_each_thread_has_its_own():
+    seen = []
+
+    def begin(seed):
+        begin_draws(seed, 0)
+        current_draw().index = 0
+        seen.append((seed, sample_rng().random()))
+
+    threads = [threading.Thread(target=begin, args=(seed,)) for seed in (1, 2, 1)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert seen[0] == seen[2] != seen[1]
+    assert current_draw().seed is None
+
+
+def test_seeds_for_what_takes_a_small_one():
+    seeds = {mixed_seed(*parts) for parts in itertools.product(range(10), repeat=3)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**32 for seed in seeds)

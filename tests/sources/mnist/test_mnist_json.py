@@ -1,0 +1,209 @@
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuloader.base.errors import DataFileError, LoaderError
+from gpuloader.sources.mnist import mnist_json
+from gpuloader.sources.mnist.mnist_json import read_json
+
+RESULT_BYTES = 70_000 * 784 * 4
+BUFFER_BYTES = 16 * 2**20
+
+Sets = list[list[Any]]
+
+
+def small_sets(counts: tuple[int, int, int] = (130, 3, 2)) -> Sets:
+    chance = np.random.default_rng(0)
+    return [
+        [(chance.integers(0, 256, (count, 784)) / 256).tolist(), chance.integers(0, 10, count).tolist()]
+        for count in counts
+    ]
+
+
+def write(folder: Path, text: bytes) -> Path:
+    path = folder / "mnist.json.gz"
+    path.write_bytes(gzip.compress(text, 1))
+    return path
+
+
+def write_sets(folder: Path, sets: object, **style: Any) -> Path:
+    return write(folder, json.dumps(sets, **style).encode())
+
+
+@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"indent": 1}])
+@pytest.mark.parametrize("window", [64, 2**18])
+def test_every_value_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: dict[str, Any], window: int
+) -> None:
+    monkeypatch.setattr(mnist_json, "_WINDOW_BYTES", window)
+    sets = small_sets((3, 2, 1) if window == 64 else (130, 3, 2))
+    mnist = read_json(write_sets(tmp_path, sets, **style))
+    for (images, labels), digits in zip(sets, (mnist.train, mnist.valid, mnist.test), strict=True):
+        assert digits.images.dtype == np.float32
+        assert digits.labels.dtype == np.int64
+        np.testing.assert_array_equal(digits.images, np.array(images, np.float32))
+        assert digits.labels.tolist() == labels
+
+
+def test_one_is_a_pixel_and_several_gzip_members_are_one_file(tmp_path: Path) -> None:
+    sets = small_sets((1, 1, 1))
+    sets[1][0][0][5] = 1
+    text = json.dumps(sets).encode()
+    path = tmp_path / "mnist.json.gz"
+    path.write_bytes(gzip.compress(text[:999]) + gzip.compress(text[999:]))
+    assert read_json(path).valid.images[0, 5] == 1
+
+
+def set_pixel(value: object) -> Callable[[Sets], None]:
+    return lambda sets: sets[0][0][100].__setitem__(3, value)
+
+
+def set_label(value: object) -> Callable[[Sets], None]:
+    return lambda sets: sets[2][1].__setitem__(1, value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "where", "problem"),
+    [
+        (set_pixel(float("nan")), "set 'train', image 100", "numbers alone, got 'NaN'"),
+        (set_pixel(255), "set 'train', image 100", "from 0 to 1, got 255 at position 3"),
+        (set_pixel(-0.5), "set 'train', image 100", "from 0 to 1, got -0.5 at position 3"),
+        (set_pixel(None), "set 'train', image 100", "numbers alone, got 'null'"),
+        (lambda sets: sets[0][0][100].pop(), "set 'train', image 100", "expected 784 numbers, got 783"),
+        (lambda sets: sets[1][0][2].append(0.5), "set 'valid', image 2", "expected 784 numbers, got 785"),
+        (lambda sets: sets[1][0].__setitem__(0, []), "set 'valid', image 0", "expected 784 numbers, got 0"),
+        (lambda sets: sets[1][0].__setitem__(1, 7), "set 'valid', image 1", "a list of 784 numbers, got '7"),
+        (lambda sets: sets[1].__setitem__(0, []), "set 'valid', image 0", "a list of 784 numbers, got ']"),
+        (set_label(10), "labels of set 'test'", "integers from 0 to 9, got 10 at row 1"),
+        (set_label(-1), "labels of set 'test'", "integers from 0 to 9, got -1 at row 1"),
+        (set_label(3.0), "labels of set 'test'", "integers from 0 to 9, got 3.0 at row 1"),
+        (set_label("3"), "labels of set 'test'", "numbers alone"),
+        (set_label(True), "labels of set 'test'", "numbers alone"),
+        (lambda sets: sets[0][1].pop(), "labels of set 'train'", "expected 130 labels"),
+        (lambda sets: sets[0].pop(), "labels of set 'train'", "labels after the images"),
+        (lambda sets: sets[0].append([]), "labels of set 'train'", "nothing after images and labels"),
+        (lambda sets: sets.pop(), "set 'test'", "the next of three sets, got ']'"),
+        (lambda sets: sets.append(sets[0]), "end of the file", "three sets and no more"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_place(
+    tmp_path: Path, spoil: Callable[[Sets], None], where: str, problem: str
+) -> None:
+    sets = small_sets()
+    spoil(sets)
+    with pytest.raises(DataFileError) as raised:
+        read_json(write_sets(tmp_path, sets))
+    message = str(raised.value)
+    assert str(tmp_path) in message
+    assert where in message
+    assert problem in message
+    assert "fetch the file again" in message
+    assert isinstance(raised.value, LoaderError)
+    assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "the text ends after 0 bytes"),
+        (b"[[[[0.0]]]]", "sound gzip file.*[Nn]ot a gzipped file"),
+        (b"PK\3\4 zip", "[Nn]ot a gzipped file"),
+        (gzip.compress(b""), "the text ends after 0 bytes"),
+        (gzip.compress(b'{"images": []}'), "a list of three sets, train, valid and test, got '{\"images"),
+        (gzip.compress(b"\xff\xfe\x00"), "a list of three sets"),
+        (gzip.compress(b"[" * 100_000), "784 numbers"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "mnist.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataFileError, match=problem):
+        read_json(path)
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
+def test_truncated_text_and_truncated_gzip_are_refused(tmp_path: Path, kept: float) -> None:
+    text = json.dumps(small_sets((20, 3, 2))).encode()
+    with pytest.raises(DataFileError, match="the text ends after"):
+        read_json(write(tmp_path, text[: int(len(text) * kept)]))
+    packed = gzip.compress(text)
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(packed[: int(len(packed) * kept)])
+    with pytest.raises(DataFileError, match="cut off after"):
+        read_json(path)
+
+
+def test_a_damaged_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
+    path = write_sets(tmp_path, small_sets((1, 1, 1)))
+    packed = bytearray(path.read_bytes())
+    packed[-6] ^= 1
+    path.write_bytes(bytes(packed))
+    with pytest.raises(DataFileError, match="sound gzip file"):
+        read_json(path)
+
+
+def test_text_after_the_sets_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(small_sets((1, 1, 1))).encode()
+    assert len(read_json(write(tmp_path, text + b" \n")).test) == 1
+    with pytest.raises(DataFileError, match="nothing after the three sets, got 'x'"):
+        read_json(write(tmp_path, text + b"\nx"))
+
+
+def test_more_images_than_the_maximum_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist_json, "MAXIMUM_IMAGES", 5)
+    assert len(read_json(write_sets(tmp_path, small_sets((2, 2, 1)))).train) == 2
+    with pytest.raises(DataFileError, match=r"set 'test', image 1: expected at most 5 images"):
+        read_json(write_sets(tmp_path, small_sets((2, 2, 2))))
+
+
+@pytest.mark.parametrize(
+    ("head", "filler"),
+    [(b"[[[[", b"0.0, "), (b"[[[", b" "), (b"[[[[" + b"0.0, " * 783 + b"0.0], [", b"0.5,"), (b"[[[", b"[")],
+    ids=["endless row", "endless space", "endless second row", "endless nesting"],
+)
+def test_a_bomb_is_refused_within_the_stated_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes, filler: bytes
+) -> None:
+    monkeypatch.setattr(mnist_json, "MAXIMUM_TEXT_BYTES", 40 * 2**20)
+    assert_refused_within_bound(write(tmp_path, head + filler * (48 * 2**20 // len(filler))))
+
+
+def test_endless_labels_are_refused_within_the_stated_memory(tmp_path: Path) -> None:
+    image = json.dumps([0.5] * 784).encode()
+    assert_refused_within_bound(write(tmp_path, b"[[[" + image + b"], [" + b"7," * 2**24))
+
+
+def assert_refused_within_bound(path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataFileError):
+            read_json(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < RESULT_BYTES + BUFFER_BYTES
+
+
+def test_the_longest_rows_and_labels_stay_within_the_stated_memory(tmp_path: Path) -> None:
+    images = b", ".join([b"[" + b",".join([b"0.123456789012345678901234567"] * 784) + b"]"] * 70)
+    labels = b"[" + b", ".join([b"7"] * 70) + b"]"
+    one_set = b"[[" + images + b"], " + labels + b"]"
+    path = write(tmp_path, b"[" + b",".join([one_set] * 3) + b"]")
+    tracemalloc.start()
+    try:
+        assert len(read_json(path).test) == 70
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < RESULT_BYTES + BUFFER_BYTES
+
+
+def test_a_missing_file_is_file_not_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "mnist.json.gz")

@@ -1,0 +1,278 @@
+"""Reader decorators without threads or processes under them."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader import ComposeNotAligned, ReaderError
+from gpuloader.reader import batch, cache, chain, compose, firstn, map_readers, shuffle
+
+items = st.lists(st.one_of(st.integers(), st.none(), st.tuples(st.integers(), st.text(max_size=3))))
+
+
+def reader_of(values):
+    return lambda: iter(values)
+
+
+@given(values=items, size=st.integers(1, 9), drop_last=st.booleans())
+def test_batches_flattened_are_the_items(values, size, drop_last):
+    groups = list(batch(reader_of(values), size, drop_last)())
+    flat = [item for group in groups for item in group]
+    assert flat == (values[: len(values) // size * size] if drop_last else values)
+    assert all(len(group) == size for group in groups[:-1])
+
+
+@given(values=st.lists(st.integers()), size=st.integers(1, 9), seed=st.integers(0, 9))
+def test_shuffle_permutes_within_windows_and_repeats_by_the_seed(values, size, seed):
+    shuffled = shuffle(reader_of(values), size)
+    random.seed(seed)
+    first = list(shuffled())
+    random.seed(seed)
+    assert first == list(shuffled())
+    for start in range(0, len(values), size):
+        assert sorted(first[start : start + size]) == sorted(values[start : start + size])
+
+
+def test_cache_reads_once():
+    starts = []
+
+    def reader():
+        starts.append(1)
+        yield from "abc"
+
+    cached = cache(reader)
+    assert starts == []
+    assert [list(cached()) for _ in range(3)] == [list("abc")] * 3
+    assert len(starts) == 1
+
+
+def test_cache_keeps_nothing_of_a_read_that_failed():
+    attempts = []
+
+    def reader():
+        attempts.append(1)
+        yield 1
+        if len(attempts) == 1:
+            raise OSError("once")
+
+    cached = cache(reader)
+    with pytest.raises(OSError, match="once"):
+        list(cached())
+    assert list(cached()) == [1]
+
+
+def test_chain_firstn_and_map():
+    assert list(chain(reader_of([1, 2]), reader_of([]), reader_of([3]))()) == [1, 2, 3]
+    assert list(firstn(reader_of(range(10)), 3)()) == [0, 1, 2]
+    assert list(firstn(reader_of([1]), 3)()) == [1]
+    assert list(firstn(reader_of([1]), 0)()) == []
+    assert list(map_readers(lambda a, b: a * b, reader_of([1, 2, 3]), reader_of([4, 5]))()) == [4, 10]
+
+
+def test_firstn_reads_no_further():
+    def reader():
+        yield 1
+        raise AssertionError("read too far")
+
+    assert list(firstn(reader, 1)()) == [1]
+
+
+def test_compose_flattens_tuples_and_keeps_other_items():
+    composed = compose(reader_of([(1, 2), 3]), reader_of([[4], None]))
+    assert list(composed()) == [(1, 2, [4]), (3, None)]
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=2, max_size=4))
+def test_compose_gives_the_aligned_items_then_says_who_ended(lengths):
+    readers = [reader_of(range(length)) for length in lengths]
+    seen = []
+    if len(set(lengths)) == 1:
+        seen = list(compose(*readers)())
+    else:
+        with pytest.raises(ComposeNotAligned, match=f"after {min(lengths)} items"):
+            for row in compose(*readers)():
+                seen.append(row)
+    assert seen == [(n,) * len(lengths) for n in range(min(lengths))]
+    assert list(compose(*readers, check_alignment=False)()) == seen
+
+
+def test_compose_not_aligned_is_a_value_error():
+    assert issubclass(ComposeNotAligned, ValueError)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, None, True])
+@pytest.mark.parametrize("decorate", [batch, shuffle])
+def test_sizes_are_checked_when_decorating(decorate, size):
+    with pytest.raises(ValueError, match="must be an integer of 1 or more"):
+        decorate(reader_of([]), size)
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        lambda reader: batch(reader, 1),
+        lambda reader: shuffle(reader, 1),
+        lambda reader: firstn(reader, 1),
+        lambda reader: map_readers(str, reader),
+        cache,
+        chain,
+        compose,
+    ],
+)
+@pytest.mark.parametrize("reader", [(n for n in range(3)), [1], 3])
+def test_a_generator_object_is_refused_at_once(decorate, reader):
+    with pytest.raises(ReaderError, match="not a generator object"):
+        decorate(reader)
+
+
+@pytest.mark.parametrize("decorate", [lambda reader: batch(reader, 1), chain, cache, compose])
+def test_a_reader_that_gives_no_iterable_is_an_error_at_first_use(decorate):
+    decorated = decorate(lambda: 7)
+    with pytest.raises(ReaderError, match="must return an iterable, got int"):
+        list(decorated())
+
+
+def test_an_exception_passes_behind_the_items_before_it():
+    def reader():
+        yield 1
+        yield 2
+        raise OSError("gone")
+
+    iterator = iter(batch(chain(reader), 1)())
+    assert [next(iterator), next(iterator)] == [[1], [2]]
+    with pytest.raises(OSError, match="gone"):
+        next(iterator)
+
+
+DECORATORS = {
+    "batch": lambda reader: batch(reader, 2),
+    "shuffle": lambda reader: shuffle(reader, 2),
+    "chain": lambda reader: chain(reader, reader),
+    "compose": lambda reader: compose(reader, reader),
+    "compose to the shortest": lambda reader: compose(reader, reader, check_alignment=False),
+    "firstn": lambda reader: firstn(reader, 2),
+    "map_readers": lambda reader: map_readers(lambda a, b: (a, b), reader, reader),
+}
+
+
+@pytest.fixture(params=DECORATORS)
+def decorate(request):
+    return DECORATORS[request.param]
+
+
+class Counted:
+    """An endless reader that knows how many of its generators are open."""
+
+    def __init__(self):
+        self.open = 0
+        self.kept = []
+
+    def __call__(self):
+        generator = self.generate()
+        self.kept.append(generator)  # so that only an explicit close can end it, not its last reference
+        return generator
+
+    def generate(self):
+        self.open += 1
+        try:
+            while True:
+                yield 1
+        finally:
+            self.open -= 1
+
+
+def test_leaving_early_closes_the_generators_under_it(decorate):
+    reader = Counted()
+    iterator = decorate(reader)()
+    next(iterator)
+    assert reader.open > 0
+    iterator.close()
+    assert reader.open == 0
+
+
+def test_dropping_the_iterator_closes_the_generators_under_it(decorate):
+    reader = Counted()
+    for _ in decorate(reader)():
+        break
+    assert reader.open == 0
+
+
+def test_an_exception_closes_the_other_generators():
+    def failing():
+        yield 1
+        raise OSError("gone")
+
+    for decorated in (compose, lambda *readers: map_readers(max, *readers)):
+        reader = Counted()
+        with pytest.raises(OSError, match="gone"):
+            list(decorated(reader, failing)())
+        assert reader.open == 0
+
+
+def test_firstn_closes_the_reader_it_cut_short():
+    reader = Counted()
+    assert list(firstn(reader, 2)()) == [1, 1]
+    assert reader.open == 0
+
+
+def test_a_file_rewound_for_every_epoch_stays_open(decorate):
+    file = io.StringIO("a\nb\n")
+
+    def reader():
+        file.seek(0)
+        return file
+
+    decorated = decorate(reader)
+    assert len([next(decorated()) for _ in range(2)]) == 2
+    assert not file.closed
+
+
+def test_several_epochs_at_once_do_not_disturb_each_other(decorate):
+    def reader():
+        yield from range(4)
+
+    random.seed(0)
+    alone = list(decorate(reader)())
+    together = list(zip(decorate(reader)(), decorate(reader)(), strict=True))
+    assert len(together) == len(alone)
+    assert sorted(a for a, _ in together) == sorted(b for _, b in together) == sorted(alone)
+
+
+def test_arrays_and_none_pass(decorate):
+    things = [None, np.arange(3)]
+
+    def leaves(value):
+        return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list | tuple) else [value]
+
+    assert {id(leaf) for leaf in leaves(list(decorate(lambda: things)()))} == {id(one) for one in things}
+
+
+def test_a_stop_iteration_out_of_the_function_cuts_nothing_short_in_silence():
+    def first_of(numbers):
+        return next(iter(numbers))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(map_readers(first_of, reader_of([[1], [], [3]]))())
+
+
+def test_the_exception_is_the_users_own_object():
+    own = OSError("gone")
+
+    def reader():
+        yield 1
+        raise own
+
+    for decorate in DECORATORS.values():
+        with pytest.raises(OSError, match="gone") as caught:
+            list(decorate(reader)())  # firstn(…, 2) asks for the second item, so it meets it too
+        assert caught.value is own
+
+
+@pytest.mark.parametrize("n", [-1, 1.0, 0.0, None, True, False])
+def test_firstn_checks_its_count_when_decorating(n):
+    with pytest.raises(ValueError, match="n must be an integer of 0 or more"):
+        firstn(reader_of([]), n)

@@ -1,0 +1,189 @@
+"""`multiprocess_reader`: processes that end, and say how."""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from gpuloader import LoaderError, ReaderError, WorkerError
+from gpuloader.reader import multiprocess_reader
+from tests.fakes import nothing_left_behind, wait_until
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with nothing_left_behind():
+        yield
+
+
+@pytest.mark.parametrize("use_pipe", [True, False])
+def test_all_items_of_all_readers_arrive(use_pipe):
+    reader = multiprocess_reader([lambda: range(5), lambda: range(10, 13)], use_pipe, queue_size=2)
+    for _ in range(2):
+        seen = list(reader())
+        assert sorted(seen) == [0, 1, 2, 3, 4, 10, 11, 12]
+        assert [n for n in seen if n < 10] == list(range(5))  # each reader's own order is kept
+
+
+def test_any_item_that_pickles_passes():
+    array = np.arange(100_000)
+    none, got, text = list(multiprocess_reader([lambda: [None, array, "text"]])())
+    assert none is None
+    assert text == "text"
+    np.testing.assert_array_equal(got, array)
+
+
+class OwnError(Exception):
+    pass
+
+
+class Unportable(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
+def raising(error):
+    def reader():
+        yield 1
+        raise error
+
+    return reader
+
+
+def test_the_readers_exception_reaches_the_consumer_with_its_traceback():
+    iterator = multiprocess_reader([raising(OwnError("gone"))])()
+    assert next(iterator) == 1
+    with pytest.raises(OwnError, match="gone") as caught:
+        next(iterator)
+    assert "in reader" in caught.value.__notes__[0]
+
+
+def test_an_exception_that_does_not_pickle_arrives_as_text():
+    with pytest.raises(LoaderError, match="Unportable: no way"):
+        list(multiprocess_reader([raising(Unportable("no", "way"))])())
+
+
+def test_an_item_that_does_not_pickle_is_an_error():
+    with pytest.raises(LoaderError, match="item 0 of a multiprocess reader cannot be pickled"):
+        list(multiprocess_reader([lambda: [lambda: 1]])())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_process_is_named_with_its_signal(number):
+    def reader():
+        faulthandler.disable()  # or pytest's would report the child's fault as if it were its own
+        yield os.getpid()
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    iterator = multiprocess_reader([reader])()
+    pid = next(iterator)
+    with pytest.raises(WorkerError, match=f"signal {number.value}") as caught:
+        next(iterator)
+    assert (caught.value.pid, caught.value.signal) == (pid, number)
+
+
+def test_a_process_that_exits_on_its_own():
+    def reader():
+        yield 1
+        os._exit(3)
+
+    with pytest.raises(WorkerError, match="exited with code 3"):
+        list(multiprocess_reader([reader])())
+
+
+def test_leaving_early_ends_the_processes():
+    def endless():
+        while True:
+            yield os.getpid()
+
+    def blocked():
+        time.sleep(1000)
+        yield 1
+
+    iterator = multiprocess_reader([endless, blocked], queue_size=3)()
+    pid = next(iterator)
+    iterator.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_is_ahead_by_queue_size_at_most(tmp_path):
+    progress = tmp_path / "progress"
+
+    def reader():
+        for n in range(100):
+            progress.write_text(str(n))
+            yield n
+
+    iterator = multiprocess_reader([reader], queue_size=4)()
+    next(iterator)
+    wait_until(lambda: progress.exists() and progress.read_text() == "4")
+    time.sleep(0.05)
+    assert progress.read_text() == "4"  # one taken, four ahead
+    iterator.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks processes up in /proc")
+def test_processes_die_with_a_killed_parent():
+    code = """
+        import os, time
+        from gpuloader.reader import multiprocess_reader
+
+        def reader():
+            yield os.getpid()
+            time.sleep(1000)
+
+        iterators = [multiprocess_reader([reader, reader])() for _ in range(2)]
+        print(*[next(one) for one in iterators for _ in range(2)], flush=True)
+        time.sleep(1000)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(set(pids)) == 4
+        parent.kill()
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_arguments_are_checked_when_decorating():
+    with pytest.raises(ReaderError, match="one reader or more"):
+        multiprocess_reader([])
+    with pytest.raises(ReaderError, match="function without arguments"):
+        multiprocess_reader([range(3)])
+    with pytest.raises(ValueError, match="queue_size"):
+        multiprocess_reader([list], queue_size=0)
+
+
+def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
+    """As a program exits, with everything that runs then."""
+    program = """
+    import os, sys
+    from gpuloader.reader import multiprocess_reader
+
+    items = multiprocess_reader([lambda: iter(range(500))], queue_size=4)()
+    got = [next(items)]
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert [*got, *items] == list(range(500))
+    print("done")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)

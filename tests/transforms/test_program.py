@@ -1,0 +1,271 @@
+"""Programs: worked out once for a layout, in room behind the staged fields, and told in errors by name."""
+
+import math
+import pickle
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader.base.errors import LoaderError, SampleError
+from gpuloader.order.randomness import Draw, exchange_draw
+from gpuloader.staging.layout import ALIGNMENT, arrange
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad
+from gpuloader.transforms.operations import GatherRows
+from gpuloader.transforms.program import Programmer
+
+NAMES = ["image", "label", "words"]
+LEVELS = (0, 0, 1)
+
+
+def staged(samples=4, steps=9):
+    return arrange(
+        (
+            ((samples, 5, 4, 3), np.dtype(np.uint8)),
+            ((samples,), np.dtype(np.int64)),
+            ((steps, 2), np.dtype(np.float32)),
+            ((samples + 1,), np.dtype(np.int64)),
+        )
+    )
+
+
+STEPS = [
+    Normalize("image", crop=(3, 3), flip=True),
+    OneHot("label", 7),
+    Pad("words", 6),
+    Cast("label", "uint8"),
+    Cast(None, "float16"),
+]
+
+
+@pytest.fixture
+def draws():
+    before = exchange_draw(Draw(7, 3))
+    yield
+    exchange_draw(before)
+
+
+def end(field):
+    return field.offset + math.prod(field.shape) * field.dtype.itemsize
+
+
+@given(samples=st.integers(0, 9), steps=st.integers(0, 30), count=st.integers(0, len(STEPS)))
+@settings(max_examples=50, deadline=None)
+def test_what_is_computed_lies_behind_what_it_comes_from(samples, steps, count):
+    layout = staged(samples, steps)
+    program = Programmer(STEPS[:count]).program(NAMES, LEVELS, layout, drawn=False)
+    assert program.copied.fields[: len(layout.fields)] == layout.fields
+    assert program.room.fields[: len(program.copied.fields)] == program.copied.fields
+    assert program.copied.nbytes <= program.room.nbytes
+    last = 0
+    for field in program.room.fields:
+        assert field.offset % ALIGNMENT == 0
+        assert field.offset >= last
+        last = end(field)
+    assert last <= program.room.nbytes
+    assert set(program.delivered.fields) <= set(program.room.fields)
+    assert program.levels == (0, 0, int(count < 3))
+    written = [one for step in program.steps for one in step.outputs]
+    assert len(set(written)) == len(written)
+    assert all(one >= len(program.copied.fields) for one in written)
+
+
+def test_a_device_reads_the_same_program_off_what_was_copied():
+    """The side that fetches lays draws behind the staged fields; the side that computes finds them there."""
+    layout = staged()
+    here, there = Programmer(STEPS), pickle.loads(pickle.dumps(Programmer(STEPS)))
+    fetching = here.program(NAMES, LEVELS, layout, drawn=False)
+    computing = there.program(NAMES, LEVELS, fetching.copied, drawn=True)
+    assert computing.room == fetching.room
+    assert computing.delivered == fetching.delivered
+    assert computing.levels == fetching.levels
+
+
+def test_it_is_worked_out_once_for_a_layout():
+    programmer = Programmer(STEPS)
+    first, other = staged(), staged(8)
+    program = programmer.program(NAMES, LEVELS, first, drawn=False)
+    assert programmer.program(NAMES, LEVELS, other, drawn=False) is not program
+    assert programmer.program(NAMES, LEVELS, staged(), drawn=False) is program
+    for samples in range(200):
+        programmer.program(NAMES, LEVELS, staged(samples), drawn=False)
+    assert len(programmer._made) < 40
+
+
+def test_threads_get_the_same_program():
+    programmer, found = Programmer(STEPS), []
+    layouts = [staged(samples) for samples in range(1, 20)]
+
+    def work():
+        for _ in range(30):
+            for samples, layout in enumerate(layouts, 1):
+                program = programmer.program(NAMES, LEVELS, layout, drawn=False)
+                found.append(program.delivered.fields[0].shape[0] == samples)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found)
+
+
+class TestDraws:
+    def fill(self, keys, seed=7, epoch=3, levels=LEVELS):
+        programmer = Programmer(STEPS)
+        program = programmer.program(NAMES, levels, staged(len(keys)), drawn=False)
+        memory = np.zeros(program.room.nbytes, np.uint8)
+        arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.copied.fields]
+        before = exchange_draw(Draw(seed, epoch))
+        try:
+            programmer.fill_draws(program, arrays, keys)
+        finally:
+            exchange_draw(before)
+        return arrays[-1].tolist()
+
+    def test_are_one_for_each_sample(self):
+        drawn = self.fill([3, 1, 4])
+        assert len(drawn) == 3
+        assert all(0 <= top <= 2 and 0 <= left <= 1 and flip in (0, 1) for top, left, flip in drawn)
+
+    def test_are_one_for_each_sample_behind_a_ragged_field(self):
+        layout = arrange(
+            (
+                ((9, 2), np.dtype(np.float32)),
+                ((5,), np.dtype(np.int64)),
+                ((4, 5, 4, 3), np.dtype(np.uint8)),
+            )
+        )
+        program = Programmer(STEPS[:1]).program(["words", "image"], (1, 0), layout, drawn=False)
+        assert program.copied.fields[-1].shape == (4, 3)
+
+    @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
+    def test_are_the_same_whatever_holds_the_keys(self, keys):
+        alone = [self.fill([key])[0] for key in keys]
+        assert self.fill(keys) == alone == self.fill(np.array(keys))
+
+    def test_of_other_keys_seeds_and_epochs_are_others(self):
+        seen = [
+            str(self.fill(range(start, start + 30), seed, epoch))
+            for start in (0, 30)
+            for seed in (0, 1, 2**64 - 1)
+            for epoch in (0, 1)
+        ]
+        assert len(set(seen)) == len(seen)
+
+    def test_of_keys_that_are_no_numbers(self):
+        assert self.fill(["a.jpg", "b.jpg"] * 10)[:2] * 10 == self.fill(["a.jpg", "b.jpg"] * 10)
+        assert len({str(one) for one in self.fill([f"{n}.jpg" for n in range(40)])}) > 6
+
+
+@dataclass
+class Raising:
+    """A transform that raises where it is told."""
+
+    where: str
+    field: str | None = "label"
+    error: Exception | None = None
+    draws: int = 1
+
+    def act(self, where):
+        if where == self.where:
+            raise self.error or ZeroDivisionError("by nought")
+
+    def bind(self, inputs):
+        self.act("bind")
+        return self
+
+    @property
+    def outputs(self):
+        self.act("outputs")
+        return (((4,), np.dtype(np.int64)),)
+
+    def draw(self, words, inputs):
+        self.act("draw")
+        return np.zeros((len(words), 1), np.int32)
+
+    def check(self, inputs):
+        self.act("check")
+
+    def on_host(self, inputs, outputs):
+        self.act("on_host")
+
+
+class TestErrors:
+    def run(self, *transforms):
+        programmer = Programmer(transforms)
+        program = programmer.program(NAMES, LEVELS, staged(), drawn=False)
+        memory = np.zeros(program.room.nbytes, np.uint8)
+        arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.room.fields]
+        program.check(arrays)
+        programmer.fill_draws(program, arrays, range(4))
+        program.run_on_host(arrays)
+        return program, arrays
+
+    @pytest.mark.parametrize("where", ["bind", "outputs", "draw", "check", "on_host"])
+    def test_of_a_transform_name_it_and_its_field(self, where, draws):
+        with pytest.raises(SampleError) as caught:
+            self.run(Raising(where))
+        assert str(caught.value) == "field 'label': Raising raised ZeroDivisionError: by nought"
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        with pytest.raises(SampleError, match="field 'image': too dark"):
+            self.run(Raising(where, None, SampleError("too dark")))
+        with pytest.raises(LoaderError, match="of the package"):
+            self.run(Raising(where, error=LoaderError("of the package")))
+        self.run(Raising("nowhere"))
+
+    def test_of_a_draw_of_another_shape(self, draws):
+        class Wide(Raising):
+            def draw(self, words, inputs):
+                return np.zeros((len(words) + 1, 3), np.int32)
+
+        with pytest.raises(SampleError, match="field 'label': Wide raised ValueError: could not broadcast"):
+            self.run(Wide(""))
+
+    def test_of_what_is_no_number(self, draws):
+        """A slot holds bytes; those of Python objects are addresses, good for nothing later on."""
+
+        class Objects(Raising):
+            @property
+            def outputs(self):
+                return (((4,), np.dtype(object)),)
+
+        with pytest.raises(SampleError, match="field 'label': Objects computes Python objects"):
+            self.run(Objects(""))
+
+    def test_of_a_field_that_is_not_there(self, draws):
+        for name in ("lable", "words.values", ""):
+            with pytest.raises(
+                SampleError, match="there is no such array to transform; the sample has"
+            ) as caught:
+                self.run(Cast(name, "int8"))
+            assert caught.value.field == name
+
+    def test_of_what_only_hosts_can_compute(self, draws):
+        program, arrays = self.run(Raising(""))
+        with pytest.raises(
+            LoaderError, match="Raising of field 'label' has no on_device: it can only run on a CPU"
+        ):
+            program.run_on_device(arrays, None)
+
+
+@given(
+    rows=st.integers(1, 20),
+    keys=st.lists(st.integers(0, 19), max_size=12),
+    dtype=st.sampled_from(["uint8", "float64", "bool", "complex64"]),
+)
+def test_rows_that_lie_where_batches_land_are_gathered(rows, keys, dtype):
+    keys = np.array([key % rows for key in keys], np.int64)
+    source = np.random.default_rng(0).integers(0, 2, (rows, 3)).astype(dtype)
+    programmer = Programmer([], [GatherRows((3,), np.dtype(dtype), source)])
+    program = programmer.program(["0"], (0,), arrange((((len(keys),), np.dtype(np.int64)),)), drawn=True)
+    memory = np.zeros(program.room.nbytes + 1, np.uint8)
+    arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.room.fields]
+    arrays[0][...] = keys
+    program.run_on_host(arrays)
+    [field] = program.delivered.fields
+    found = np.ndarray(field.shape, field.dtype, memory, field.offset)
+    np.testing.assert_array_equal(found, source[keys])

@@ -1,0 +1,169 @@
+"""Counters: what a loader says of where the time went."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader
+from gpuloader.devices.simulated import SimulatedDevice
+from gpuloader.pipeline.copy_timing import EVERY
+from gpuloader.testing import CustomPlace, simulated_places
+
+
+def load(count=5, **options):
+    loader = DataLoader.from_generator(capacity=2, **options)
+    return loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(count)), places="cpu")
+
+
+@pytest.mark.parametrize("double_buffer", [True, False])
+def test_batches_and_bytes_are_counted_over_epochs(double_buffer):
+    loader = load(use_double_buffer=double_buffer)
+    for epochs in (1, 2):
+        assert len(list(loader)) == 5
+        stats = loader.stats()
+        assert (stats.batches, stats.nbytes) == (5 * epochs, 5 * epochs * 256)
+    assert min(stats.fetch, stats.stage, stats.stall, stats.wait, stats.transfer) >= 0
+    assert stats.fetch > 0
+    assert stats.wait > 0
+
+
+def test_a_snapshot_does_not_change():
+    loader = load()
+    before = loader.stats()
+    list(loader)
+    assert before.batches == 0
+    with pytest.raises(AttributeError):
+        before.batches = 3
+
+
+def test_bytes_are_those_of_the_slots_with_their_alignment():
+    loader = DataLoader.from_generator(capacity=2)
+    loader.set_batch_generator(
+        lambda: [[np.zeros((3, 5), np.float32), np.zeros((3,), np.int64)]] * 2, places="cpu"
+    )
+    list(loader)
+    assert loader.stats().nbytes == 2 * (256 + 24)
+
+
+def test_samples_and_sample_lists_are_counted_as_batches():
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_sample_generator(lambda: ((np.zeros(8),) for _ in range(7)), 3, drop_last=False, places="cpu")
+    list(loader)
+    assert (loader.stats().batches, loader.stats().nbytes) == (3, 7 * 64)
+    loader.set_sample_list_generator(lambda: [[(np.zeros(8),)] * 2] * 4, places="cpu")
+    list(loader)
+    assert (loader.stats().batches, loader.stats().nbytes) == (7, 15 * 64)
+
+
+def test_the_time_of_a_loop_is_the_sum_of_its_parts():
+    loader = load(6)
+    begun = time.perf_counter()
+    for _ in loader:
+        time.sleep(0.002)
+    seconds = time.perf_counter() - begun
+    stats = loader.stats()
+    assert stats.steps == 6
+    assert stats.compute >= 6 * 0.002
+    assert stats.seconds == pytest.approx(stats.startup + stats.wait + stats.transfer + stats.compute)
+    assert 0.5 * seconds < stats.seconds <= seconds
+    assert stats.steps_per_second == pytest.approx(6 / stats.seconds)
+
+
+def test_a_slow_reader_shows_as_startup_and_then_as_wait():
+    def slow():
+        for _ in range(4):
+            time.sleep(0.01)
+            yield [np.zeros(4)]
+
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(slow, places="cpu")
+    list(loader)
+    stats = loader.stats()
+    assert stats.startup >= 0.009
+    assert stats.wait >= 0.02
+    assert stats.fetch >= 0.036
+
+
+def test_the_difference_of_two_snapshots_is_what_lies_between_them():
+    loader = load(5)
+    list(loader)
+    first = loader.stats()
+    list(loader)
+    second = loader.stats() - first
+    assert (second.steps, second.batches, second.nbytes) == (5, 5, 5 * 256)
+    assert second.seconds == pytest.approx(loader.stats().seconds - first.seconds)
+    assert second.slots == first.slots
+    with pytest.raises(TypeError):
+        first - 1
+
+
+def test_slots_are_counted_while_they_are_in_use():
+    loader = DataLoader(list(range(40)), places="cpu", batch_size=4)
+    assert (loader.stats().slots, loader.stats().slots_in_use) == (0, 0)
+    epoch = iter(loader)
+    kept = [next(epoch), next(epoch)]
+    assert loader.stats().slots >= loader.stats().slots_in_use == 2
+    del kept
+    next(epoch)
+    assert loader.stats().slots_in_use == 1
+    epoch.close()
+
+
+def test_two_consumers_of_one_epoch_are_both_counted():
+    loader = load(30)
+    epoch = iter(loader)
+    threads = [threading.Thread(target=lambda: list(epoch)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loader.stats().steps == 30
+
+
+def test_the_work_of_thread_workers_is_summed():
+    class Slow:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return np.float32(index)
+
+    loader = DataLoader(Slow(), places="cpu", batch_size=4, num_workers=4, worker_type="thread")
+    list(loader)
+    assert loader.stats().fetch >= 8 * 0.01
+
+
+def test_copies_are_timed_where_there_are_any():
+    """On the simulated device a copy takes a virtual second; one in `EVERY` is timed and stands for all."""
+    loader = load(3 * EVERY)
+    list(loader)
+    assert loader.stats().copy == 0
+    places = simulated_places(1)
+    copied = DataLoader.from_generator(capacity=2).set_batch_generator(
+        lambda: ([np.zeros((4, 8))] for _ in range(3 * EVERY)), places=places
+    )
+    for (batch,) in copied:
+        np.asarray(batch)
+    assert copied.stats().copy == pytest.approx(3 * EVERY * 1.0)
+
+
+class CountingDevice(SimulatedDevice):
+    def __init__(self):
+        super().__init__()
+        self.timed_events = 0
+
+    def event(self, *, timed=False):
+        self.timed_events += timed
+        return super().event(timed=timed)
+
+
+def test_timing_copies_keeps_few_events():
+    place = CustomPlace(CountingDevice())
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(
+        lambda: ([np.zeros((4, 8))] for _ in range(20 * EVERY)), places=place
+    )
+    for (batch,) in loader:
+        np.asarray(batch)
+    assert 2 <= place.device.timed_events <= 6

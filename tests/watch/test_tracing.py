@@ -1,0 +1,267 @@
+"""Traces: who did what and when, as spans and in the Chrome trace event format."""
+
+import itertools
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, trace
+from gpuloader.base.errors import MissingPackage
+from gpuloader.testing import simulated_places
+from gpuloader.watch.tracing import Span, chrome_trace, span
+
+
+def load(count=5, **options):
+    loader = DataLoader.from_generator(capacity=2, **options)
+    return loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(count)), places="cpu")
+
+
+@pytest.mark.parametrize("places", ["cpu", simulated_places(2)], ids=["cpu", "simulated"])
+def test_a_trace_tells_who_did_what(tmp_path, places):
+    loader = DataLoader.from_generator(capacity=2)
+    loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(4)), places=places)
+    path = tmp_path / "trace.json"
+    with trace(path) as spans:
+        for _ in loader:
+            with span("compute"):
+                pass
+    copies = set() if places == "cpu" else {"copy"}
+    assert {one.name for one in spans} == {"fetch", "stage", "wait", "deliver", "step", "compute"} | copies
+    assert {one.thread for one in spans if one.name == "stage"} == {"gpuloader-reader"}
+    assert {one.thread for one in spans if one.name in ("compute", "step", "deliver")} == {"MainThread"}
+    streams = {one.thread for one in spans if one.name == "copy"}
+    assert streams == ({f"simulated:{n} copies" for n in range(2)} if copies else set())
+    assert all(one.start <= one.end for one in spans)
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert set(named.values()) == {"MainThread", "gpuloader-reader"} | streams
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == len(spans)
+    assert all(event["dur"] >= 0 and event["tid"] in named for event in complete)
+
+
+def test_there_is_one_trace_at_a_time_and_none_afterwards():
+    with trace() as spans, pytest.raises(RuntimeError, match="already running"), trace():
+        pass
+    list(load())
+    assert spans == []
+
+
+def test_a_trace_is_written_when_the_block_fails(tmp_path):
+    with pytest.raises(KeyError), trace(tmp_path / "trace.json"), span("compute"):
+        raise KeyError
+    assert "compute" in (tmp_path / "trace.json").read_text()
+
+
+def test_a_trace_may_be_followed_by_another_even_after_a_failure(tmp_path):
+    with pytest.raises(KeyError), trace():
+        raise KeyError
+    with trace(tmp_path / "second.json") as spans:
+        list(load(1))
+    assert {"fetch", "stage", "wait", "deliver"} <= {one.name for one in spans}
+    assert json.loads((tmp_path / "second.json").read_text())["traceEvents"]
+
+
+def test_an_inner_trace_that_was_refused_does_not_end_the_outer_one():
+    with trace() as spans:
+        with pytest.raises(RuntimeError, match="already running"), trace():
+            pass
+        with span("after"):
+            pass
+    assert [one.name for one in spans] == ["after"]
+
+
+def test_an_empty_trace_is_valid(tmp_path):
+    with trace(str(tmp_path / "empty.json")):
+        pass
+    events = json.loads((tmp_path / "empty.json").read_text())["traceEvents"]
+    assert [event["ph"] for event in events] == ["M"]
+
+
+def test_a_trace_that_cannot_be_written_says_so_and_ends(tmp_path):
+    entered = []
+    with pytest.raises(FileNotFoundError), trace(tmp_path / "absent" / "trace.json"):
+        entered.append(1)
+    assert not entered  # nothing was trained in vain
+    with trace() as spans:
+        pass
+    assert spans == []
+
+
+def test_spans_outside_a_trace_leave_nothing():
+    with span("before"):
+        pass
+    with trace() as spans:
+        pass
+    assert spans == []
+
+
+def test_a_span_is_marked_when_its_block_fails():
+    with trace() as spans, pytest.raises(KeyError), span("compute"):
+        raise KeyError
+    assert [one.name for one in spans] == ["compute"]
+
+
+def test_the_chrome_trace_has_microseconds_and_a_row_a_thread():
+    spans = [Span("a", "one", 1_000, 3_500), Span("b", "two", 2_000, 2_000), Span("c", "one", 4_000, 5_000)]
+    events = chrome_trace(spans)["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert set(rows) == {"one", "two"}
+    assert len(set(rows.values())) == 2
+    assert [
+        (event["name"], event["tid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"
+    ] == [("a", rows["one"], 1.0, 2.5), ("b", rows["two"], 2.0, 0.0), ("c", rows["one"], 4.0, 1.0)]
+
+
+@pytest.mark.parametrize("double_buffer", [True, False])
+def test_every_batch_is_fetched_staged_and_delivered_once_in_a_trace(double_buffer):
+    with trace() as spans:
+        list(load(4, use_double_buffer=double_buffer))
+    names = [one.name for one in spans]
+    assert names.count("stage") == names.count("deliver") == 4
+
+
+def test_rows_are_sorted_consumer_first_then_workers_by_number_then_copy_streams():
+    rows = ["gpu:0 copies", "gpuloader-worker-10", "gpuloader-worker-9", "MainThread", "gpuloader-reader"]
+    events = chrome_trace([Span("x", row, 5, 6) for row in rows])["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["name"] == "thread_name"] == [
+        "MainThread", "gpuloader-reader", "gpuloader-worker-9", "gpuloader-worker-10", "gpu:0 copies",
+    ]  # fmt: skip
+    indices = [event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"]
+    assert indices == sorted(indices)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_loops_over_two_loaders_do_not_overlap_on_a_row(worker_type, tmp_path):
+    loaders = [
+        DataLoader(Numbers(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type)
+        for _ in range(2)
+    ]
+    with trace(tmp_path / "trace.json") as spans:
+        for _ in zip(*loaders, strict=True):
+            time.sleep(0.001)
+    rows: dict[int, list[tuple[float, float]]] = {}
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for event in events:
+        if event["ph"] == "X":
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert sum(map(len, rows.values())) == len(spans)
+    rounding = 1e-3
+    for row in rows.values():
+        for one, other in itertools.combinations(sorted(row), 2):
+            apart = one[1] <= other[0] + rounding
+            within = other[1] <= one[1] + rounding or one[0] >= other[0] - rounding
+            assert apart or within
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert len(names) == len(set(names)) == len(rows)
+
+
+KNOWN_PHASES = {"M": {"name", "pid", "tid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur"}}
+
+
+def test_every_event_has_what_the_format_asks_for(tmp_path):
+    """The fields of complete and metadata events, as the trace event format describes them."""
+    with trace(tmp_path / "trace.json"):
+        list(load(3))
+    document = json.loads((tmp_path / "trace.json").read_text())
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    for event in document["traceEvents"]:
+        assert set(event) == KNOWN_PHASES[event["ph"]] | {"ph"}
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+    complete = [event["ts"] for event in document["traceEvents"] if event["ph"] == "X"]
+    assert complete == sorted(complete)
+
+
+class Numbers:
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return np.full(4, index)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_each_worker_has_a_row_of_its_own(worker_type):
+    with trace() as spans:
+        list(DataLoader(Numbers(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type))
+    rows = {one.thread for one in spans if one.name == "fetch"}
+    assert rows == {"gpuloader-worker-0", "gpuloader-worker-1"}
+    consumer = [one for one in spans if one.thread == "MainThread"]
+    begun, ended = min(one.start for one in consumer), max(one.end for one in consumer)
+    assert all(begun <= one.start <= one.end <= ended for one in spans)
+
+
+def test_a_step_is_the_time_between_two_batches():
+    with trace() as spans:
+        for _ in load(3):
+            time.sleep(0.002)
+    steps = [one for one in spans if one.name == "step"]
+    assert len(steps) == 3
+    assert all(one.end - one.start >= 2_000_000 for one in steps)
+
+
+def test_copies_do_not_overlap_on_their_stream():
+    (place,) = simulated_places(1)
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(
+        lambda: ([np.zeros((4, 8))] for _ in range(6)), places=place
+    )
+    with trace() as spans:
+        for (batch,) in loader:
+            np.asarray(batch)
+    copies = sorted((one.start, one.end) for one in spans if one.name == "copy")
+    assert len(copies) >= 5
+    assert all(end - start == pytest.approx(1e9) for start, end in copies)
+    assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(copies))
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    calls = []
+    fake = SimpleNamespace(
+        push_range=lambda name, domain: calls.append(("push", name, domain)),
+        pop_range=lambda domain: calls.append(("pop", domain)),
+    )
+    monkeypatch.setitem(sys.modules, "nvtx", fake)
+    return calls
+
+
+def test_nvtx_ranges_surround_each_step_and_the_users_spans(ranges):
+    with trace(nvtx=True):
+        for _ in load(2):
+            with span("train"):
+                pass
+    names = [call[1] for call in ranges if call[0] == "push"]
+    assert names == ["next", "train", "next", "train", "next"]
+    assert all(call[-1] == "gpuloader" for call in ranges)
+    assert [call[0] for call in ranges] == ["push", "pop"] * 5
+    list(load(2))
+    assert len(ranges) == 10
+
+
+def test_nvtx_ranges_end_where_the_reader_fails(ranges):
+    def failing():
+        yield [np.zeros(2)]
+        raise KeyError("label")
+
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(failing, places="cpu")
+    with trace(nvtx=True), pytest.raises(KeyError):
+        list(loader)
+    assert [call[0] for call in ranges] == ["push", "pop"] * 2
+
+
+def test_nvtx_ranges_without_the_package_are_refused_and_no_trace_begins(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'gpuloader\[nvtx\]'"), trace(nvtx=True):
+        pass
+    with trace() as spans:
+        pass
+    assert spans == []
