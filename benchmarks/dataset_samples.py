@@ -1,4 +1,4 @@
-"""A data set that tells its workers apart; imports NumPy alone, as does the process that times a start."""
+"""A dataset that tells its workers apart; imports NumPy alone, as does the process that times a start."""
 
 from __future__ import annotations
 

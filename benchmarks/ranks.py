@@ -1,4 +1,4 @@
-"""Simulate up to 4,096 ranks of one data set: what a rank's part costs, how even it is, what a state holds.
+"""Simulate up to 4,096 ranks of one dataset: what a rank's part costs, how even it is, what a state holds.
 
 No process is started: a rank is a number, and its part of an epoch a slice of an order that is computed where
 it is asked for.
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=int, default=10**9, help="in the data set (default: 10**9)")
+    parser.add_argument("--samples", type=int, default=10**9, help="in the dataset (default: 10**9)")
     parser.add_argument("--batch-size", type=int, default=256, help="of one rank (default: 256)")
     parser.add_argument("--repeats", type=int, default=900, help="look-ups of each kind (default: 900)")
     parser.add_argument("--output", type=Path, help="JSON file to write")

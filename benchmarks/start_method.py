@@ -1,4 +1,4 @@
-"""Measure when workers have a data set, and what memory that takes, for every way to start them.
+"""Measure when workers have a dataset, and what memory that takes, for every way to start them.
 
 python benchmarks/start_method.py [--case NAME ...] [--workers N] [--repeats N] [--output FILE]
 python benchmarks/start_method.py --table FILE     prints the table of an earlier run
@@ -57,7 +57,7 @@ def _touch(part: Any) -> float:
 
 
 def nothing() -> Dataset:
-    """Make an empty data set: what a worker costs by itself."""
+    """Make an empty dataset: what a worker costs by itself."""
     return Dataset()
 
 
@@ -68,7 +68,7 @@ def arrays() -> Dataset:
 
 
 def unpicklable() -> Dataset:
-    """Make the same with a lock in it, as data sets with a connection, a cache or a logger have one."""
+    """Make the same with a lock in it, as datasets with a connection, a cache or a logger have one."""
     return Dataset(*arrays().parts, threading.Lock())
 
 
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[str, Callable[[], Dataset]]] = {
 
 
 def serve(connection: Connection, dataset: Dataset | None = None) -> None:
-    """Be a worker: have the data set, say so, touch all of it when asked, end when asked."""
+    """Be a worker: have the dataset, say so, touch all of it when asked, end when asked."""
     dataset = unpack(recv_handle(connection)) if dataset is None else dataset
     connection.send("have it")
     connection.recv()
@@ -105,7 +105,7 @@ def serve(connection: Connection, dataset: Dataset | None = None) -> None:
 
 
 def start(method: str, dataset: Dataset, parcel: Parcel | None, workers: int) -> Measured:
-    """Start workers at once; return when the last had the data set, and the private memory of one."""
+    """Start workers at once; return when the last had the dataset, and the private memory of one."""
     # Several, since pages that only one process maps count as private to it, whatever they are.
     context: Any = multiprocessing.get_context(method)
     pipes = [context.Pipe() for _ in range(workers)]
@@ -190,7 +190,7 @@ def render(report: dict[str, Any]) -> str:
         f"{report['workers']} workers at once. Packing is once for all of them; the memory is of one. "
         f"The first start by forkserver took {report['first_forkserver_ms']:,.0f} ms, with its server.",
         "",
-        "| data set | start | packed in, ms | all have it, ms | private MB | after touching all |",
+        "| dataset | start | packed in, ms | all have it, ms | private MB | after touching all |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for case in report["cases"]:

@@ -76,7 +76,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def as_dataset(digits: mnist.DigitSet) -> ray.data.Dataset:
-    """Return digits as a data set of Ray: images as lists of fixed length, in eight blocks."""
+    """Return digits as a dataset of Ray: images as lists of fixed length, in eight blocks."""
     images = pa.FixedSizeListArray.from_arrays(pa.array(digits.images.ravel()), digits.images.shape[1])
     labels = digits.labels.astype(np.float32)
     table = pa.table({"image": images, "label": labels, "digit": np.arange(len(digits))})

@@ -122,7 +122,7 @@ _IN_FILES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a data set in files when it is first asked for: not every program reads them."""
+    """Import a dataset in files when it is first asked for: not every program reads them."""
     if name not in _IN_FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -50,5 +50,5 @@ def order_of(count, epoch=0, **options):
 
 
 def loaders_of(dataset, world_size, **options):
-    """Return one loader a rank, all of one data set."""
+    """Return one loader a rank, all of one dataset."""
     return [make(dataset, rank, world_size, **options) for rank in range(world_size)]

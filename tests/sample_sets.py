@@ -1,4 +1,4 @@
-"""Data sets that several tests read, and a plain collation to compare with."""
+"""Datasets that several tests read, and a plain collation to compare with."""
 
 import collections
 

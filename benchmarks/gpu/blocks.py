@@ -1,4 +1,4 @@
-"""Data sets for worker processes; nothing here imports CuPy."""
+"""Datasets for worker processes; nothing here imports CuPy."""
 
 from __future__ import annotations
 

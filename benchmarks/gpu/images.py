@@ -1,4 +1,4 @@
-"""Pictures end to end: from a data set of bytes to normalised floats on the GPU, through eight processes."""
+"""Pictures end to end: from a dataset of bytes to normalised floats on the GPU, through eight processes."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _others(repeats: int) -> list[Judged]:
 
 
 def _shuffle(repeats: int) -> Judged:
-    """Time the permutation of an epoch, the host's part too: a cached data set's first batch waits for it."""
+    """Time the permutation of an epoch, the host's part too: a cached dataset's first batch waits for it."""
     turns: dict[str, Candidate] = {}
     for count in (60_000, SORTED_AT_MOST, 1_281_167, 1 << 24):
         out = cupy.empty(count, cupy.int64)

@@ -7,7 +7,7 @@ import numpy as np
 from gpuloader import CUDAPlace
 from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.devices.opening import open_device
+from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
@@ -65,7 +65,8 @@ class ReadyRoad:
     def __init__(self, nbytes: int, prefetch: int = 1, capacity: int = 2) -> None:
         self._layout = arrange((((nbytes,), np.dtype(np.uint8)),))
         self._meter = Meter()
-        self._road = build_road([open_device(CUDAPlace(0))], capacity, prefetch=prefetch, meter=self._meter)
+        delivery = Delivery.of([CUDAPlace(0)], None, None, prefetch=prefetch, drop_last=True)
+        self._road = build_road(delivery, capacity, self._meter)
 
     @property
     def slots(self) -> int:

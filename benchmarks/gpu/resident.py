@@ -1,4 +1,4 @@
-"""A small data set that lies on the device: MNIST's size, many small steps."""
+"""A small dataset that lies on the device: MNIST's size, many small steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Checks of what a caller passed, which several parts of the package make."""
+"""Checks of arguments that several rooms make."""
 
 from __future__ import annotations
 
 import numpy as np
+
+AUTO = "auto"
+"""The word for an option that the loader chooses itself."""
 
 
 def check_count(name: str, value: object) -> int:
@@ -24,3 +27,13 @@ def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bo
     if value not in known and not (optional and value is None):
         words = ", ".join(map(repr, known)) + (" or None" if optional else "")
         raise ValueError(f"{name} must be one of {words}, got {value!r}")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise `TypeError` naming the parameter for a flag that is neither True nor False.
+
+    >>> check_flags(shuffle=True)
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -16,7 +16,7 @@ LoaderError
  └── EOFException       a start/reset epoch has no further batch
 
 An exception raised by the user's own reader is never wrapped: it reaches the consumer as it is, with a
-note that names the batch (see :func:`note_batch`). One raised by a data set is the cause of a
+note that names the batch (see :func:`note_batch`). One raised by a dataset is the cause of a
 `SampleError`, which says which sample it was.
 """
 
@@ -47,7 +47,7 @@ class SampleError(LoaderError, ValueError):
     field : str or None
         Name of the field.
     dataset_index : object
-        Where the sample lies in its data set: the index the sampler gave. None for readers.
+        Where the sample lies in its dataset: the index the sampler gave. None for readers.
     worker : int or None
         Number of the worker that fetched it, None where there are no workers.
 
@@ -78,7 +78,7 @@ class SampleError(LoaderError, ValueError):
         where = [
             f"batch {self.batch}" if self.batch is not None else "",
             f"sample {self.index}" if self.index is not None else "",
-            f"data set index {self.dataset_index!r}" if self.dataset_index is not None else "",
+            f"dataset index {self.dataset_index!r}" if self.dataset_index is not None else "",
             f"field {self.field!r}" if self.field is not None else "",
             f"worker {self.worker}" if self.worker is not None else "",
         ]

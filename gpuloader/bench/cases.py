@@ -1,4 +1,4 @@
-"""What is loaded: ten data sets, and in what batches."""
+"""What is loaded: ten datasets, and in what batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuloader.bench import samples
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One data set and how it is to be read.
+    """One dataset and how it is to be read.
 
     Attributes
     ----------
@@ -18,7 +18,7 @@ class Case:
     title : str
         What tables and plots call it.
     make : callable
-        Makes the data set, of `length` samples.
+        Makes the dataset, of `length` samples.
     length : int
         Samples in an epoch; of streams of ready batches, batches.
     batch_size : int or None
@@ -26,7 +26,7 @@ class Case:
     shuffle : bool
         Whether samples come in an order drawn for each epoch.
     needs : str or None
-        A package that the data set itself needs, as it is imported.
+        A package that the dataset itself needs, as it is imported.
     note : str
         What one has to know to compare its figures.
     """

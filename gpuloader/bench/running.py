@@ -107,7 +107,7 @@ def _run_case(
     case: Case, peers: Sequence[Peer], repeats: int, open_side: Opener, tell: Tell | None
 ) -> tuple[tuple[Row, ...], bool]:
     if case.needs is not None and importlib.util.find_spec(case.needs) is None:
-        error = f"the data set needs {case.needs}, which is not installed: pip install 'gpuloader[bench]'"
+        error = f"the dataset needs {case.needs}, which is not installed: pip install 'gpuloader[bench]'"
         return (Row(OURS.name, "", None, error=error),), False
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}

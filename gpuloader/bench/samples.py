@@ -1,4 +1,4 @@
-"""The data sets that every library loads: plain classes over NumPy, importable by worker processes."""
+"""The datasets that every library loads: plain classes over NumPy, importable by worker processes."""
 
 from __future__ import annotations
 
@@ -138,14 +138,14 @@ def digit_lists(length: int) -> DigitLists:
 
 @cache
 def pictures(length: int) -> Arrays:
-    """Return 256 pictures of 3 x 224 x 224 uint8 as a data set of any length."""
+    """Return 256 pictures of 3 x 224 x 224 uint8 as a dataset of any length."""
     images = np.random.default_rng(0).integers(0, 255, (256, 3, 224, 224), np.uint8)
     return Arrays(images, np.arange(256), length)
 
 
 @cache
 def jpegs(length: int) -> Jpegs:
-    """Return 64 files of 256 x 256 pixels, gradients under noise, as a data set of any length."""
+    """Return 64 files of 256 x 256 pixels, gradients under noise, as a dataset of any length."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -197,4 +197,4 @@ def _fields(digits: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 Maker = Callable[[int], Any]
-"""Makes a data set of so many samples, or of so many ready batches."""
+"""Makes a dataset of so many samples, or of so many ready batches."""

@@ -1,4 +1,4 @@
-"""Batches of a data set's samples, each written into its slot as soon as it is fetched."""
+"""Batches of a dataset's samples, each written into its slot as soon as it is fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Reserve = Callable[[int], Slot]
 
 
 class Assembler:
-    """Puts together the batches of one data set; one a process, shared by its threads.
+    """Puts together the batches of one dataset; one a process, shared by its threads.
 
     The form of a batch is settled by the first sample of the first batch, never by another one that
     happens to be fetched earlier, so that the batches do not depend on who was faster.
@@ -93,7 +93,7 @@ class Assembler:
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
         """Return batch `number`, of the samples at `indices`, to be fetched."""
-        # As Python's own integers, which is what data sets expect.
+        # As Python's own integers, which is what datasets expect.
         keys: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
         return Assembly(self, number, keys, reserve)
 
@@ -103,7 +103,7 @@ class Assembler:
         Raises
         ------
         SampleError
-            The data set raised, or a sample does not fit; names batch, sample and index.
+            The dataset raised, or a sample does not fit; names batch, sample and index.
         """
         assembly = self.begin(number, indices, reserve)
         assembly.fetch(0, len(indices), settles=True)
@@ -115,7 +115,7 @@ class Assembler:
         Raises
         ------
         SampleError
-            The data set raised; names the sample, and has the exception as its cause.
+            The dataset raised; names the sample, and has the exception as its cause.
         """
         many = self._fetch_many
         draw = current_draw()
@@ -142,9 +142,9 @@ class Assembler:
             yield sample
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
-        """Return what to raise for an exception of the data set."""
+        """Return what to raise for an exception of the dataset."""
         return SampleError(
-            f"the data set raised {describe_error(error)}",
+            f"the dataset raised {describe_error(error)}",
             batch=number,
             index=position,
             dataset_index=index,

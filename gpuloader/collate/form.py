@@ -92,7 +92,7 @@ def declared_form(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -
 
 
 def settle_form(sample: Any, collation: Collation) -> Form:
-    """Return the form that a data set's first sample shows.
+    """Return the form that a dataset's first sample shows.
 
     Raises
     ------

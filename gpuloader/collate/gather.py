@@ -1,4 +1,4 @@
-"""Batches of a data set that is arrays: one vectorised take a field, straight into the slot."""
+"""Batches of a dataset that is arrays: one vectorised take a field, straight into the slot."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Gatherer:
         Raises
         ------
         SampleError
-            An index is none, or outside the data set.
+            An index is none, or outside the dataset.
         """
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
@@ -149,7 +149,7 @@ class Gatherer:
         return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
 
     def _trust(self, part: NDArray[np.int64]) -> None:
-        """Remember the order that a read-only part is of, if all of it lies within the data set."""
+        """Remember the order that a read-only part is of, if all of it lies within the dataset."""
         order = part.base
         if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
             return
@@ -163,7 +163,7 @@ class Gatherer:
         if outside.size:
             position = int(outside[0])
             raise SampleError(
-                f"the data set has {self._count} samples",
+                f"the dataset has {self._count} samples",
                 batch=number,
                 index=position,
                 dataset_index=int(indices[position]),
@@ -284,7 +284,7 @@ def _as_integers(number: int, found: Array, indices: Indices) -> NDArray[np.int6
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         raise _no_indices(number, indices)
     if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
-        raise SampleError(f"the data set has no sample {found.max()}", batch=number)
+        raise SampleError(f"the dataset has no sample {found.max()}", batch=number)
     return found.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Batches of an iterable data set: so many items each, as they come."""
+"""Batches of an iterable dataset: so many items each, as they come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuloader.sources.block import gives_blocks
 
 
 class ItemAssembler(Assembler):
-    """Puts together the batches of an iterable data set: `size` items each, as they come."""
+    """Puts together the batches of an iterable dataset: `size` items each, as they come."""
 
     def stage(
         self,
@@ -43,7 +43,7 @@ class ItemAssembler(Assembler):
         Raises
         ------
         SampleError
-            The data set raised, or an item does not fit; names batch and item.
+            The dataset raised, or an item does not fit; names batch and item.
         """
         read = self.read(items, number)
         with self.locate(number):
@@ -72,7 +72,7 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         settles: bool = True,
     ) -> StagedBatch | None:
-        """Read and stage batch `number` as `stage` does, of a data set that gives blocks of `size`."""
+        """Read and stage batch `number` as `stage` does, of a dataset that gives blocks of `size`."""
         block = next(self.read(blocks, number), None)
         if block is None or (len(block) < size and drop_last):
             return None
@@ -127,7 +127,7 @@ class ItemAssembler(Assembler):
         return [(self.worker, number, position) for position in range(count)]
 
     def read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
-        """Yield items; what the data set raises is a `SampleError` that names batch and item."""
+        """Yield items; what the dataset raises is a `SampleError` that names batch and item."""
         for position in itertools.count():
             try:
                 item = next(items)
@@ -136,14 +136,14 @@ class ItemAssembler(Assembler):
             except LoaderError:
                 raise
             except Exception as error:
-                problem = f"the data set raised {describe_error(error)}"
+                problem = f"the dataset raised {describe_error(error)}"
                 raise SampleError(problem, batch=number, index=position, worker=self.worker) from error
             yield item
 
 
 @dataclass(frozen=True, slots=True)
 class ItemState:
-    """How far one worker had come with an iterable data set when it gave a batch.
+    """How far one worker had come with an iterable dataset when it gave a batch.
 
     Attributes
     ----------
@@ -152,11 +152,11 @@ class ItemState:
     batches : int
         Batches it had given in this epoch, this one among them.
     state : object
-        What the data set's own ``state_dict`` said, None where it has none.
+        What the dataset's own ``state_dict`` said, None where it has none.
     base : int
         Items of the epoch before those of batch 0, where it is divided among ranks.
     ended : bool
-        Whether this was found to be its last batch; what the data set's state says then is of the next pass.
+        Whether this was found to be its last batch; what the dataset's state says then is of the next pass.
     """
 
     worker: int
@@ -167,21 +167,21 @@ class ItemState:
 
 
 class ItemStream:
-    """One worker's pass over an iterable data set, in batches; used by one thread.
+    """One worker's pass over an iterable dataset, in batches; used by one thread.
 
     Parameters
     ----------
     assembler : ItemAssembler
-        Puts batches together, and has the data set.
+        Puts batches together, and has the dataset.
     size : int
         Items a batch.
     drop_last : bool
         Whether a last shorter batch is left out.
     reached : ItemState
-        Where the pass begins: behind the batches given before. With the data set's own state that is asked
+        Where the pass begins: behind the batches given before. With the dataset's own state that is asked
         for at once; without, the items before are read and dropped.
     keep_state : bool
-        Whether to ask the data set for its state behind each batch, if it has one.
+        Whether to ask the dataset for its state behind each batch, if it has one.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class ItemStream:
 
     def _read_state(self, number: int) -> Any:
         try:
-            # A copy: the data set may go on with the very object, and it reads ahead of the user.
+            # A copy: the dataset may go on with the very object, and it reads ahead of the user.
             return copy.deepcopy(self._assembler.dataset.state_dict())
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
@@ -249,7 +249,7 @@ class ItemStream:
         return items
 
     def close(self) -> None:
-        """Close the data set's generator, if it is one."""
+        """Close the dataset's generator, if it is one."""
         close = getattr(self._items, "close", None)
         if callable(close):
             close()

@@ -1,4 +1,4 @@
-"""One rank's batches of an iterable data set: of every step of all ranks, the items that are its own."""
+"""One rank's batches of an iterable dataset: of every step of all ranks, the items that are its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuloader.collate.assembly import Reserve
-from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.collate.items import ItemAssembler
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.order.division import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
@@ -15,9 +15,9 @@ from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 
 
 class ShareStream:
-    """A pass over an iterable data set of which every rank, and every worker, reads all items.
+    """A pass over an iterable dataset of which every rank, and every worker, reads all items.
 
-    A step of all ranks is `size` items for each, the next ones of the data set; they are dealt one by one, so
+    A step of all ranks is `size` items for each, the next ones of the dataset; they are dealt one by one, so
     a rank keeps `size` of them and knows of the others only that they are there. It delivers its batch when
     the step is whole. Every rank sees the same items, so all see the same end, and share the items of a last
     step that is not whole by the same rule: none waits for a batch that another has not.
@@ -30,7 +30,7 @@ class ShareStream:
     Parameters
     ----------
     assembler : ItemAssembler
-        Puts batches together, and has the data set.
+        Puts batches together, and has the dataset.
     size : int
         Items a batch.
     division : Division
@@ -59,7 +59,7 @@ class ShareStream:
         """
         draw = current_draw()
         seed = mixed_seed(draw.seed or 0, draw.epoch, 0)
-        # To a data set that divides itself the loader is one worker on one rank: all items are asked for.
+        # To a dataset that divides itself the loader is one worker on one rank: all items are asked for.
         outer = exchange_worker(WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1)))
         try:
             begin = self._base + number * self._size * self._division.world_size
@@ -111,25 +111,7 @@ class ShareStream:
             raise self._assembler.failure(error, number, None, None) from error
 
     def close(self) -> None:
-        """Close the data set's generator, if it is one."""
+        """Close the dataset's generator, if it is one."""
         close = getattr(self._items, "close", None)
         if callable(close):
             close()
-
-
-def open_stream(
-    assembler: ItemAssembler,
-    size: int,
-    division: Division | None,
-    *,
-    drop_last: bool,
-    reached: ItemState,
-    keep_state: bool = True,
-) -> ItemStream | ShareStream:
-    """Return one worker's pass over an iterable data set: of all its items, or of one rank's.
-
-    Parameters as for `ItemStream`; where the items are divided among ranks, only `base` of `reached` counts.
-    """
-    if division is None:
-        return ItemStream(assembler, size, drop_last=drop_last, reached=reached, keep_state=keep_state)
-    return ShareStream(assembler, size, division, drop_last=drop_last, base=reached.base)

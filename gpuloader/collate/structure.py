@@ -1,4 +1,4 @@
-"""How the fields of a sample hang together: dicts, tuples and lists, nested as the data set gives them.
+"""How the fields of a sample hang together: dicts, tuples and lists, nested as the dataset gives them.
 
 A sample is taken apart into its leaves, which become the fields of a batch; the batch is put together in
 the same form. Fields are named by their way from the top: ``image``, ``boxes.0``.

@@ -18,7 +18,7 @@ OLDEST_NUMPY = (1, 26)
 USED = {
     "cloudpickle": (
         "workers",
-        "Without it, data sets defined in a notebook or holding closures are forked rather than sent.",
+        "Without it, datasets defined in a notebook or holding closures are forked rather than sent.",
     ),
     "threadpoolctl": (
         "workers",

@@ -17,7 +17,7 @@ def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, QueueClosed):
         return error
-    failure = SampleError(f"the data set raised {describe_error(error)}", batch=batch, worker=worker)
+    failure = SampleError(f"the dataset raised {describe_error(error)}", batch=batch, worker=worker)
     failure.__cause__ = error
     return failure
 
@@ -35,7 +35,7 @@ def plain_indices(indices: Indices) -> list[Any]:
 
 
 def set_up_failed(number: int, error: BaseException) -> LoaderError:
-    """Return the error for a worker whose data set could not be unpickled, or whose init function raised."""
+    """Return the error for a worker whose dataset could not be unpickled, or whose init function raised."""
     failure = LoaderError(f"worker {number} could not begin: {describe_error(error)}")
     failure.__cause__ = error
     return failure

@@ -7,14 +7,13 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuloader.base.platforms import check_processes
-from gpuloader.collate.assembly import Assembler
-from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer
-from gpuloader.collate.items import ItemAssembler, ItemState, ItemStream
-from gpuloader.collate.shares import ShareStream, open_stream
+from gpuloader.collate.items import ItemState, ItemStream
+from gpuloader.collate.reading import Reading
+from gpuloader.collate.shares import ShareStream
 from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.fetch.jobs import Window
@@ -22,7 +21,7 @@ from gpuloader.fetch.threads.crew import Crew
 from gpuloader.fetch.threads.workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import Indices
-from gpuloader.order.division import Division, Standing
+from gpuloader.order.division import Standing
 from gpuloader.sources.dataset import array_source
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
@@ -43,11 +42,11 @@ class Pass:
     seed, epoch : int
         Of the loader.
     numbered : iterator or None
-        Number and indices of each batch; None for an iterable data set.
+        Number and indices of each batch; None for an iterable dataset.
     reached : mapping
-        Of an iterable data set: worker to where it goes on.
+        Of an iterable dataset: worker to where it goes on.
     start : int
-        Number of the first batch of an iterable data set.
+        Number of the first batch of an iterable dataset.
     turn : int
         Which worker gives that one.
     """
@@ -61,30 +60,20 @@ class Pass:
 
 
 class Fetching:
-    """Fetches a data set's batches, epoch after epoch: inline, in threads or in processes.
+    """Fetches a dataset's batches, epoch after epoch: inline, in threads or in processes.
 
-    A data set that is nothing but arrays has no Python code to be run beside the user's: large batches of it
+    A dataset that is nothing but arrays has no Python code to be run beside the user's: large batches of it
     are taken by threads even where processes were asked for, and small ones by the consumer itself, since
     one vectorised take costs less than a message to whoever might do it instead.
 
     Parameters
     ----------
-    dataset : object
-        With indices, or iterable.
-    collation : Collation
-        How samples become a batch.
+    reading : Reading
+        The dataset, and how its samples become batches.
     workers : WorkerOptions
         Who fetches.
-    items_a_batch : int or None
-        For an iterable data set its batch size; None for one with indices.
-    batch_size : int or None
-        Samples a batch, where that is known.
-    drop_last : bool
-        For an iterable data set: whether a last shorter batch is left out.
     gatherer : Gatherer or None
-        Takes batches from arrays, for a data set that was cached.
-    division : Division or None
-        Which rank's part of each step is fetched.
+        Takes batches from arrays, for a dataset that was cached.
 
     Attributes
     ----------
@@ -94,25 +83,9 @@ class Fetching:
         Whether they are processes.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collation: Collation,
-        workers: WorkerOptions,
-        *,
-        items_a_batch: int | None,
-        batch_size: int | None,
-        drop_last: bool,
-        gatherer: Gatherer | None = None,
-        division: Division | None = None,
-    ) -> None:
-        self._dataset = dataset
-        self._division = division
-        self._collation = collation
+    def __init__(self, reading: Reading, workers: WorkerOptions, gatherer: Gatherer | None = None) -> None:
+        self._reading = reading
         self._workers = workers
-        self._items_a_batch = items_a_batch
-        self._batch_size = batch_size
-        self._drop_last = drop_last
         self._gatherer = gatherer or self._make_gatherer()
         self._renew_assembler()
         self._pools: deque[Pool] = deque()
@@ -123,20 +96,19 @@ class Fetching:
             check_processes()
 
     def _make_gatherer(self) -> Gatherer | None:
-        collation = self._collation
-        source = array_source(self._dataset) if collation.fixed and collation.feeds is None else None
+        collation = self._reading.collation
+        source = array_source(self._reading.dataset) if collation.fixed and collation.feeds is None else None
         return None if source is None else Gatherer(*source, collation)
 
     def _renew_assembler(self) -> None:
-        kind = Assembler if self._items_a_batch is None else ItemAssembler
-        self._assembler = kind(self._dataset, self._collation)
+        self._assembler = self._reading.make_assembler()
         self._process = os.getpid()
 
     def _useful_count(self) -> int:
         """Return how many workers of those asked for make sense."""
         if self._gatherer is None:
             return self._workers.count
-        pays = self._gatherer.layout(self._batch_size or 1).nbytes >= PART_NBYTES
+        pays = self._gatherer.layout(self._reading.size or 1).nbytes >= PART_NBYTES
         return self._workers.count if pays else 0
 
     @property
@@ -146,15 +118,15 @@ class Fetching:
 
     @property
     def reads(self) -> str:
-        """What is read: 'arrays' taken whole, 'items' of an iterable data set, or 'samples'."""
+        """What is read: 'arrays' taken whole, 'items' of an iterable dataset, or 'samples'."""
         if self._gatherer is not None:
             return "arrays"
-        return "samples" if self._items_a_batch is None else "items"
+        return "items" if self._reading.iterable else "samples"
 
     @property
     def crew(self) -> int | None:
-        """How many streams of an iterable data set are read in turn; None for a data set with indices."""
-        if self._items_a_batch is None or self._division is not None:
+        """How many streams of an iterable dataset are read in turn; None for a dataset with indices."""
+        if not self._reading.iterable or self._reading.division is not None:
             return None
         return max(self._workers.count, 1)
 
@@ -165,16 +137,16 @@ class Fetching:
 
     def ahead_of(self, count: int, depth: int) -> int:
         """Return how many batches may be under way with `count` workers, each so deep."""
-        by_thread = not self.in_processes and self._items_a_batch is None
-        if by_thread and count and self._batch_size:
+        size = self._reading.size
+        if size and count and not self.in_processes and not self._reading.iterable:
             # A batch keeps as many threads busy as it has samples.
-            return depth * -(-count // min(count, self._batch_size))
+            return depth * -(-count // min(count, size))
         return depth * count
 
     def climb(self, prefetch: int) -> Climb | None:
         """Return the search for what is to be tuned, beginning here; None if nothing is."""
         workers = self._workers
-        if not self.count or self._items_a_batch is not None or not (workers.most or workers.deepens):
+        if not self.count or self._reading.iterable or not (workers.most or workers.deepens):
             return None
         begin = Setting(self.count, workers.prefetch_factor, prefetch)
         return Climb(begin, workers.most or self.count, workers.deepens)
@@ -201,14 +173,14 @@ class Fetching:
         return self._open_threads(one, window, meter)
 
     def check_crew(self, crew: int | None) -> None:
-        """Raise `ValueError` where an iterable data set was read by other workers than there are here."""
-        if (self._items_a_batch is None) != (crew is None):
-            kinds = ("an iterable data set", "one with indices")
-            found, here = kinds if self._items_a_batch is None else kinds[::-1]
+        """Raise `ValueError` where an iterable dataset was read by other workers than there are here."""
+        if self._reading.iterable == (crew is None):
+            kinds = ("one with indices", "an iterable dataset")
+            found, here = kinds if self._reading.iterable else kinds[::-1]
             raise ValueError(f"the state is of {found}, this loader reads {here}")
         if crew is not None and crew != self.crew:
             raise ValueError(
-                f"the state is of an iterable data set that {_name_crew(crew)} read, and "
+                f"the state is of an iterable dataset that {_name_crew(crew)} read, and "
                 f"{_name_crew(self.crew)} would go on: what it gives depends on how many there are"
             )
 
@@ -232,16 +204,8 @@ class Fetching:
         )
 
     def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream | ShareStream:
-        assert isinstance(self._assembler, ItemAssembler)
-        assert self._items_a_batch is not None
-        return open_stream(
-            self._assembler,
-            self._items_a_batch,
-            self._division,
-            drop_last=self._drop_last,
-            reached=one.reached.get(worker) or ItemState(worker, 0),
-            keep_state=keep_state,
-        )
+        reached = one.reached.get(worker) or ItemState(worker, 0)
+        return self._reading.open_stream(self._assembler, reached, keep_state=keep_state)
 
     def _open_threads(self, one: Pass, window: Window, meter: Meter) -> Fetch:
         workers = self._workers
@@ -251,8 +215,8 @@ class Fetching:
             workers.init,
             one.seed,
             one.epoch,
-            self._dataset,
-            Standing.of(self._division),
+            self._reading.dataset,
+            Standing.of(self._reading.division),
             max(workers.count, workers.most),
         )
         if one.numbered is not None:
@@ -274,21 +238,13 @@ class Fetching:
         if pool is not None:
             pool.resize(workers.count)
         else:
-            setup = Setup(
-                self._dataset,
-                self._collation,
-                self._items_a_batch,
-                self._drop_last,
-                workers.init,
-                max(workers.count, workers.most),
-                self._division,
-                Standing.of(self._division),
-            )
+            count = max(workers.count, workers.most)
+            setup = Setup(self._reading, workers.init, count, Standing.of(self._reading.division))
             start = choose_start(setup, self._start_method)
             if start.method == "fork":
                 self._start_method = "fork"  # what cannot be sent, or is better not, is tried once
             most = max(self.ahead, self.ahead_of(workers.most, DEEPEST if workers.deepens else depth))
-            pool = Pool(start, most, max(self._batch_size or _COLUMNS, 1), workers.count)
+            pool = Pool(start, most, max(self._reading.size or _COLUMNS, 1), workers.count)
             if self._assembler.form is not None:
                 pool.form, pool.is_settled = self._assembler.form, True
         reached = None if one.numbered is not None else one.reached
@@ -323,7 +279,7 @@ class Fetching:
 
 
 def _without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
-    """Yield the numbers of an iterable data set's batches, of which only who reads them knows more."""
+    """Yield the numbers of an iterable dataset's batches, of which only who reads them knows more."""
     return zip(itertools.count(start), itertools.repeat(()))
 
 

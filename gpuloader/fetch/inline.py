@@ -104,7 +104,7 @@ def stage_inline(
     Raises
     ------
     SampleError
-        The data set raised, or a sample does not fit.
+        The dataset raised, or a sample does not fit.
     """
     draw = Draw(seed, epoch)
     spot = _Spot(ring)

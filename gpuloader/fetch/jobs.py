@@ -21,7 +21,7 @@ class Job:
     number : int
         Of the batch.
     indices : sequence
-        Its samples; empty for an iterable data set, where only the worker knows.
+        Its samples; empty for an iterable dataset, where only the worker knows.
     slot : Slot or None
         Where it is written to; None until its size is known.
     worker : int

@@ -1,17 +1,24 @@
-"""What the user asked of workers, checked."""
+"""What the user asks of workers, checked before anything starts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from gpuloader.base.checks import AUTO, check_count, check_flags, check_word
+from gpuloader.base.platforms import usable_cores
 from gpuloader.watch.tuning import BUDGET
+
+METHODS = ("fork", "forkserver", "spawn")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What the user asked of workers.
+    """What the user asks of workers.
 
     Attributes
     ----------
@@ -20,25 +27,25 @@ class WorkerOptions:
     kind : str
         'process' or 'thread'.
     prefetch_factor : int
-        Batches under way a worker.
+        Batches in progress for each worker.
     in_order : bool
         Deliver in the order of the plan; otherwise as batches come.
     timeout : float
-        Seconds a batch may be waited for, 0 for any time.
+        Seconds to wait for a batch, 0 for no limit.
     init : callable or None
         Called with the worker's number before its first sample.
     persistent : bool
-        Processes stay from one epoch to the next.
+        Keep processes from one epoch to the next.
     start_method : str or None
-        How processes start; None: as suits the data set.
+        How processes start; None: as suits the dataset.
     respawn : bool
         Replace dead processes.
     most : int
-        How many there may be where their number is tuned; 0 where it stays.
+        The largest number of workers that tuning may choose; 0 if the number is fixed.
     deepens : bool
-        Whether it is tuned how far they read ahead.
+        Whether tuning chooses how far workers read ahead.
     budget : int
-        Bytes that tuning may let the slots come to.
+        Bytes that the slots may grow to while tuning.
     """
 
     count: int = 0
@@ -54,17 +61,100 @@ class WorkerOptions:
     deepens: bool = False
     budget: int = BUDGET
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        num_workers: int | str,
+        worker_type: str,
+        prefetch_factor: int,
+        prefetch: int | str = 1,
+        memory_budget: int | None = None,
+        iterable: bool = False,
+        in_order: bool,
+        timeout: float,
+        worker_init_fn: Callable[[int], object] | None,
+        persistent_workers: bool,
+        start_method: str | None,
+        on_worker_death: str,
+    ) -> WorkerOptions:
+        """Return what a loader's parameters ask of workers.
+
+        Raises
+        ------
+        ValueError
+            A number is out of range, or a word is unknown.
+        TypeError
+            ``worker_init_fn`` is not callable.
+
+        >>> WorkerOptions.of(
+        ...     num_workers=2, worker_type="thread", prefetch_factor=2, in_order=True, timeout=0,
+        ...     worker_init_fn=None, persistent_workers=False, start_method=None, on_worker_death="raise",
+        ... ).count
+        2
+        """
+        check_flags(in_order=in_order, persistent_workers=persistent_workers)
+        tuned, deepens = num_workers == AUTO, prefetch == AUTO
+        if tuned and iterable:
+            raise ValueError(
+                "num_workers='auto' needs a map-style dataset: what an iterable dataset gives depends on "
+                "how many workers read it"
+            )
+        if tuned:
+            num_workers = 1
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
+            raise ValueError(f"num_workers must be 'auto' or an integer of 0 or more, got {num_workers!r}")
+        if memory_budget is not None and not (tuned or deepens):
+            raise ValueError(
+                "memory_budget limits what num_workers='auto' and prefetch='auto' may use: pass one of them"
+            )
+        check_word("worker_type", worker_type, ("process", "thread"))
+        check_word("on_worker_death", on_worker_death, ("raise", "respawn"))
+        if start_method is not None:
+            check_word("start_method", start_method, METHODS)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
+            raise ValueError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
+        if worker_init_fn is not None and not callable(worker_init_fn):
+            raise TypeError(f"worker_init_fn must be callable, got {type(worker_init_fn).__name__}")
+        if persistent_workers and not num_workers:
+            raise ValueError("persistent_workers needs num_workers of 1 or more")
+        return cls(
+            int(num_workers),
+            worker_type,
+            check_count("prefetch_factor", prefetch_factor),
+            bool(in_order),
+            float(timeout),
+            worker_init_fn,
+            bool(persistent_workers),
+            start_method,
+            on_worker_death == "respawn",
+            most_workers() if tuned else 0,
+            deepens,
+            BUDGET if memory_budget is None else check_count("memory_budget", memory_budget),
+        )
+
     def as_options(self) -> dict[str, Any]:
-        """Return the options of a `DataLoader` that fetches with workers like these.
+        """Return the parameters of a `DataLoader` that fetches with the same workers.
 
         >>> WorkerOptions(2, "thread").as_options()["worker_type"]
         'thread'
         """
         return {
-            "num_workers": "auto" if self.most else self.count,
+            "num_workers": AUTO if self.most else self.count,
             "timeout": self.timeout,
             "worker_init_fn": self.init,
             "worker_type": self.kind,
             "start_method": self.start_method,
             "on_worker_death": "respawn" if self.respawn else "raise",
         }
+
+
+def most_workers() -> int:
+    """Return the largest number of workers that ``num_workers='auto'`` may choose.
+
+    It is more than the number of cores, because some workers wait for a disk.
+
+    >>> 4 <= most_workers() <= 32
+    True
+    """
+    return min(max(4 * usable_cores(), 4), 32)

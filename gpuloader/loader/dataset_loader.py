@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpuloader.base.checks import check_count
-from gpuloader.devices.interop import check_output, open_output
-from gpuloader.devices.opening import default_place, open_device
-from gpuloader.devices.places import parse_places
+from gpuloader.base.checks import check_flags
+from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.loader.from_generator import from_generator
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
-    AUTO,
-    all_on_host,
     check_collation,
     check_dataset,
-    check_flags,
+    check_delivery,
     check_seed,
-    check_workers,
+    check_transforms,
 )
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import Resumable
 from gpuloader.loader.state import Course
-from gpuloader.order.batching import Batching, divide
-from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.batching import Batching
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
-from gpuloader.pipeline.epoch import Road
-from gpuloader.pipeline.split import Masks, check_last, check_split
+from gpuloader.pipeline.split import Masks
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Setup
 from gpuloader.watch.measured import Measured
@@ -40,7 +33,7 @@ CACHE_BATCH = 64
 
 
 class DataLoader(Resumable, Measured):
-    """Loads a data set in batches; `from_generator` makes a loader around a reader instead.
+    """Loads a dataset in batches; `from_generator` makes a loader around a reader instead.
 
     Each loop over the loader is an epoch. Samples are written straight into page-locked slots, by this
     thread, by threads or by processes, and brought to their places from there. The order of samples, and
@@ -73,7 +66,7 @@ class DataLoader(Resumable, Measured):
     num_workers : int or 'auto'
         0: the thread that loops fetches. Otherwise so many threads or processes do, beside it. 'auto': from
         one on, twice as many as long as the loop gains by it, measured in its first steps; then they stay.
-        The order of samples does not depend on it. For data sets with indices.
+        The order of samples does not depend on it. For datasets with indices.
     use_buffer_reader : bool
         Copy the next step to a GPU while this one is computed on.
     prefetch_factor : int
@@ -85,7 +78,7 @@ class DataLoader(Resumable, Measured):
     worker_init_fn : callable or None
         Called with the worker's number before its first sample.
     persistent_workers : bool
-        Keep worker processes, and their copies of the data set, from one epoch to the next.
+        Keep worker processes, and their copies of the dataset, from one epoch to the next.
     sampler : iterable or None
         Yields indices; excludes shuffle.
     seed : int or None
@@ -99,10 +92,10 @@ class DataLoader(Resumable, Measured):
     in_order : bool
         Deliver in the order of the sampler; False: as batches come.
     worker_type : str
-        'process', or 'thread' for data sets that wait or that release the GIL. Threads share the data set:
+        'process', or 'thread' for datasets that wait or that release the GIL. Threads share the dataset:
         an iterable one must keep its place in what ``__iter__`` returns, not in itself.
     start_method : str or None
-        'fork', 'forkserver' or 'spawn'; None: a fork server if the data set can be sent there cheaply.
+        'fork', 'forkserver' or 'spawn'; None: a fork server if the dataset can be sent there cheaply.
     on_worker_death : str
         'raise', or 'respawn': start the worker anew and try its samples again, three times at most.
     ragged : list of str
@@ -113,7 +106,7 @@ class DataLoader(Resumable, Measured):
         What is done to fields where the batch lands, from `gpuloader.transforms`: on a GPU behind the copy,
         on the copy's stream, so that what crosses the bus is small; on a CPU place where it is fetched.
     cache : str or None
-        Read the data set once, then gather batches from arrays: 'host', or 'device': from arrays that are
+        Read the dataset once, then gather batches from arrays: 'host', or 'device': from arrays that are
         brought to each GPU once and permuted there: 16 bytes a batch cross the bus. Same batches, same order;
         what ``__getitem__`` draws at random stays as first drawn, transforms draw anew.
     split : str
@@ -132,7 +125,7 @@ class DataLoader(Resumable, Measured):
     shard : str, tuple of int or None
         Read one rank's part of every step, among several processes: 'auto', as torch.distributed or the
         launcher says, or a pair (rank, world size). All ranks get equally many batches. Needs a seed where
-        the order is shuffled. None: the whole data set.
+        the order is shuffled. None: the whole dataset.
     uneven : str
         With shard, what becomes of a last step that is not whole: it is divided evenly, and what does not
         divide is made up by repeated samples, 'pad', each batch having a mask of those that count as last
@@ -196,58 +189,23 @@ class DataLoader(Resumable, Measured):
         shard: str | tuple[int, int] | None = None,
         uneven: str = "pad",
     ) -> None:
-        self._iterable = check_dataset(dataset)
+        iterable = check_dataset(dataset)
         check_flags(
             return_list=return_list,
             shuffle=shuffle,
             drop_last=drop_last,
             use_buffer_reader=use_buffer_reader,
-            persistent_workers=persistent_workers,
-            in_order=in_order,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         if not return_list and self._feeds is None:
             raise ValueError("return_list=False gives dicts by field name, which need a feed_list")
-        self._batching, self._seed = divide(
-            Batching.choose(
-                dataset,
-                iterable=self._iterable,
-                sampler=sampler,
-                batch_sampler=batch_sampler,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                drop_last=drop_last,
-            ),
-            shard,
-            uneven,
-            dataset=dataset,
-            iterable=self._iterable,
-            single=batch_size is None,
-            in_order=bool(in_order),
-            seed=check_seed(seed),
-        )
-        if places is None:
-            places = default_place(0 if shard is None else find_local_rank())
-        devices = tuple(open_device(place) for place in parse_places(places))
-        if not isinstance(transforms, Iterable):
-            raise TypeError(f"transforms must be a list of them, got {type(transforms).__name__}")
-        transforms = list(transforms)  # it is looked at more than once
-        collation = check_collation(
-            feeds=self._feeds,
-            collate_fn=collate_fn,
-            batched=batch_size is not None,
-            ragged=ragged,
-            pad=pad,
-            transforms=transforms,
-            on_host=all_on_host(devices, transforms),
-        )
-        workers = check_workers(
+        workers = WorkerOptions.of(
             num_workers=num_workers,
             worker_type=worker_type,
             prefetch_factor=prefetch_factor,
             prefetch=prefetch,
             memory_budget=memory_budget,
-            iterable=self._iterable,
+            iterable=iterable,
             in_order=in_order,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
@@ -255,44 +213,48 @@ class DataLoader(Resumable, Measured):
             start_method=start_method,
             on_worker_death=on_worker_death,
         )
-        shards = check_split(
-            split,
-            remainder,
-            self._batching.size,
-            len(devices),
-            iterable=self._iterable,
-            single=batch_size is None,
-            workers=workers.count,
-            in_order=workers.in_order,
-        )
-        if shards > 1 and remainder == "error":
-            check_last(self._batching.count_last(), shards)
-        outputs = [open_output(check_output(output), device, stream) for device in devices]
-        padded = (shards > 1 and remainder == "pad") or (
-            self._batching.pads and not (self._iterable and shards > 1)  # which leave such a step out
-        )
-        masks = Masks() if padded else None
-        self._cache = check_cache(cache, cacheable=not self._iterable and collation.fixed)
-        self.dataset = dataset
-        self._meter = Meter()
-        self._idle: deque[Road] = deque(maxlen=1)
-        self._course = Course(self._fresh_progress)
-        self._loading = Loading(
+        self._batching = Batching.choose(
             dataset,
-            self._batching,
-            collation,
-            workers,
-            devices,
-            outputs=outputs,
-            presenter=Presenter(devices, None if return_list else self._feeds, masks, outputs),
-            prefetch=(1 if prefetch == AUTO else check_count("prefetch", prefetch)) * bool(use_buffer_reader),
-            iterable=self._iterable,
-            shards=shards,
-            remainder=remainder,
+            iterable=iterable,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            batch_size=batch_size,
+            shuffle=shuffle,
             drop_last=drop_last,
-            meter=self._meter,
-            idle=self._idle,
+            seed=check_seed(seed),
+        ).divide(shard, uneven, dataset=dataset, in_order=workers.in_order)
+        transforms = check_transforms(transforms)
+        delivery = check_delivery(
+            places=places,
+            batching=self._batching,
+            workers=workers,
+            transforms=transforms,
+            split=split,
+            remainder=remainder,
+            output=output,
+            stream=stream,
+            prefetch=prefetch,
+            use_buffer_reader=use_buffer_reader,
+            drop_last=drop_last,
         )
+        collation = check_collation(
+            feeds=self._feeds,
+            collate_fn=collate_fn,
+            batched=batch_size is not None,
+            ragged=ragged,
+            pad=pad,
+            transforms=transforms,
+            on_host=delivery.on_host,
+        )
+        self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
+        # An iterable dataset cut into parts leaves out the step that would need a mask.
+        padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
+        self.dataset = dataset
+        self._seed = self._batching.seed
+        self._meter = Meter()
+        self._course = Course(self._fresh_progress)
+        presenter = Presenter(delivery, None if return_list else self._feeds, Masks() if padded else None)
+        self._loading = Loading(dataset, self._batching, collation, workers, delivery, presenter, self._meter)
 
     @property
     def batch_size(self) -> int | None:
@@ -314,7 +276,7 @@ class DataLoader(Resumable, Measured):
         Raises
         ------
         TypeError
-            The data set or the sampler has no length.
+            The dataset or the sampler has no length.
         """
         return self._loading.count_steps()
 

@@ -15,14 +15,14 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
     """Return a loader around a shard of Ray Data; each loop over it is a pass over the shard.
 
     Ray gives tables over the memory of its object store; their columns are copied from there straight into
-    the loader's slots, and go on from there as those of any data set do. A batch is a dict of one array,
+    the loader's slots, and go on from there as those of any dataset do. A batch is a dict of one array,
     `Ragged` or list of Python objects a column, as for `ParquetDataset`.
 
     Parameters
     ----------
     shard : ray.data.DataIterator or ray.data.Dataset
-        What ``ray.train.get_dataset_shard()`` returns, one of ``Dataset.streaming_split()``, or a whole data
-        set.
+        What ``ray.train.get_dataset_shard()`` returns, one of ``Dataset.streaming_split()``, or a
+        whole dataset.
     batch_size : int
         Samples a batch.
     places : place, str, or list of them, or None
@@ -45,7 +45,7 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
 
     Examples
     --------
-    Two workers of Ray Train, each with its half of a data set::
+    Two workers of Ray Train, each with its half of a dataset::
 
         def train():
             shard = ray.train.get_dataset_shard("train")
@@ -58,7 +58,7 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
         raise missing_package("reading a shard of Ray Data", "ray", "ray") from None
     if not callable(getattr(shard, "iter_batches", None)):
         raise TypeError(
-            f"expected a shard or data set of Ray Data, got {type(shard).__name__}; see "
+            f"expected a shard or dataset of Ray Data, got {type(shard).__name__}; see "
             "ray.train.get_dataset_shard() and Dataset.streaming_split()"
         )
     options = {"num_workers": 1, "worker_type": "thread", **options}
@@ -86,7 +86,7 @@ class RayShard(IterableDataset[dict[str, Any]]):
         """Return nothing: which rows come when is Ray's business."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - as of any data set
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - as of any dataset
         """Raise `ValueError`: what was given before would not be what comes first again."""
         raise ValueError(
             "Ray need not give the rows of a shard in the same order again, so a pass over it cannot be "

@@ -13,9 +13,7 @@ from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.batches import BatchStager
 from gpuloader.collate.samples import SampleListStager, SampleStager
 from gpuloader.collate.stream import Reached, StagedBatch, stage_all
-from gpuloader.devices.base import Device
-from gpuloader.devices.interop import Output, open_output
-from gpuloader.devices.opening import default_place, open_device
+from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.inline import InlineFetch
@@ -23,6 +21,7 @@ from gpuloader.fetch.thread import ThreadFetch
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.loader.state import Course, Progress, read_state
+from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
 from gpuloader.pipeline.steps import DeliveredStep
 from gpuloader.sources.readers.contract import check_reader
@@ -67,8 +66,7 @@ class GeneratorLoader(Measured):
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
         self._meter = Meter()
-        self._devices: tuple[Device, ...] = ()
-        self._outputs: list[Output] = []
+        self._delivery: Delivery | None = None
         self._stream: Stream | None = None
         self._idle: deque[Road] = deque(maxlen=1)
         self._started: Epoch | None = None
@@ -175,8 +173,13 @@ class GeneratorLoader(Measured):
                     "e.g. places=gpuloader.CPUPlace()"
                 )
             places = default_place()
-        self._devices = tuple(open_device(place) for place in parse_places(places))
-        self._outputs = [open_output(self._output, device, self._output_stream) for device in self._devices]
+        self._delivery = Delivery.of(
+            parse_places(places),
+            self._output,
+            self._output_stream,
+            prefetch=int(self._double_buffer),
+            drop_last=self._drop_last,
+        )
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
         self._stream = lambda ring, progress: stage_all(
@@ -266,7 +269,8 @@ class GeneratorLoader(Measured):
         return self.next()
 
     def _setup(self) -> Setup:
-        return Setup("reader", int(self._double_buffer), "thread", usable_cores(), len(self._devices) or 1)
+        places = 1 if self._delivery is None else len(self._delivery.devices)
+        return Setup("reader", int(self._double_buffer), "thread", usable_cores(), places)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the user of the latest epoch has come, as plain JSON-able data.
@@ -283,11 +287,11 @@ class GeneratorLoader(Measured):
         Raises
         ------
         TypeError, ValueError
-            This is no state, or one of a loader around a data set.
+            This is no state, or one of a loader around a dataset.
         """
         progress = read_state(state)
         if progress.seed is not None:
-            raise ValueError("this is the state of a DataLoader around a data set, not around a reader")
+            raise ValueError("this is the state of a DataLoader around a dataset, not around a reader")
         self._course.resume(progress)
 
     def _require_not_iterable(self, call: str) -> None:
@@ -295,21 +299,15 @@ class GeneratorLoader(Measured):
             raise LoaderError(f"{call} is for loaders made with iterable=False; loop over this one instead")
 
     def _begin(self) -> Epoch:
-        if self._stream is None:
+        if self._stream is None or self._delivery is None:
             raise LoaderError(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )
-        return self._course.begin(partial(self._open, self._stream))
+        return self._course.begin(partial(self._open, self._stream, self._delivery))
 
-    def _open(self, stream: Stream, progress: Progress) -> Epoch:
-        road = take_road(self._idle) or build_road(
-            self._devices,
-            self._capacity,
-            prefetch=int(self._double_buffer),
-            meter=self._meter,
-            outputs=self._outputs,
-        )
+    def _open(self, stream: Stream, delivery: Delivery, progress: Progress) -> Epoch:
+        road = take_road(self._idle) or build_road(delivery, self._capacity, self._meter)
         batches = stream(road.ring, progress)
         fetch: Fetch = (
             ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
@@ -318,23 +316,21 @@ class GeneratorLoader(Measured):
         return Epoch(
             road,
             fetch,
-            partial(self._present, progress),
+            partial(self._present, progress, is_flat=self._feeds is None and len(delivery.devices) == 1),
             self._idle.append,
             drop_last=self._drop_last,
             meter=self._meter,
             ended=progress.end,
         )
 
-    def _present(self, progress: Progress, step: DeliveredStep) -> Any:
+    def _present(self, progress: Progress, step: DeliveredStep, *, is_flat: bool) -> Any:
         batches: list[Any] = []
         for staged, arrays in step:
             progress.received(staged)
             levels = staged.levels
             fields = gather_fields(levels, arrays) if any(levels) else arrays
             batches.append(fields if self._as_list else self._name_fields(fields))
-        if self._feeds is None and len(self._devices) == 1:
-            return batches[0]
-        return batches
+        return batches[0] if is_flat else batches
 
     def _name_fields(self, fields: list[Any]) -> dict[str, Any]:
         return {feed.name: field for feed, field in zip(self._feeds or (), fields, strict=True)}

@@ -13,8 +13,7 @@ from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.collate.items import ItemState
-from gpuloader.devices.base import Device
-from gpuloader.devices.interop import Output
+from gpuloader.collate.reading import Reading
 from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.loader.presenting import Presenter
@@ -24,6 +23,7 @@ from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
 from gpuloader.pipeline.cache import ArraySource, Resident
+from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
 from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
@@ -39,40 +39,26 @@ class Loading:
     Parameters
     ----------
     dataset : object
-        What is read.
+        What to read.
     batching : Batching
         Which samples make up a batch.
     collation : Collation
-        How they become one.
+        How samples become a batch.
     workers : WorkerOptions
         Who fetches.
-    devices : sequence of Device
-        Where batches land, one a place.
-    outputs : sequence of Output
-        Whose arrays they are there.
+    delivery : Delivery
+        Where batches land.
     presenter : Presenter
         What the user sees of a step.
-    prefetch : int
-        Steps copied ahead.
-    iterable : bool
-        Whether the data set has no indices.
-    shards : int
-        Into how many parts a batch is cut.
-    remainder : str
-        What becomes of samples that do not divide.
-    drop_last : bool
-        Whether a last shorter batch, or step, is left out.
     meter : Meter
         Counts where the time goes.
-    idle : deque of Road
-        Where roads wait between epochs.
 
     Attributes
     ----------
     size : int or None
-        Samples of a batch on one place; None where a batch sampler decides.
-    shards : int
-        Into how many parts a batch is cut.
+        Samples of a batch on one place; None if a batch sampler decides.
+    workers : WorkerOptions
+        As given.
     """
 
     def __init__(
@@ -81,53 +67,39 @@ class Loading:
         batching: Batching,
         collation: Collation,
         workers: WorkerOptions,
-        devices: Sequence[Device],
-        *,
-        outputs: Sequence[Output],
+        delivery: Delivery,
         presenter: Presenter,
-        prefetch: int,
-        iterable: bool,
-        shards: int,
-        remainder: str,
-        drop_last: bool,
         meter: Meter,
-        idle: deque[Road],
     ) -> None:
         self.workers = workers
-        self.shards = shards
-        self.size = None if batching.size is None else -(-batching.size // shards)
+        self.size = None if batching.size is None else -(-batching.size // delivery.shards)
         self._dataset = dataset
         self._batching = batching
         self._collation = collation
-        self._devices = devices
-        self._outputs = outputs
+        self._delivery = delivery
+        self._shards = delivery.shards
         self._presenter = presenter
-        self._prefetch = 0 if all(device.direct for device in devices) else prefetch
-        self._iterable = iterable
-        self._remainder = remainder
-        self._drop_batch = drop_last or (iterable and shards > 1)
-        self._drop_step = drop_last or shards > 1
         self._meter = meter
-        self._programmers: Sequence[Programmer | None] = [collation.programmer] * len(devices)
+        self._programmer = collation.programmer
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._fetching = self._make_fetching(collation, workers, None)
-        self._climb = self._fetching.climb(self._prefetch)
-        self._idle = idle
+        self._climb = self._fetching.climb(delivery.prefetch)
+        self._idle: deque[Road] = deque(maxlen=1)
 
     def _make_fetching(
         self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None
     ) -> Fetching:
-        return Fetching(
+        batching = self._batching
+        reading = Reading(
             self._dataset,
             collation,
-            workers,
-            items_a_batch=self.size if self._iterable else None,
-            batch_size=self.size,
-            drop_last=self._drop_batch,
-            gatherer=gatherer,
-            division=self._batching.division,
+            self.size,
+            iterable=batching.iterable,
+            drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
+            division=batching.division,
         )
+        return Fetching(reading, workers, gatherer)
 
     @property
     def setup(self) -> Setup:
@@ -138,7 +110,7 @@ class Loading:
             fetching.count if climb is None else climb.setting.workers,
             workers.kind,
             usable_cores(),
-            len(self._devices),
+            len(self._delivery.devices),
             persistent=workers.persistent,
             tuned="" if climb is None else climb.describe(),
             most=0 if climb is None else climb.most_workers,
@@ -152,7 +124,7 @@ class Loading:
         step = size * (1 if division is None else division.world_size)
         steps, base = divmod(position, step)
         progress = Progress(
-            seed, epoch, steps * self.shards, crew=self._fetching.crew, size=self.size, shards=self.shards
+            seed, epoch, steps * self._shards, crew=self._fetching.crew, size=self.size, shards=self._shards
         )
         if division is not None or base:
             progress.step, progress.base, progress.total = step, base, self._count_samples()
@@ -165,23 +137,23 @@ class Loading:
         ------
         ValueError
             It cannot be gone on from there: nothing says how many samples were seen, it is of other workers
-            and that matters, or of another data set.
+            and that matters, or of another dataset.
         """
         batching, division = self._batching, self._batching.division
-        same = (progress.size, progress.shards) == (self.size, self.shards)
+        same = (progress.size, progress.shards) == (self.size, self._shards)
         if division is None and progress.step is None and same:
             self._fetching.check_crew(progress.crew)
             with suppress(TypeError):  # where nothing says how many batches there are
-                _check_end("batches", progress.batches, batching.count() * self.shards)
+                _check_end("batches", progress.batches, batching.count() * self._shards)
             return progress
         position = progress.position
-        by_samples = not self._iterable and (division is not None or batching.counts_samples)
-        if self._iterable and division is not None:
-            by_samples = progress.step is not None  # or it may be of a data set with indices
+        by_samples = not self._batching.iterable and (division is not None or batching.counts_samples)
+        if self._batching.iterable and division is not None:
+            by_samples = progress.step is not None  # or it may be of a dataset with indices
         if position is None or not by_samples or (progress.beyond and not same):
             raise ValueError(
                 f"the state is of {progress.describe()}; this loader has {self.size} samples a place, "
-                f"{self.shards} a step, and cannot tell where in its epoch that is"
+                f"{self._shards} a step, and cannot tell where in its epoch that is"
             )
         assert progress.seed is not None
         total = self._count_samples()
@@ -203,22 +175,18 @@ class Loading:
 
     def count_steps(self) -> int:
         """Return how many steps an epoch has; raise `TypeError` where nothing says so."""
-        if self.shards > 1:
-            return self._batching.count(self.shards if self._remainder == "drop" else 1)
-        batches, places = self._batching.count(), len(self._devices)
-        return batches // places if self._drop_step else -(-batches // places)
+        if self._shards > 1:
+            return self._batching.count(self._shards if self._delivery.remainder == "drop" else 1)
+        batches, places = self._batching.count(), len(self._delivery.devices)
+        return batches // places if self._delivery.drop_last else -(-batches // places)
 
     def promise_cache(self, specs: Sequence[Spec]) -> None:
         """Take memory on devices for arrays that are still to be read; raises as `cache_as`."""
         self._promised = None
-        if not self._lands_on_host:
-            there = Resident(self._devices, self._transforms)
+        if not self._delivery.has_host:
+            there = Resident(self._delivery.devices, self._transforms)
             there.reserve(specs)
             self._promised = there
-
-    @property
-    def _lands_on_host(self) -> bool:
-        return any(device.direct for device in self._devices)
 
     @property
     def _transforms(self) -> tuple[Transform, ...]:
@@ -234,12 +202,12 @@ class Loading:
             A device has too little memory.
         """
         collation, workers = self._collation, self.workers
-        if not resident or self._lands_on_host:
+        if not resident or self._delivery.has_host:
             gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
         else:
             source = source.compact()
             transforms = self._transforms
-            there, self._promised = self._promised or Resident(self._devices, transforms), None
+            there, self._promised = self._promised or Resident(self._delivery.devices, transforms), None
             Gatherer(source.arrays, None, collation, source.structure).check_all()
             there.bring(source)
             self._resident = there
@@ -248,22 +216,20 @@ class Loading:
             gatherer = RowStager(outline.arrays, None, collation, outline.structure)
             workers = replace(workers, count=0)  # what is left to stage is not worth a message to anyone
         self._fetching = self._make_fetching(collation, workers, gatherer)
-        self._climb = self._fetching.climb(self._prefetch)
+        self._climb = self._fetching.climb(self._delivery.prefetch)
 
     def begin(self, progress: Progress) -> Epoch:
         """Open an epoch where its user has come to."""
         climb = self._climb
         if climb is not None:
             self._fetching.begin_with(climb.setting)
-            self._prefetch = climb.setting.prefetch
+            self._delivery = replace(self._delivery, prefetch=climb.setting.prefetch)
         road = take_road(self._idle) or build_road(
-            self._devices,
+            self._delivery,
             self._fetching.ahead,
-            prefetch=self._prefetch,
-            meter=self._meter,
+            self._meter,
             shared=self._fetching.in_processes,
-            outputs=self._outputs,
-            programmers=self._programmers,
+            programmer=self._programmer,
         )
         order, plan, one = self._plan(progress)
         if self._resident is not None:
@@ -282,7 +248,7 @@ class Loading:
             fetch,
             partial(self._presenter.present, progress, plan),
             self._idle.append,
-            drop_last=self._drop_step,
+            drop_last=self._delivery.drop_last,
             meter=self._meter,
             ended=progress.end,
             steering=steering,
@@ -294,7 +260,7 @@ class Loading:
         """Return by which order devices know the batches, which plan says what counts, and what to fetch."""
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
-        if self._iterable:
+        if self._batching.iterable:
             reached = dict(progress.workers)
             if self._batching.division is not None:
                 workers = range(max(self.workers.count, 1))
@@ -305,8 +271,8 @@ class Loading:
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # of positions in the order, which devices have
-        if self.shards > 1:
-            plan = ShardedPlan(plan, self.shards, self._remainder)
+        if self._shards > 1:
+            plan = ShardedPlan(plan, self._shards, self._delivery.remainder)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
             batches = (Stretch.of(order, positions) for positions in batches)
@@ -324,6 +290,6 @@ class Loading:
 def _check_end(what: str, reached: int, total: int) -> None:
     if reached > total:
         raise ValueError(
-            f"the state is {reached} {what} into an epoch and this data set has {total}: it is of another "
-            "data set or sampler"
+            f"the state is {reached} {what} into an epoch and this dataset has {total}: it is of another "
+            "dataset or sampler"
         )

@@ -2,104 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpuloader.base.checks import check_count, check_word
-from gpuloader.base.platforms import usable_cores
+from gpuloader.base.checks import AUTO, check_count
 from gpuloader.collate.form import Collation, check_fill
-from gpuloader.devices.base import Device
+from gpuloader.devices.interop import check_output
+from gpuloader.devices.opening import default_place
+from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.order.batching import Batching
+from gpuloader.order.ranks import find_local_rank
+from gpuloader.pipeline.delivery import Delivery
+from gpuloader.pipeline.split import check_last, check_split
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.transforms.program import Programmer, Transform
-from gpuloader.watch.tuning import BUDGET
 
-AUTO = "auto"
-METHODS = ("fork", "forkserver", "spawn")
 _MOST_SEED = 2**64 - 1
 _OWN_BATCHES = "batches that the loader puts together itself: not beside collate_fn or batch_size=None"
-
-
-def check_workers(
-    *,
-    num_workers: int | str,
-    worker_type: str,
-    prefetch_factor: int,
-    prefetch: int | str = 1,
-    memory_budget: int | None = None,
-    iterable: bool = False,
-    in_order: bool,
-    timeout: float,
-    worker_init_fn: Callable[[int], object] | None,
-    persistent_workers: bool,
-    start_method: str | None,
-    on_worker_death: str,
-) -> WorkerOptions:
-    """Return what was asked of workers.
-
-    Raises
-    ------
-    ValueError
-        A number is out of range, or a word is none of those known.
-    TypeError
-        ``worker_init_fn`` cannot be called.
-
-    >>> check_workers(
-    ...     num_workers=2, worker_type="thread", prefetch_factor=2, in_order=True, timeout=0,
-    ...     worker_init_fn=None, persistent_workers=False, start_method=None, on_worker_death="raise",
-    ... ).count
-    2
-    """
-    tuned, deepens = num_workers == AUTO, prefetch == AUTO
-    if tuned and iterable:
-        raise ValueError(
-            "num_workers='auto' needs a data set with indices: what an iterable one gives depends on how "
-            "many workers read it"
-        )
-    if tuned:
-        num_workers = 1
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
-        raise ValueError(f"num_workers must be 'auto' or an integer of 0 or more, got {num_workers!r}")
-    if memory_budget is not None and not (tuned or deepens):
-        raise ValueError("memory_budget bounds what num_workers='auto' and prefetch='auto' take; give one")
-    check_word("worker_type", worker_type, ("process", "thread"))
-    check_word("on_worker_death", on_worker_death, ("raise", "respawn"))
-    if start_method is not None:
-        check_word("start_method", start_method, METHODS)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
-        raise ValueError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
-    if worker_init_fn is not None and not callable(worker_init_fn):
-        raise TypeError(f"worker_init_fn must be callable, got {type(worker_init_fn).__name__}")
-    if persistent_workers and not num_workers:
-        raise ValueError("persistent_workers needs num_workers of 1 or more")
-    return WorkerOptions(
-        int(num_workers),
-        worker_type,
-        check_count("prefetch_factor", prefetch_factor),
-        bool(in_order),
-        float(timeout),
-        worker_init_fn,
-        bool(persistent_workers),
-        start_method,
-        on_worker_death == "respawn",
-        most_workers() if tuned else 0,
-        deepens,
-        BUDGET if memory_budget is None else check_count("memory_budget", memory_budget),
-    )
-
-
-def most_workers() -> int:
-    """Return how many workers ``num_workers='auto'`` may come to: some wait for a disk, not for a core.
-
-    >>> 4 <= most_workers() <= 32
-    True
-    """
-    return min(max(4 * usable_cores(), 4), 32)
 
 
 def check_collation(
@@ -142,12 +66,6 @@ def check_collation(
         for feed in feeds:
             if feed.name in pads:
                 check_fill(pads[feed.name], feed.dtype)
-    for transform in transforms:
-        if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
-            got = type(transform).__name__
-            if isinstance(transform, type):
-                got = f"the class {transform.__name__}, not one made of it"
-            raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
     if transforms and (collate_fn is not None or not batched):
         raise ValueError(f"transforms are for {_OWN_BATCHES}")
     programmer = None
@@ -158,22 +76,82 @@ def check_collation(
     return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host)
 
 
-def all_on_host(devices: Sequence[Device], transforms: Sequence[Transform]) -> bool:
-    """Return whether batches land on hosts alone.
+def check_transforms(transforms: object) -> list[Transform]:
+    """Return transforms as a list.
+
+    Raises
+    ------
+    TypeError
+        They are not a list, or hold something else.
+    """
+    if not isinstance(transforms, Iterable):
+        raise TypeError(f"transforms must be a list of transforms, got {type(transforms).__name__}")
+    listed = list(transforms)
+    for transform in listed:
+        if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
+            got = type(transform).__name__
+            if isinstance(transform, type):
+                got = f"the class {transform.__name__}; make one of it"
+            raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
+    return listed
+
+
+def check_delivery(
+    *,
+    places: Any,
+    batching: Batching,
+    workers: WorkerOptions,
+    transforms: Sequence[Transform],
+    split: str,
+    remainder: str,
+    output: str | None,
+    stream: object,
+    prefetch: int | str,
+    use_buffer_reader: bool,
+    drop_last: bool,
+) -> Delivery:
+    """Return where batches land, and how a step is divided among the places.
 
     Raises
     ------
     ValueError
-        With transforms: some do and some do not, so there would be two places to run them at.
+        A place or a word is unknown, batches cannot be cut as asked, or transforms would have to run both on
+        hosts and on GPUs.
+    PlaceError
+        A place needs a GPU that is missing.
     """
-    direct = {device.direct for device in devices}
-    if transforms and len(direct) > 1:
+    if places is None:
+        places = default_place(0 if batching.division is None else find_local_rank())
+    parsed = parse_places(places)
+    shards = check_split(
+        split,
+        remainder,
+        batching.size,
+        len(parsed),
+        iterable=batching.iterable,
+        single=batching.single,
+        workers=workers.count,
+        in_order=workers.in_order,
+    )
+    if shards > 1 and remainder == "error":
+        check_last(batching.count_last(), shards)
+    ahead = 1 if prefetch == AUTO else check_count("prefetch", prefetch)
+    delivery = Delivery.of(
+        parsed,
+        check_output(output),
+        stream,
+        prefetch=ahead if use_buffer_reader else 0,
+        drop_last=drop_last or shards > 1,
+        shards=shards,
+        remainder=remainder,
+    )
+    if transforms and delivery.has_host and not delivery.on_host:
         raise ValueError("transforms run where batches land: give places that are all GPUs, or all hosts")
-    return direct == {True}
+    return delivery
 
 
 def check_dataset(dataset: object) -> bool:
-    """Return whether a data set is iterable rather than indexed.
+    """Return whether a dataset is iterable rather than indexed.
 
     Raises
     ------
@@ -190,7 +168,7 @@ def check_dataset(dataset: object) -> bool:
     if isinstance(dataset, Iterable):
         return True
     raise TypeError(
-        f"a data set has __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
+        f"a dataset has __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
         "neither (for a generator function use DataLoader.from_generator)"
     )
 
@@ -202,16 +180,6 @@ def check_seed(seed: object) -> int | None:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MOST_SEED:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
     return int(seed)
-
-
-def check_flags(**flags: object) -> None:
-    """Raise `TypeError` for a flag that is neither True nor False.
-
-    >>> check_flags(shuffle=True)
-    """
-    for name, value in flags.items():
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def _check_pads(pad: object) -> dict[str, float]:

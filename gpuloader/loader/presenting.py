@@ -1,4 +1,4 @@
-"""What the user of a data set's loader sees of a step."""
+"""What the user of a dataset's loader sees of a step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuloader.collate.form import build_batch
-from gpuloader.devices.base import Device
-from gpuloader.devices.interop import NativeOutput, Output
+from gpuloader.devices.interop import NativeOutput
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.state import Progress
 from gpuloader.order.plan import DividedPlan
+from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.split import Masks, ShardedPlan, add_mask
 from gpuloader.pipeline.steps import DeliveredStep
 
@@ -22,20 +22,17 @@ class Presenter:
 
     Attributes
     ----------
-    devices : sequence of Device
-        One a place.
+    delivery : Delivery
+        Where batches land.
     feeds : sequence of FeedSpec or None
         Name the fields of dicts; None: a batch has the form of a sample.
     masks : Masks or None
         For batches whose last samples may be repeated ones.
-    outputs : sequence of Output
-        Whose arrays the user gets, one a place.
     """
 
-    devices: Sequence[Device]
+    delivery: Delivery
     feeds: Sequence[FeedSpec] | None
     masks: Masks | None
-    outputs: Sequence[Output]
 
     def present(self, progress: Progress, plan: ShardedPlan | DividedPlan | None, step: DeliveredStep) -> Any:
         """Return a step: the batch of the only place, or a list with one entry a place.
@@ -53,12 +50,13 @@ class Presenter:
                 own, size = staged.state if plan is None else plan.take_own(staged.number)
                 batch = add_mask(batch, self._mask(self.masks, place, own, size))
             batches.append(batch)
-        return batches[0] if self.feeds is None and len(self.devices) == 1 else batches
+        return batches[0] if self.feeds is None and len(self.delivery.devices) == 1 else batches
 
     def _mask(self, masks: Masks, place: int, own: int, size: int) -> Any:
-        mask = masks.get(self.devices[place], own, size)
-        if isinstance(self.outputs[place], NativeOutput):
+        mask = masks.get(self.delivery.devices[place], own, size)
+        output = self.delivery.outputs[place]
+        if isinstance(output, NativeOutput):
             return mask
         # A tensor cannot be read-only, so it is made over a copy.
-        [converted] = self.outputs[place].convert([mask.copy()], None)
+        [converted] = output.convert([mask.copy()], None)
         return converted

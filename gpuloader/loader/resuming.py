@@ -41,7 +41,7 @@ class Resumable:
     def state_dict(self) -> dict[str, Any]:
         """Return how far the user of the latest epoch has come, as plain JSON-able data under 1 kB.
 
-        Batches fetched ahead do not count: what counts is what was received. A data set that is iterable
+        Batches fetched ahead do not count: what counts is what was received. A dataset that is iterable
         and offers ``state_dict`` itself (in the main process or in worker processes) adds its own state,
         of its own size. With `shard` the state is seed, epoch and position in the epoch, the same on all
         ranks that have received as many batches: any one's will do for all.
@@ -67,7 +67,7 @@ class Resumable:
         That one may have had other workers, another batch size, and, with `shard`, another number of ranks:
         every sample of the epoch that is left comes once. Nothing is fetched twice: the order is entered in
         its middle. A batch sampler of the user's own is asked for the indices before, without fetching them;
-        an iterable data set without a ``state_dict`` of its own, or with `shard`, is read from the start and
+        an iterable dataset without a ``state_dict`` of its own, or with `shard`, is read from the start and
         what was received is dropped.
 
         Raises
@@ -75,7 +75,7 @@ class Resumable:
         TypeError, ValueError
             This is no state; or one that counts batches where they may be of any size, as those of a batch
             sampler or cut into shards are; or of other workers where that matters: without `shard`, an
-            iterable data set's order depends on how many there are.
+            iterable dataset's order depends on how many there are.
 
         Examples
         --------

@@ -30,9 +30,9 @@ class Progress:
     beyond : set of int
         Others that were, where batches are delivered as they come.
     workers : dict
-        Of an iterable data set: worker to how far it had come with the last batch received from it.
+        Of an iterable dataset: worker to how far it had come with the last batch received from it.
     crew : int or None
-        Of an iterable data set: how many workers read it, in turn.
+        Of an iterable dataset: how many workers read it, in turn.
     turn : int
         Which of them gives the next batch.
     own : object
@@ -83,7 +83,7 @@ class Progress:
         if self.step is not None:
             beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
             return f"{self.position} samples{beyond}"
-        crew = "" if self.crew is None else f", of an iterable data set read by {max(self.crew, 1)} in turn"
+        crew = "" if self.crew is None else f", of an iterable dataset read by {max(self.crew, 1)} in turn"
         return f"batches of {self.size} samples a place, {self.shards} a step{crew}"
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sized
 
 import numpy as np
 
-from gpuloader.base.checks import check_count
+from gpuloader.base.checks import check_count, check_flags
 from gpuloader.order.computed import check_whole
 from gpuloader.order.order import InOrder, Order, Shard, Shuffled, iterate
 from gpuloader.order.ranks import find_rank
@@ -20,11 +20,11 @@ class BatchSampler:
     Parameters
     ----------
     dataset : sized, optional
-        The data set whose indices are grouped. Either this or `sampler`.
+        The dataset whose indices are grouped. Either this or `sampler`.
     sampler : iterable of int, optional
         Gives the indices instead.
     shuffle : bool
-        Whether the data set is read in random order.
+        Whether the dataset is read in random order.
     batch_size : int
         1 or more.
     drop_last : bool
@@ -33,15 +33,15 @@ class BatchSampler:
     Raises
     ------
     TypeError
-        The data set has no length, the sampler cannot be iterated, or a flag is no boolean.
+        The dataset has no length, the sampler cannot be iterated, or a flag is no boolean.
     ValueError
-        Both or none of data set and sampler are given, `shuffle` along with a sampler, or the batch size is
+        Both or none of dataset and sampler are given, `shuffle` along with a sampler, or the batch size is
         not an integer of 1 or more.
 
     Notes
     -----
     PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` is understood as well where the first
-    cannot be read by index: no sampler is a number, and no data set lacks `__getitem__`.
+    cannot be read by index: no sampler is a number, and no dataset lacks `__getitem__`.
 
     Examples
     --------
@@ -59,10 +59,10 @@ class BatchSampler:
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        _check_flags(shuffle=shuffle, drop_last=drop_last)
+        check_flags(shuffle=shuffle, drop_last=drop_last)
         given = sampler
         if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
-            # A list or a data set may be meant as Paddle's `dataset`, with a number in the wrong place.
+            # A list or a dataset may be meant as Paddle's `dataset`, with a number in the wrong place.
             if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
                 raise TypeError(f"sampler must be an iterable of indices, got {sampler!r}")
             batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
@@ -81,7 +81,7 @@ class BatchSampler:
         else:
             self.sampler = given
         self.batch_size = check_count("batch_size", batch_size)
-        self.drop_last = drop_last
+        self.drop_last = bool(drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
         return _group(self.sampler, self.batch_size, self.drop_last)
@@ -107,15 +107,15 @@ class BatchSampler:
 
 
 class DistributedBatchSampler(BatchSampler):
-    """One rank's batches of a data set: every rank gets as many samples, and together they get all.
+    """One rank's batches of a dataset: every rank gets as many samples, and together they get all.
 
     Batch after batch is dealt to the ranks in turn. What is left at the end is split evenly among them, the
-    data set starting over to fill it up, as often as it takes.
+    dataset starting over to fill it up, as often as it takes.
 
     Parameters
     ----------
     dataset : sized
-        The data set.
+        The dataset.
     batch_size : int
         Samples in one rank's batch, 1 or more.
     num_replicas : int, optional
@@ -123,7 +123,7 @@ class DistributedBatchSampler(BatchSampler):
     rank : int, optional
         Which of them this is, from 0; by default from the environment, too.
     shuffle : bool
-        Whether the data set is read in another order every epoch, the same on all ranks.
+        Whether the dataset is read in another order every epoch, the same on all ranks.
     drop_last : bool
         Whether a last shorter batch is dropped, of every rank.
     seed : int
@@ -132,7 +132,7 @@ class DistributedBatchSampler(BatchSampler):
     Raises
     ------
     TypeError
-        The data set has no length, or a flag is no boolean.
+        The dataset has no length, or a flag is no boolean.
     ValueError
         A number is out of its range, or the environment contradicts itself.
 
@@ -210,9 +210,3 @@ def _group(indices: Iterable[int], size: int, drop_last: bool) -> Iterator[list[
 
 def _count_batches(count: int, size: int, drop_last: bool) -> int:
     return count // size if drop_last else -(-count // size)
-
-
-def _check_flags(**flags: object) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")

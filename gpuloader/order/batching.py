@@ -1,4 +1,4 @@
-"""How a data set's samples are put into batches, epoch after epoch: what a loader's options amount to."""
+"""How a dataset's samples are put into batches, epoch after epoch: what a loader's options amount to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, che
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a data set's samples are put into batches, epoch after epoch.
+    """How a dataset's samples are put into batches, epoch after epoch.
 
     Attributes
     ----------
@@ -34,6 +34,8 @@ class Batching:
         What the user passed as batch_size.
     drop_last : bool
         Whether a last shorter batch is left out.
+    seed : int or None
+        Of the order; None: the loader draws one.
     division : Division or None
         Which rank's part of each step is read; None: all of it.
     """
@@ -43,6 +45,7 @@ class Batching:
     size: int | None
     given_size: int | None
     drop_last: bool
+    seed: int | None = None
     division: Division | None = None
 
     @classmethod
@@ -56,6 +59,7 @@ class Batching:
         batch_size: int | None,
         shuffle: bool,
         drop_last: bool,
+        seed: int | None = None,
     ) -> Batching:
         """Return what the options of a loader amount to.
 
@@ -64,12 +68,12 @@ class Batching:
         ValueError
             Options that exclude each other.
         TypeError
-            The data set has no length and no sampler says what to read, or a sampler is no iterable.
+            The dataset has no length and no sampler says what to read, or a sampler is no iterable.
         """
         if iterable:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
             if asked := [name for name, value in given.items() if value is not None and value is not False]:
-                raise ValueError(f"an iterable data set has an order of its own: {asked[0]} cannot be given")
+                raise ValueError(f"an iterable dataset has an order of its own: {asked[0]} cannot be given")
         for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
             if value is not None and not isinstance(value, Iterable):
                 raise TypeError(f"{name} must be iterable, got {type(value).__name__}")
@@ -83,30 +87,82 @@ class Batching:
             if not isinstance(size, int | np.integer) or size < 1:
                 size = None  # one of another's making may mean anything by it
             drop_last = isinstance(batch_sampler, BatchSampler) and batch_sampler.drop_last
-            return cls(None, batch_sampler, None if size is None else int(size), None, drop_last)
+            return cls(None, batch_sampler, None if size is None else int(size), None, drop_last, seed)
         if sampler is not None and shuffle:
             raise ValueError("sampler says the order: shuffle cannot be given beside it")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None gives single samples: there is no last batch to drop")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
-            check_sized("a data set without a sampler", dataset)
+            check_sized("a dataset without a sampler", dataset)
             sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
-        return cls(sampler, None, size, batch_size, drop_last)
+        return cls(sampler, None, size, batch_size, drop_last, seed)
 
-    def divide(self, division: Division | None) -> Batching:
-        """Return the same for one rank of several, which all must be able to tell the order of.
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset has no indices."""
+        return self.sampler is None and self.batch_sampler is None
+
+    @property
+    def single(self) -> bool:
+        """Whether samples are delivered one by one."""
+        return self.given_size is None and self.batch_sampler is None
+
+    def divide(self, shard: object, uneven: object, *, dataset: object, in_order: bool) -> Batching:
+        """Return the batching of one rank of several; the same batching if `shard` is None.
+
+        A seed of None becomes 0 if nothing is random about the order: ranks that each drew a seed would
+        disagree.
 
         Raises
         ------
         ValueError
-            The order is not a function of seed and epoch, is divided already, or does not divide.
+            The options exclude each other, the ranks could not agree on an order, or the samples do not
+            divide evenly.
+        TypeError
+            `shard` is not 'auto', a pair or None.
         """
-        if division is None or (self.sampler is None and self.batch_sampler is None):
-            return replace(self, division=division)
+        division = find_division(shard, uneven)
+        if division is None:
+            return self
+        if not in_order:
+            raise ValueError(
+                "shard needs in_order=True: ranks whose batches came in different orders would be at "
+                "different places of the epoch, and no position in it would say what was seen"
+            )
+        if self.single and uneven == "pad":
+            raise ValueError(
+                "uneven='pad' adds a mask to each batch, and batch_size=None gives single samples: choose "
+                "uneven='drop' or 'error'"
+            )
+        if self.iterable:
+            self._check_items_divide(uneven, dataset)
+            divided = replace(self, division=division)
+        else:
+            divided = self._divide_indices(division)
+        if divided.seed is None and divided.is_seeded:
+            raise ValueError(
+                "with shard, every rank draws the same order: give all of them the same seed, for example "
+                "seed=0; otherwise each would draw its own"
+            )
+        return replace(divided, seed=divided.seed or 0)
+
+    def _check_items_divide(self, uneven: object, dataset: object) -> None:
+        if uneven == "error":
+            raise ValueError(
+                "the length of an iterable dataset is not known beforehand: choose uneven='pad' or 'drop'"
+            )
+        if isinstance(dataset, Iterator):
+            raise ValueError(
+                f"with shard, every rank and every worker reads the dataset from its start, in every epoch; "
+                f"a {type(dataset).__name__} can be read only once: give an IterableDataset whose __iter__ "
+                "begins anew"
+            )
+
+    def _divide_indices(self, division: Division) -> Batching:
         source = self.sampler
         if isinstance(self.batch_sampler, DistributedBatchSampler):
-            raise ValueError("DistributedBatchSampler divides the data set already: leave out one of the two")
+            raise ValueError("DistributedBatchSampler divides the dataset already: leave out one of the two")
         if isinstance(self.batch_sampler, BatchSampler) and (
             type(self.batch_sampler).__iter__ is BatchSampler.__iter__
         ):
@@ -142,7 +198,7 @@ class Batching:
         return source.order(seed, epoch) if isinstance(source, Sampler | BatchSampler) else None
 
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
-        """Return the plan of an epoch of a data set with indices, with `base` samples before its batch 0."""
+        """Return the plan of an epoch of a dataset with indices, with `base` samples before its batch 0."""
         order = self.order(seed, epoch)
         if order is not None:
             assert self.size is not None
@@ -173,7 +229,7 @@ class Batching:
         if self.batch_sampler is not None and self.division is None:
             return len(_sized(self.batch_sampler))
         if self.sampler is None or self.size is None:
-            raise TypeError("an iterable data set has no length")
+            raise TypeError("an iterable dataset has no length")
         division = self.division or ALONE
         return division.count(self.count_samples(), self.size, drop_last=self.drop_last, least=least)
 
@@ -203,59 +259,6 @@ class _Listed(Sampler):
 
     def order(self, seed: int, epoch: int) -> Order:  # noqa: ARG002
         return self._order
-
-
-def divide(
-    batching: Batching,
-    shard: object,
-    uneven: object,
-    *,
-    dataset: object,
-    iterable: bool,
-    single: bool,
-    in_order: bool,
-    seed: int | None,
-) -> tuple[Batching, int | None]:
-    """Return how one rank puts batches together, and its seed; both as they were where `shard` is None.
-
-    A seed of None is 0 where the order is the same with any: ranks that each drew one would not agree.
-
-    Raises
-    ------
-    ValueError
-        The options exclude each other, ranks could not agree on an order, or samples do not divide.
-    TypeError
-        `shard` is none of what it can be.
-    """
-    division = find_division(shard, uneven)
-    if division is None:
-        return batching, seed
-    if not in_order:
-        raise ValueError(
-            "shard needs in_order=True: ranks whose batches came in different orders would be at different "
-            "places of the epoch, and no position in it would say what was seen"
-        )
-    if iterable and uneven == "error":
-        raise ValueError(
-            "how many items an iterable data set has is not known before: choose uneven='pad' or 'drop'"
-        )
-    if iterable and isinstance(dataset, Iterator):
-        raise ValueError(
-            f"with shard every rank and every worker reads the data set from its start, in every epoch; a "
-            f"{type(dataset).__name__} can be read once: give an IterableDataset whose __iter__ begins anew"
-        )
-    if single and uneven == "pad":
-        raise ValueError(
-            "uneven='pad' adds a mask to each batch, and batch_size=None gives single samples: choose "
-            "uneven='drop' or 'error'"
-        )
-    divided = batching.divide(division)
-    if seed is None and divided.is_seeded:
-        raise ValueError(
-            "with shard the order is drawn on every rank alike: give all of them the same seed (seed=0, for "
-            "one); each would draw its own"
-        )
-    return divided, 0 if seed is None else seed
 
 
 def _sized(sampler: Iterable[Any]) -> Sized:

@@ -1,4 +1,4 @@
-"""Orders: in which sequence a data set is read, as values that can be sliced anywhere.
+"""Orders: in which sequence a dataset is read, as values that can be sliced anywhere.
 
 An order is a function of its fields alone: not of workers, of speed, of where reading was resumed, nor of
 NumPy's release. A slice costs what it holds, and an order pickles as its fields, whatever it has computed.
@@ -34,7 +34,7 @@ _COUNTS, _WORDS = 2**62 + 1, 2**64
 
 
 class Order(Protocol):
-    """A finite sequence of data set indices that can be sliced anywhere."""
+    """A finite sequence of dataset indices that can be sliced anywhere."""
 
     def __len__(self) -> int:
         """Return how many indices it gives."""

@@ -139,7 +139,7 @@ class GroupedPlan:
     Attributes
     ----------
     sampler : iterable
-        Yields indices, of whatever type the data set takes.
+        Yields indices, of whatever type the dataset takes.
     batch_size : int
         Samples a batch.
     drop_last : bool

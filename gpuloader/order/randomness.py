@@ -27,7 +27,7 @@ class Draw:
     epoch : int
         Of the loader.
     index : object
-        Data set index of the sample, or number of the worker that reads an iterable data set. None: no one
+        Dataset index of the sample, or number of the worker that reads an iterable dataset. None: no one
         sample is being fetched.
     generator : numpy.random.Generator or None
         The sample's generator, made when it is first asked for.
@@ -100,7 +100,7 @@ def sample_rng() -> np.random.Generator:
     draw = _present.draw
     if draw.seed is None:
         raise LoaderError(
-            "no sample is being fetched in this thread; call sample_rng() in the data set's __getitem__ or "
+            "no sample is being fetched in this thread; call sample_rng() in the dataset's __getitem__ or "
             "__iter__, as the loader runs it"
         )
     if draw.index is None:

@@ -1,4 +1,4 @@
-"""Samplers: which samples of a data set an epoch reads, and in which sequence, as in Paddle's ``paddle.io``.
+"""Samplers: which samples of a dataset an epoch reads, and in which sequence, as in Paddle's ``paddle.io``.
 
 A loader asks a sampler for its `order`, which depends on seed and epoch alone. Iterated by itself, a random
 sampler takes its seed from NumPy's global random state, so that `numpy.random.seed` repeats it.
@@ -23,7 +23,7 @@ class Sampler:
     Parameters
     ----------
     data_source : sized, optional
-        The data set; by default as many indices are expected as it has samples.
+        The dataset; by default as many indices are expected as it has samples.
 
     Examples
     --------
@@ -64,12 +64,12 @@ class Sampler:
 
 
 class SequenceSampler(Sampler):
-    """0, 1, 2, … up to the length of the data set.
+    """0, 1, 2, … up to the length of the dataset.
 
     Parameters
     ----------
     data_source : sized
-        The data set.
+        The dataset.
 
     Examples
     --------
@@ -89,16 +89,16 @@ class SequenceSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Indices of the data set at random.
+    """Indices of the dataset at random.
 
     Parameters
     ----------
     data_source : sized
-        The data set.
+        The dataset.
     replacement : bool
         Whether an index may come again before all have come.
     num_samples : int, optional
-        How many an epoch reads; without replacement, at most as many as the data set has. None: as many.
+        How many an epoch reads; without replacement, at most as many as the dataset has. None: as many.
     generator : iterator, numpy.random.Generator or numpy.random.RandomState, optional
         An iterator of indices, read on from epoch to epoch until it ends; or what NumPy is to draw with.
 
@@ -185,7 +185,7 @@ class WeightedRandomSampler(Sampler):
     Parameters
     ----------
     weights : array-like
-        One number for each sample of the data set, 0 or more; their sum does not matter.
+        One number for each sample of the dataset, 0 or more; their sum does not matter.
     num_samples : int
         How many an epoch reads, 1 or more.
     replacement : bool
@@ -276,7 +276,7 @@ def check_sized(name: str, value: object) -> Sized:
     """
     if not isinstance(value, Sized):
         raise TypeError(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
-    len(value)  # an iterable data set says why it has none
+    len(value)  # an iterable dataset says why it has none
     return value
 
 

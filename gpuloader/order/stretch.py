@@ -45,7 +45,7 @@ class Stretch:
         return self.count
 
     def indices(self) -> Indices:
-        """Return the data set's indices of the samples."""
+        """Return the dataset's indices of the samples."""
         part = self.order.slice(self.first, self.last + 1)
         found = np.arange(part.start, part.stop) if isinstance(part, range) else part
         return found if len(found) == self.count else found[np.minimum(np.arange(self.count), len(found) - 1)]

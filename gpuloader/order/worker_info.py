@@ -1,4 +1,4 @@
-"""Which worker runs the calling code: for data sets that divide their work among workers."""
+"""Which worker runs the calling code: for datasets that divide their work among workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerInfo:
     seed : int
         This worker's own; another one in each epoch.
     dataset : object
-        The worker's copy of the data set.
+        The worker's copy of the dataset.
     ranks : tuple of int or None
         Rank and world size; None: what `gpuloader.order.ranks.find_rank` says.
     """
@@ -59,7 +59,7 @@ def get_worker_info() -> WorkerInfo | None:
     not ask gives all of them. One that divides its files among ranks, too, is worker number
     ``info.rank * info.num_workers + info.id`` of ``info.world_size * info.num_workers``.
 
-    Where the loader divides (``shard``), every data set has to give all items, in the same order whoever
+    Where the loader divides (``shard``), every dataset has to give all items, in the same order whoever
     reads: one that asks in its ``__iter__`` is told to be worker 0 of 1, on rank 0 of 1.
 
     Examples

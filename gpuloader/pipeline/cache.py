@@ -1,4 +1,4 @@
-"""Data sets kept as arrays: read once, then gathered, on the host or where batches land."""
+"""Datasets kept as arrays: read once, then gathered, on the host or where batches land."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CACHES = ("host", "device")
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """A data set that is arrays.
+    """A dataset that is arrays.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class ArraySource:
 
     @classmethod
     def of(cls, dataset: object) -> ArraySource | None:
-        """Return the arrays a data set reads from, None where it is no such data set."""
+        """Return the arrays a dataset reads from, None where it is no such dataset."""
         found = array_source(dataset)
         if found is None:
             return None
@@ -94,7 +94,7 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
         return None
     if not cacheable:
         raise ValueError(
-            "cache is for data sets with indices, in batches that the loader puts together of samples of "
+            "cache is for datasets with indices, in batches that the loader puts together of samples of "
             "fixed size: not beside collate_fn, ragged, pad or batch_size=None"
         )
     return str(cache)
@@ -103,7 +103,7 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
 def materialise(
     batches: Iterable[Any], count: int, reserve: Callable[[Sequence[Spec]], None] | None = None
 ) -> ArraySource:
-    """Return all samples of a data set as arrays, read batch by batch in their order.
+    """Return all samples of a dataset as arrays, read batch by batch in their order.
 
     `reserve` is told what they will be, once the first batch shows it: what they are to be brought to may be
     too small, and reading all of them may take hours.
@@ -125,7 +125,7 @@ def materialise(
                 # In a batch such a field is a list, with one entry a sample.
                 names = list(dict.fromkeys(name.rpartition(".")[0] for name in others))
                 raise LoaderError(
-                    f"the data set has fields that are no arrays, which cannot be cached: {names}; leave "
+                    f"the dataset has fields that are no arrays, which cannot be cached: {names}; leave "
                     "them out of the samples, or leave cache out"
                 )
             specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
@@ -138,7 +138,7 @@ def materialise(
             array[filled : filled + size] = part
         filled += size
     if structure is None:
-        raise LoaderError("the data set is empty: there is nothing to cache")
+        raise LoaderError("the dataset is empty: there is nothing to cache")
     return ArraySource(tuple(arrays), None, structure)
 
 

@@ -8,15 +8,14 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import QueueClosed
-from gpuloader.devices.base import Device
-from gpuloader.devices.interop import Output
 from gpuloader.fetch.base import Fetch
+from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
 from gpuloader.pipeline.steps import DeliveredStep, Pipeline
@@ -59,31 +58,35 @@ def take_road(idle: deque[Road]) -> Road | None:
 
 
 def build_road(
-    devices: Sequence[Device],
+    delivery: Delivery,
     capacity: int,
-    *,
-    prefetch: int,
     meter: Meter,
+    *,
     shared: bool = False,
-    outputs: Sequence[Output] | None = None,
-    programmers: Sequence[Programmer | None] | None = None,
+    programmer: Programmer | None = None,
 ) -> Road:
-    """Return slots and lanes for the given devices; memory is reserved when the first batch is known.
+    """Return slots and lanes for a loader's places; memory is reserved when the first batch is known.
 
-    `capacity` batches may wait for the consumer, and `prefetch` steps are copied ahead to devices that are
-    copied to; the `meter` counts how long that takes. `shared` slots lie in memory that worker processes can
-    map. `outputs`, one a device, say whose arrays the user gets, and `programmers` what is done to batches on
-    devices.
+    Parameters
+    ----------
+    delivery : Delivery
+        The places, and how many steps to copy ahead to them.
+    capacity : int
+        Batches that may wait for the consumer.
+    meter : Meter
+        Counts how long copies take.
+    shared : bool
+        Whether slots lie in memory that worker processes can map.
+    programmer : Programmer or None
+        What is done to batches on devices.
     """
-    prefetch = 0 if all(device.direct for device in devices) else prefetch
+    devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
     locker = next((device.locker for device in devices if device.locker is not None), None)
     ring = Ring(count, spare, locker, shared=shared)
-    kinds: Sequence[Output | None] = outputs or [None] * len(devices)
-    writers: Sequence[Programmer | None] = programmers or [None] * len(devices)
     lanes = [
-        Lane(device, ring, prefetch, meter, kind, writer)
-        for device, kind, writer in zip(devices, kinds, writers, strict=True)
+        Lane(device, ring, prefetch, meter, output, programmer)
+        for device, output in zip(devices, delivery.outputs, strict=True)
     ]
     return Road(ring, tuple(lanes), prefetch, os.getpid())
 

@@ -164,7 +164,7 @@ def check_split(
     Raises
     ------
     ValueError
-        The words are none of those known, or `single` samples, the batches of an iterable data set, or those
+        The words are none of those known, or `single` samples, the batches of an iterable dataset, or those
         of this size do not divide.
 
     >>> check_split("shards", "error", 64, 8, iterable=False)
@@ -178,7 +178,7 @@ def check_split(
         raise ValueError("the parts of a batch belong together: split='shards' needs in_order=True")
     if iterable and workers > 1:
         raise ValueError(
-            f"each of {workers} workers gives batches of its own of an iterable data set, so consecutive "
+            f"each of {workers} workers gives batches of its own of an iterable dataset, so consecutive "
             "parts would not be of one batch: use one worker with split='shards'"
         )
     if single:
@@ -192,7 +192,7 @@ def check_split(
         raise ValueError(f"of a batch of {size} samples cut into {places} equal parts nothing would be left")
     if iterable and remainder != "drop":
         raise ValueError(
-            "how an iterable data set ends is not known before: cut its batches with remainder='drop', "
+            "how an iterable dataset ends is not known before: cut its batches with remainder='drop', "
             "which leaves out a last step that is not whole"
         )
     return places

@@ -1,6 +1,6 @@
 """Blocks: samples in columns, as files and stores of columns give them, so that no row becomes an object.
 
-An iterable data set whose samples lie in columns may offer ``iter_blocks(size)`` beside ``__iter__``: the
+An iterable dataset whose samples lie in columns may offer ``iter_blocks(size)`` beside ``__iter__``: the
 same samples in the same order, so many a block, the last one fewer. The loader then copies from the columns
 straight into its slots.
 """
@@ -119,7 +119,7 @@ def row_parts(column: Ragged, rows: Rows) -> list[NDArray[Any]]:
 
 
 def gives_blocks(dataset: object) -> bool:
-    """Return whether a data set's samples may be had in blocks.
+    """Return whether a dataset's samples may be had in blocks.
 
     They may not where a class derived from the one that gives blocks makes its samples by an ``__iter__`` of
     its own, which would not be run.

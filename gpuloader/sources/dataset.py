@@ -1,6 +1,6 @@
-"""Data sets, and data sets made of others, as in Paddle's ``paddle.io``.
+"""Datasets, and datasets made of others, as in Paddle's ``paddle.io``.
 
-Where a data set offers ``__getitems__(indices)``, which reads a whole batch at once into a list of samples,
+Where a dataset offers ``__getitems__(indices)``, which reads a whole batch at once into a list of samples,
 those made of it offer it, too.
 """
 
@@ -40,11 +40,11 @@ __all__ = [
 
 
 class ComposeDataset(Dataset[tuple[Any, ...]]):
-    """Data sets side by side: a sample is one flat tuple of the fields of one sample of each.
+    """Datasets side by side: a sample is one flat tuple of the fields of one sample of each.
 
     Parameters
     ----------
-    datasets : sequence of map-style data sets
+    datasets : sequence of map-style datasets
         One or more, equally long.
 
     Raises
@@ -66,8 +66,8 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
         for position, length in enumerate(lengths):
             if length != lengths[0]:
                 raise ValueError(
-                    f"data sets must be equally long, but data set 0 has {lengths[0]} samples "
-                    f"and data set {position} has {length}"
+                    f"datasets must be equally long, but dataset 0 has {lengths[0]} samples "
+                    f"and dataset {position} has {length}"
                 )
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
 
     @property
     def __getitems__(self) -> Many:
-        """Read several samples at once; there if one of the data sets does."""
+        """Read several samples at once; there if one of the datasets does."""
         return pass_on(self, ComposeDataset, self._read, self.datasets)
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
@@ -95,7 +95,7 @@ def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:
 
 
 class ChainDataset(IterableDataset[S]):
-    """Iterable data sets one after another.
+    """Iterable datasets one after another.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class ChainDataset(IterableDataset[S]):
     Raises
     ------
     TypeError
-        One is no iterable data set.
+        One is no iterable dataset.
     ValueError
         There are none.
 
@@ -121,11 +121,11 @@ class ChainDataset(IterableDataset[S]):
     def __init__(self, datasets: Iterable[IterableDataset[S]]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
-            raise ValueError("datasets must hold one data set or more, got none")
+            raise ValueError("datasets must hold one dataset or more, got none")
         for position, dataset in enumerate(self.datasets):
             if not isinstance(dataset, IterableDataset):
                 raise TypeError(
-                    f"data set {position} must be an IterableDataset, got {type(dataset).__name__}; "
+                    f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
                     "see ConcatDataset for those read by index"
                 )
 
@@ -135,11 +135,11 @@ class ChainDataset(IterableDataset[S]):
 
 
 class ConcatDataset(Dataset[S]):
-    """Data sets read by index, one after another.
+    """Datasets read by index, one after another.
 
     Parameters
     ----------
-    datasets : sequence of map-style data sets
+    datasets : sequence of map-style datasets
         One or more.
 
     Raises
@@ -169,11 +169,11 @@ class ConcatDataset(Dataset[S]):
 
     @property
     def __getitems__(self) -> Many:
-        """Read several samples at once; there if one of the data sets does."""
+        """Read several samples at once; there if one of the datasets does."""
         return pass_on(self, ConcatDataset, self._read, self.datasets)
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Return which data set holds a sample, and where."""
+        """Return which dataset holds a sample, and where."""
         position = check_index(self, index)
         which = bisect_right(self.cumulative_sizes, position)
         return which, position - (self.cumulative_sizes[which - 1] if which else 0)
@@ -190,7 +190,7 @@ class ConcatDataset(Dataset[S]):
 
 
 def _check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
-    checked = [check_map_style(f"data set {position}", one) for position, one in enumerate(datasets)]
+    checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
-        raise ValueError("datasets must hold one data set or more, got none")
+        raise ValueError("datasets must hold one dataset or more, got none")
     return checked

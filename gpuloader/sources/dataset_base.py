@@ -1,4 +1,4 @@
-"""What a data set is: samples by index, or one after another; and the one that is arrays."""
+"""What a dataset is: samples by index, or one after another; and the one that is arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Many = Callable[[Sequence[int]], list[Any]]
 
 
 class MapStyle(Protocol[S]):
-    """What is asked of a data set that is read by index; a list will do."""
+    """What is asked of a dataset that is read by index; a list will do."""
 
     def __getitem__(self, index: int, /) -> S:
         """Return one sample."""
@@ -28,7 +28,7 @@ class MapStyle(Protocol[S]):
 
 
 class Dataset(Generic[S]):
-    """The base of data sets read by index: a subclass defines `__getitem__` and `__len__`.
+    """The base of datasets read by index: a subclass defines `__getitem__` and `__len__`.
 
     Examples
     --------
@@ -52,10 +52,10 @@ class Dataset(Generic[S]):
 
 
 class IterableDataset(Dataset[S]):
-    """The base of data sets read one sample after another: a subclass defines `__iter__`.
+    """The base of datasets read one sample after another: a subclass defines `__iter__`.
 
     Several threads may iterate over one at the same time (``worker_type='thread'``), so each call of
-    `__iter__` keeps its own place, in variables of its own and not on the data set.
+    `__iter__` keeps its own place, in variables of its own and not on the dataset.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
 
 
 def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
-    """Return the samples at `indices`, at once where the data set offers that.
+    """Return the samples at `indices`, at once where the dataset offers that.
 
     >>> read_many("abc", [2, 0])
     ['c', 'a']
@@ -190,9 +190,9 @@ def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
 
 
 def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> Many:
-    """Return `read`, or raise `AttributeError`: the property ``__getitems__`` of data sets made of others.
+    """Return `read`, or raise `AttributeError`: the property ``__getitems__`` of datasets made of others.
 
-    It is there if one of the data sets inside has it, and if `outer` is no subclass of `kind` with a
+    It is there if one of the datasets inside has it, and if `outer` is no subclass of `kind` with a
     `__getitem__` of its own, which would not be run.
     """
     own = getattr(type(outer), "__getitem__", None) is not getattr(kind, "__getitem__", None)

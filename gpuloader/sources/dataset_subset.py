@@ -1,4 +1,4 @@
-"""Parts of a data set: some of its samples by index, and a random split into several parts."""
+"""Parts of a dataset: some of its samples by index, and a random split into several parts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 class Subset(Dataset[S]):
-    """The samples of a data set at some indices.
+    """The samples of a dataset at some indices.
 
     Parameters
     ----------
-    dataset : map-style data set
+    dataset : map-style dataset
         Is read when a sample is asked for.
     indices : sequence of int
         Which samples, in which sequence; negative ones count from the end.
@@ -40,9 +40,9 @@ class Subset(Dataset[S]):
     Raises
     ------
     TypeError
-        The data set cannot be read by index, or the indices are not whole numbers.
+        The dataset cannot be read by index, or the indices are not whole numbers.
     IndexError
-        The data set has no such sample.
+        The dataset has no such sample.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Subset(Dataset[S]):
 
     @property
     def __getitems__(self) -> Many:
-        """Read several samples at once; there if the data set does."""
+        """Read several samples at once; there if the dataset does."""
         return pass_on(self, Subset, self._read, [self.dataset])
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
@@ -83,14 +83,14 @@ def random_split(
     lengths: Sequence[float],
     generator: int | np.random.Generator | np.random.RandomState | None = None,
 ) -> list[Subset[S]]:
-    """Split a data set at random into parts that have no sample in common and together have all.
+    """Split a dataset at random into parts that have no sample in common and together have all.
 
     Parameters
     ----------
-    dataset : map-style data set
+    dataset : map-style dataset
         What is split.
     lengths : sequence of int or of float
-        Of the parts: counts whose sum is the data set's, or fractions whose sum is 1, rounded down and what
+        Of the parts: counts whose sum is the dataset's, or fractions whose sum is 1, rounded down and what
         is left dealt to the parts in turn.
     generator : int, numpy.random.Generator or numpy.random.RandomState, optional
         A seed, or what NumPy is to draw with. None: NumPy's global random state.
@@ -98,7 +98,7 @@ def random_split(
     Raises
     ------
     TypeError
-        The data set cannot be read by index, or the generator is none of those.
+        The dataset cannot be read by index, or the generator is none of those.
     ValueError
         A length is negative or no number, or their sum is wrong.
 
@@ -124,7 +124,7 @@ def _as_sizes(lengths: Sequence[float], count: int) -> list[int]:
     if all(isinstance(length, int | np.integer) for length in lengths):
         sizes = [int(length) for length in lengths]
         if sum(sizes) != count:
-            raise ValueError(f"the lengths {sizes} sum to {sum(sizes)}, but the data set has {count} samples")
+            raise ValueError(f"the lengths {sizes} sum to {sum(sizes)}, but the dataset has {count} samples")
         return sizes
     if not math.isclose(sum(lengths), 1):
         raise ValueError(f"lengths that are fractions must sum to 1, got {list(lengths)}")
@@ -145,18 +145,18 @@ def _shuffle(count: int, generator: object) -> Indices:
 
 
 def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
-    """Return the arrays that a data set reads from, and which row each sample is.
+    """Return the arrays that a dataset reads from, and which row each sample is.
 
     Parameters
     ----------
     dataset : object
-        Any data set.
+        Any dataset.
 
     Returns
     -------
     tuple or None
         The arrays of a `TensorDataset`, or of the one under a `Subset` (of a `Subset` …), and the row of
-        every sample, None where sample i is row i. None for any other data set, where a subclass reads its
+        every sample, None where sample i is row i. None for any other dataset, where a subclass reads its
         samples by code of its own, which has to run, and where arrays of another byte order have to be
         converted.
 

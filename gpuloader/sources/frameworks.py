@@ -1,4 +1,4 @@
-"""What data sets written for torch or Paddle expect of a loader."""
+"""What datasets written for torch or Paddle expect of a loader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worke
 
 
 def is_iterable_only(dataset: object) -> bool:
-    """Return whether this is torch's or Paddle's iterable data set, whose ``__getitem__`` only raises.
+    """Return whether this is torch's or Paddle's iterable dataset, whose ``__getitem__`` only raises.
 
     >>> is_iterable_only([1, 2])
     False
@@ -25,7 +25,7 @@ def is_iterable_only(dataset: object) -> bool:
 def tell_worker(info: WorkerInfo) -> None:
     """Have the ``get_worker_info`` of torch and Paddle, where imported, answer in this worker process.
 
-    A data set that divides its files by it would otherwise give all of them in every worker. Not for threads:
+    A dataset that divides its files by it would otherwise give all of them in every worker. Not for threads:
     what they keep holds for the whole process.
     """
     for name in _WORKER_MODULES:

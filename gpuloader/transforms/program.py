@@ -197,7 +197,7 @@ class Programmer:
         return program
 
     def fill_draws(self, program: Program, arrays: list[Array], keys: Indices) -> None:
-        """Write what the transforms draw for the samples with the given keys, their data set indices.
+        """Write what the transforms draw for the samples with the given keys, their dataset indices.
 
         A function of the loader's seed, the epoch and the key alone.
         """

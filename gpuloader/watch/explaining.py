@@ -27,7 +27,7 @@ class Setup:
     Attributes
     ----------
     reads : str
-        'samples' of a data set, 'arrays' taken whole, 'items' of an iterable data set, or 'reader'.
+        'samples' of a dataset, 'arrays' taken whole, 'items' of an iterable dataset, or 'reader'.
     workers : int
         Beside the consumer: threads or processes; the reader's thread counts as one.
     worker_type : str

@@ -31,8 +31,8 @@ class LoaderStats:
     nbytes : int
         Their bytes.
     fetch : float
-        Spent in the user's reader or data set, summed over all workers. Where samples are written into the
-        slot as they come (`set_sample_generator`, data sets) the writing counts here too.
+        Spent in the user's reader or dataset, summed over all workers. Where samples are written into the
+        slot as they come (`set_sample_generator`, datasets) the writing counts here too.
     stage : float
         Spent writing batches into slots.
     stall : float

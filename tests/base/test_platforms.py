@@ -37,7 +37,7 @@ from tests.fakes import limit_memory
 
 
 class Squares:
-    """A data set of Python code."""
+    """A dataset of Python code."""
 
     def __len__(self):
         return 12

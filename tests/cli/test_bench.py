@@ -21,7 +21,7 @@ BATCHES = [[1.0]] * 4
 
 @pytest.fixture
 def invoke(monkeypatch):
-    """Run the command with made-up libraries and short data sets, all in this process."""
+    """Run the command with made-up libraries and short datasets, all in this process."""
 
     def run(*arguments, libraries=(), repeats="2"):
         known = {library.name: library for library in libraries}

@@ -10,7 +10,7 @@ from gpuloader import DataLoader, SampleError, data
 from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.assembly import Assembler, describe_error
 from gpuloader.collate.form import Collation
-from gpuloader.fetch.processes import worker
+from gpuloader.collate.reading import Reading
 from gpuloader.staging.ring import Slot
 from tests.fakes import wait_until
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
@@ -46,7 +46,7 @@ def make_slot(nbytes, kind=Slot):
 
 
 def test_each_sample_is_written_once_and_from_where_it_lies():
-    """No array comes between the sample that the data set gave and its row of the slot."""
+    """No array comes between the sample that the dataset gave and its row of the slot."""
     samples = [np.full((4, 3), index) for index in range(6)]
     assembler = Assembler(samples, Collation())
     slots = []
@@ -86,9 +86,8 @@ SHAPES = {"flat": (MEBIBYTE // 16,), "a picture": (4, 64, 256), "varying": (MEBI
 @pytest.mark.parametrize("case", SHAPES)
 def test_assembly_needs_no_memory_of_the_size_of_a_batch(case):
     """The very code that a worker process runs; a sample has 256 KiB, a batch 4 MiB."""
-    assert worker.Assembler is Assembler
     collation = Collation(ragged=frozenset(["x"])) if case == "varying" else Collation()
-    assembler = Assembler(Large(SHAPES[case]), collation)
+    assembler = Reading(Large(SHAPES[case]), collation, 16).make_assembler(worker=0)
     slot = make_slot(8 * MEBIBYTE)
     assembler.assemble(0, range(16), lambda nbytes: slot)
     tracemalloc.start()
@@ -125,7 +124,7 @@ def test_a_delivered_batch_lies_in_the_arena(choice):
     for batch in loader:
         address = batch["x"].ctypes.data
         break
-    [road] = loader._idle
+    [road] = loader._loading._idle
     arenas = {id(slot.memory): slot.memory for slot in road.ring._free}
     [arena] = arenas.values()
     assert arena.address <= address < arena.address + arena.nbytes
@@ -220,6 +219,6 @@ def test_errors_say_where_and_by_whom():
         Assembler(Made(fail), Collation(), worker=3).assemble(7, ["a", "b"], make_slot)
     error = caught.value
     assert (error.batch, error.index, error.dataset_index, error.worker) == (7, 0, "a", 3)
-    assert str(error).endswith("the data set raised LookupError")
+    assert str(error).endswith("the dataset raised LookupError")
     assert describe_error(LookupError()) == "LookupError"
     assert describe_error(LookupError("gone")) == "LookupError: gone"

@@ -1,4 +1,4 @@
-"""Blocks into slots: a data set that gives its samples in columns."""
+"""Blocks into slots: a dataset that gives its samples in columns."""
 
 import itertools
 

@@ -75,7 +75,7 @@ def test_rows_are_those_of_the_indices(indices, is_part, parts):
 )
 def test_an_index_outside(indices, position, index):
     for rows in (None, np.arange(10)[::-1].copy()):
-        with pytest.raises(SampleError, match="the data set has 10 samples") as caught:
+        with pytest.raises(SampleError, match="the dataset has 10 samples") as caught:
             Gatherer(ARRAYS, rows).assemble(4, indices, reserve)
         error = caught.value
         assert (error.batch, error.index, error.dataset_index) == (4, position, index)
@@ -102,7 +102,7 @@ def test_an_order_that_was_looked_at_is_trusted_and_no_other():
     shared = np.array([1, 2, 3])
     take(gatherer, shared[:2])
     shared[1] = 99  # may be written to, so nothing is trusted
-    with pytest.raises(SampleError, match="data set index 99"):
+    with pytest.raises(SampleError, match="dataset index 99"):
         take(gatherer, shared[:2])
 
 
@@ -124,7 +124,7 @@ def test_a_take_needs_no_memory_of_its_own(lie, indices):
     staged = gatherer.assemble(1, indices, lambda nbytes: slot)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 64 << 10  # a batch has 1 MiB, the data set 8
+    assert peak < 64 << 10  # a batch has 1 MiB, the dataset 8
     [batch] = slot.views(staged.layout)
     np.testing.assert_array_equal(batch, array[list(indices)])
 

@@ -1,4 +1,4 @@
-"""Batches of an iterable data set: so many items each, as they come."""
+"""Batches of an iterable dataset: so many items each, as they come."""
 
 import numpy as np
 import pytest

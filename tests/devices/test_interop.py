@@ -201,7 +201,7 @@ class TestOnAHost:
             list(loader)
 
     def test_a_tensor_may_be_written_to(self, name):
-        """It is the user's: nothing shows in the data set, or in a later batch."""
+        """It is the user's: nothing shows in the dataset, or in a later batch."""
         if name == "jax":
             pytest.skip("JAX's arrays cannot be written to")
         framework(name)
@@ -490,6 +490,6 @@ class TestJaxOnAGpu:
             copy.source = None
             del copy
         assert runtime.calls["malloc"] <= 4
-        output = loader._loading._outputs[0]
+        output = loader._loading._delivery.outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._under_way) == 1

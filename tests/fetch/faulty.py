@@ -1,4 +1,4 @@
-"""Data sets in which something goes wrong, and what tells that nothing is left of them.
+"""Datasets in which something goes wrong, and what tells that nothing is left of them.
 
 Imported by every worker of the fork server, so nothing but NumPy and the package is needed here.
 """
@@ -54,7 +54,7 @@ class Faulty(Dataset):
 
 
 class FaultyStream(IterableDataset):
-    """The same as an iterable data set: each worker has every n-th index."""
+    """The same as an iterable dataset: each worker has every n-th index."""
 
     def __init__(self, count=24, actions=None, always=None):
         self.samples = Faulty(count, actions, always)

@@ -33,7 +33,7 @@ def hang_once(tmp_path, seconds):
 
 @pytest.mark.parametrize("options", WORKERS)
 def test_a_sample_that_hangs(options, tmp_path):
-    # A thread cannot be ended: it stays, harmless, until the data set returns.
+    # A thread cannot be ended: it stays, harmless, until the dataset returns.
     hang = hang_once(tmp_path, 1.6 if "worker_type" in options else 1000)
     one = loader(Faulty(actions={9: hang}), timeout=0.3, **options)
     epoch, got = iter(one), []
@@ -114,7 +114,7 @@ class Heavy(Faulty):
 def test_a_data_set_too_large_to_send_is_forked(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shipping, "available_memory", lambda: 1 << 20)
-        with pytest.raises(StagingMemoryError, match="to share the data set with its workers"):
+        with pytest.raises(StagingMemoryError, match="to share the dataset with its workers"):
             list(loader(Heavy(), start_method="forkserver"))
         assert indices(loader(Heavy())) == plain(8)
 

@@ -1,4 +1,4 @@
-"""Data sets for the tests with workers, importable by worker processes; nothing here imports CuPy."""
+"""Datasets for the tests with workers, importable by worker processes; nothing here imports CuPy."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A data set that lies on the device gives the same batches as one that is read."""
+"""A dataset that lies on the device gives the same batches as one that is read."""
 
 import numpy as np
 import pytest

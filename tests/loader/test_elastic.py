@@ -199,7 +199,7 @@ class TestGoingOn:
         ):
             with pytest.raises(ValueError, match="the state is of 4 samples; this loader"):
                 loader.load_state_dict(position)
-        with pytest.raises(ValueError, match="10 samples into an epoch and this data set has 9"):
+        with pytest.raises(ValueError, match="10 samples into an epoch and this dataset has 9"):
             make(range(9), 0, 2).load_state_dict({**position, "position": 10})
         for wrong in ({"position": -1}, {"position": None}, {"seed": None}, {"beyond": 3}):
             with pytest.raises(ValueError, match="the state is damaged"):

@@ -136,7 +136,7 @@ def test_a_pass_is_resumed_between_epochs_alone(dataset, workers):
 
 @pytest.mark.ray
 def test_what_makes_no_sense_is_refused(dataset):
-    with pytest.raises(TypeError, match="expected a shard or data set of Ray Data, got list"):
+    with pytest.raises(TypeError, match="expected a shard or dataset of Ray Data, got list"):
         gpuloader.from_ray([1, 2], batch_size=2)
     for options in ({"num_workers": 2}, {"worker_type": "process"}):
         with pytest.raises(ValueError, match="one thread of this process"):

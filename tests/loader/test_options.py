@@ -1,4 +1,4 @@
-"""What a data set's loader may be asked, and what it refuses: one typed error that names the culprit."""
+"""What a dataset's loader may be asked, and what it refuses: one typed error that names the culprit."""
 
 import re
 
@@ -51,7 +51,7 @@ class Unfinished(Dataset):
 
 
 BAD_OPTIONS = {
-    "no data set": ({"dataset": 5}, TypeError, "has __getitem__ and __len__, or __iter__; got int"),
+    "no dataset": ({"dataset": 5}, TypeError, "has __getitem__ and __len__, or __iter__; got int"),
     "a function": ({"dataset": lambda: [1]}, TypeError, "got function.*use DataLoader.from_generator"),
     "no length": ({"dataset": Endless()}, TypeError, "without a sampler must have a length, got Endless"),
     "no __len__": ({"dataset": Unfinished()}, NotImplementedError, "Unfinished must define __len__"),
@@ -143,7 +143,7 @@ def test_a_batch_sampler_says_all_about_batches(options):
     ],
 )
 def test_an_iterable_data_set_has_an_order_of_its_own(name, value):
-    with pytest.raises(ValueError, match=f"an iterable data set has an order of its own: {name} cannot"):
+    with pytest.raises(ValueError, match=f"an iterable dataset has an order of its own: {name} cannot"):
         DataLoader(Counting(3), places="cpu", **{name: value})
 
 
@@ -261,7 +261,7 @@ def test_a_sample_unlike_the_first(case, workers):
         assert re.search(message, str(error)), str(error)
         with pytest.raises(StopIteration):
             next(epoch)
-        loader._idle.clear()
+        loader._loading._idle.clear()
         del epoch, loader, error, caught
 
 
@@ -310,7 +310,7 @@ def fail_at(bad):
 def test_what_a_data_set_raises(bad, in_order, workers):
     loader = DataLoader(Made(fail_at(bad)), places="cpu", batch_size=2, in_order=in_order, **workers)
     for _ in range(2):  # a broken epoch breaks no other one
-        with pytest.raises(SampleError, match="the data set raised KeyError: 'no such file'") as caught:
+        with pytest.raises(SampleError, match="the dataset raised KeyError: 'no such file'") as caught:
             list(loader)
         error = caught.value
         assert (error.batch, error.index, error.dataset_index) == (bad // 2, bad % 2, bad)
@@ -352,7 +352,7 @@ def test_what_a_collate_fn_raises(workers):
 def test_an_index_outside_the_data_set(dataset, workers):
     options = {"places": "cpu", "batch_size": 2, **workers}
     for index in (4, -5, 2**62, -(2**62)):
-        with pytest.raises(SampleError, match=r"batch 1, sample 0, data set index -?\d+") as caught:
+        with pytest.raises(SampleError, match=r"batch 1, sample 0, dataset index -?\d+") as caught:
             list(DataLoader(dataset, sampler=[0, 1, index, 2], **options))
         assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 0, index)
     for index in ("a", 1.5, [1], None, 2**70):
@@ -443,7 +443,7 @@ class Broken(IterableDataset):
 )
 @pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[1]], ids=name_workers)
 def test_what_an_iterable_data_set_raises(where, batch, index, workers):
-    with pytest.raises(SampleError, match="the data set raised KeyError: 'closed'") as caught:
+    with pytest.raises(SampleError, match="the dataset raised KeyError: 'closed'") as caught:
         list(DataLoader(Broken(where), places="cpu", batch_size=2, **workers))
     assert (caught.value.batch, caught.value.index) == (batch, index)
     assert type(caught.value.__cause__) is KeyError
@@ -464,7 +464,7 @@ def test_feeds_convert_as_from_generator_does(workers):
     [[by_generator]] = reference.set_sample_generator(lambda: samples, batch_size=3, places="cpu")
     assert_same(by_generator, wanted)
     with pytest.raises(
-        SampleError, match=r"batch 1, sample 0, data set index 3, field 'image'.*expected shape"
+        SampleError, match=r"batch 1, sample 0, dataset index 3, field 'image'.*expected shape"
     ):
         list(DataLoader([*samples, (np.zeros(5), 1)], FEEDS, "cpu", batch_size=3, **workers))
 
@@ -567,7 +567,7 @@ def test_steps_of_a_free_shape_must_agree_within_a_batch():
     feeds = [data("x", [None, None], "int64", lod_level=1)]
     samples = [(np.zeros((2, 3), int),), (np.zeros((1, 4), int),)]
     with pytest.raises(
-        SampleError, match=r"sample 1, data set index 1, field 'x': expected steps of shape \(3,\)"
+        SampleError, match=r"sample 1, dataset index 1, field 'x': expected steps of shape \(3,\)"
     ):
         list(DataLoader(samples, feeds, "cpu", batch_size=2))
     assert [batch[0].values.shape for batch in DataLoader(samples, feeds, "cpu")] == [(2, 3), (1, 4)]

@@ -219,7 +219,7 @@ def test_what_was_received_out_of_order_does_not_come_again(count, size, legs):
 def test_an_iterable_data_set_goes_on(kind, count, size, drop_last, threads, breaks):
     options = {"num_workers": threads, "worker_type": "thread"}
     if kind is Stateful and threads > 1:
-        kind = Counting  # threads share one data set, whose state says nothing of any one of them
+        kind = Counting  # threads share one dataset, whose state says nothing of any one of them
 
     def make(**chosen):
         if threads == 1:  # the caller itself is worker 0 of 1

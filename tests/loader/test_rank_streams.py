@@ -1,4 +1,4 @@
-"""Iterable data sets that every rank reads, and what their workers are told."""
+"""Iterable datasets that every rank reads, and what their workers are told."""
 
 import os
 

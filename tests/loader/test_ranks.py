@@ -104,7 +104,7 @@ class TestBatchesOfAllRanks:
             assert [values.tolist() for [(values, _)] in found] == [[0], [0], [0]]
 
     def test_have_masks_whenever_samples_may_be_repeated(self):
-        """Whatever the data set, the world size and the position: who wrote a loop once has written it."""
+        """Whatever the dataset, the world size and the position: who wrote a loop once has written it."""
         for world_size in (1, 2):
             for batch in make(range(8), 0, world_size):
                 assert [len(part) for part in batch] == [2, 2]
@@ -181,7 +181,7 @@ class TestOrders:
 
     def test_that_are_divided_already_are_refused(self):
         sampler = DistributedBatchSampler(range(4), 2, num_replicas=2, rank=0)
-        with pytest.raises(ValueError, match="DistributedBatchSampler divides the data set already"):
+        with pytest.raises(ValueError, match="DistributedBatchSampler divides the dataset already"):
             make(range(4), 0, 2, batch_sampler=sampler, batch_size=1)
 
     @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": RandomSampler(range(4))}])
@@ -202,8 +202,8 @@ class TestRefusals:
         [
             (range(9), {"uneven": "repeat"}, "uneven must be one of 'pad', 'drop', 'error', got 'repeat'"),
             (range(9), {"uneven": "error"}, "9 samples are 2 steps of 2 ranks and a last one of 1"),
-            (Stream(8), {"uneven": "error"}, "how many items an iterable data set has is not known before"),
-            (iter(range(8)), {}, "a range_iterator can be read once: give an IterableDataset"),
+            (Stream(8), {"uneven": "error"}, "the length of an iterable dataset is not known beforehand"),
+            (iter(range(8)), {}, "a range_iterator can be read only once: give an IterableDataset"),
             (range(9), {"batch_size": None}, "uneven='pad' adds a mask to each batch"),
             (range(9), {"in_order": False}, "shard needs in_order=True"),
         ],

@@ -300,7 +300,7 @@ WRONG = {
     "of shards": ({"shards": 2}, ValueError, "of batches of 2 samples a place, 2 a step; this loader has 2"),
     "as they came": ({"batch_size": 3, "beyond": [4]}, ValueError, "of batches of 3 samples.* has 2"),
     "no size": ({"batch_size": None}, ValueError, "of batches of None samples"),
-    "an iterable's": ({"workers": [[1, None]]}, ValueError, "of an iterable data set, .* one with indices"),
+    "an iterable's": ({"workers": [[1, None]]}, ValueError, "of an iterable dataset, .* one with indices"),
 }  # fmt: skip
 
 
@@ -348,5 +348,5 @@ def test_a_state_behind_the_end_of_the_data_set_is_refused():
     for _ in range(3):
         next(epoch)
     second = DataLoader(list(range(8)), places="cpu", batch_size=4)
-    with pytest.raises(ValueError, match="3 batches into an epoch and this data set has 2"):
+    with pytest.raises(ValueError, match="3 batches into an epoch and this dataset has 2"):
         second.load_state_dict(first.state_dict())

@@ -192,7 +192,7 @@ class TestTheSameBatches:
 
     def test_an_index_that_is_none(self, kind, places):
         options = {"batch_sampler": [[3, 1], [2, 70]], "batch_size": 1, "cache": kind}
-        with pytest.raises(SampleError, match=r"batch 1, sample 1, data set index 70.*: the data set has 70"):
+        with pytest.raises(SampleError, match=r"batch 1, sample 1, dataset index 70.*: the dataset has 70"):
             epochs(Counting(), places=make_places(places), **options)
 
 
@@ -390,7 +390,7 @@ def test_the_hosts_arrays_go_when_the_device_has_them(monkeypatch):
 
 
 def test_arrays_are_not_read_again():
-    """A data set that is arrays is gathered from those very arrays: no second copy on the host."""
+    """A dataset that is arrays is gathered from those very arrays: no second copy on the host."""
     arrays = np.arange(40.0).reshape(20, 2)
     loader = DataLoader(TensorDataset(arrays), places="cpu", cache="host", batch_size=4)
     list(loader)
@@ -457,7 +457,7 @@ class TestWhatCannotBeKept:
             def __iter__(self):
                 yield from range(3)
 
-        with pytest.raises(ValueError, match="cache is for data sets with indices"):
+        with pytest.raises(ValueError, match="cache is for datasets with indices"):
             DataLoader(Stream(), places="cpu", cache="host")
 
     @pytest.mark.parametrize(
@@ -471,16 +471,16 @@ class TestWhatCannotBeKept:
 
     def test_samples_of_several_sizes(self):
         samples = [np.zeros(one) for one in (2, 2, 3)]
-        with pytest.raises(SampleError, match=r"data set index 2.*expected shape \(2,\).*, got \(3,\)"):
+        with pytest.raises(SampleError, match=r"dataset index 2.*expected shape \(2,\).*, got \(3,\)"):
             list(DataLoader(samples, places="cpu", cache="host"))
 
     def test_samples_of_another_size_later_on(self):
         samples = [np.zeros(3)] * 64 + [np.zeros(1)]  # alone in its part, where one number would fit a row
-        with pytest.raises(SampleError, match=r"data set index 64.*expected shape \(3,\).*, got \(1,\)"):
+        with pytest.raises(SampleError, match=r"dataset index 64.*expected shape \(3,\).*, got \(1,\)"):
             list(DataLoader(samples, places="cpu", cache="host"))
 
     def test_no_samples(self):
-        with pytest.raises(LoaderError, match="the data set is empty: there is nothing to cache"):
+        with pytest.raises(LoaderError, match="the dataset is empty: there is nothing to cache"):
             list(DataLoader([], places="cpu", cache="host", batch_sampler=[[0]]))
 
     def test_an_unknown_word(self):

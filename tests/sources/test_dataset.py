@@ -181,10 +181,10 @@ class TestComposeDataset:
     @pytest.mark.parametrize(
         ("datasets", "kind", "problem"),
         [
-            ([], ValueError, "one data set or more, got none"),
-            ([Squares(2), Squares(3)], ValueError, "data set 0 has 2 samples and data set 1 has 3"),
-            ([Squares(2), Letters()], TypeError, "data set 1 must be read by index, got Letters"),
-            ([5], TypeError, "data set 0 must have __getitem__ and __len__, got int"),
+            ([], ValueError, "one dataset or more, got none"),
+            ([Squares(2), Squares(3)], ValueError, "dataset 0 has 2 samples and dataset 1 has 3"),
+            ([Squares(2), Letters()], TypeError, "dataset 1 must be read by index, got Letters"),
+            ([5], TypeError, "dataset 0 must have __getitem__ and __len__, got int"),
         ],
     )
     def test_data_sets_that_do_not_fit(self, datasets, kind, problem):
@@ -211,9 +211,9 @@ class TestChainDataset:
             next(items)
 
     def test_data_sets_that_do_not_fit(self):
-        with pytest.raises(ValueError, match="one data set or more, got none"):
+        with pytest.raises(ValueError, match="one dataset or more, got none"):
             ChainDataset([])
-        with pytest.raises(TypeError, match="data set 1 must be an IterableDataset, got Squares; see Concat"):
+        with pytest.raises(TypeError, match="dataset 1 must be an IterableDataset, got Squares; see Concat"):
             ChainDataset([Letters(), Squares(3)])
 
 
@@ -243,9 +243,9 @@ class TestConcatDataset:
             assert all(len(part.asked) <= 1 for part in parts if isinstance(part, ManySquares))
 
     def test_data_sets_that_do_not_fit(self):
-        with pytest.raises(ValueError, match="one data set or more, got none"):
+        with pytest.raises(ValueError, match="one dataset or more, got none"):
             ConcatDataset([])
-        with pytest.raises(TypeError, match="data set 0 must be read by index, got Letters"):
+        with pytest.raises(TypeError, match="dataset 0 must be read by index, got Letters"):
             ConcatDataset([Letters()])
 
 
@@ -398,8 +398,8 @@ class TestRandomSplit:
     @pytest.mark.parametrize(
         ("lengths", "generator", "kind", "problem"),
         [
-            ([2, 2], None, ValueError, r"lengths \[2, 2\] sum to 4, but the data set has 5 samples"),
-            ([], None, ValueError, r"lengths \[\] sum to 0, but the data set has 5"),
+            ([2, 2], None, ValueError, r"lengths \[2, 2\] sum to 4, but the dataset has 5 samples"),
+            ([], None, ValueError, r"lengths \[\] sum to 0, but the dataset has 5"),
             ([-1, 6], None, ValueError, "lengths must be numbers of 0 or more, got -1"),
             ([0.3, 0.3], None, ValueError, r"fractions must sum to 1, got \[0.3, 0.3\]"),
             ([0.5, 3], None, ValueError, "fractions must sum to 1"),

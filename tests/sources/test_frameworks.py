@@ -1,4 +1,4 @@
-"""Data sets written for torch or Paddle: iterable ones are taken as such, and told which worker reads."""
+"""Datasets written for torch or Paddle: iterable ones are taken as such, and told which worker reads."""
 
 import itertools
 import sys

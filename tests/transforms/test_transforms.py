@@ -82,7 +82,7 @@ WAYS = {
     "two places": {"places": [CPUPlace()] * 2},
     "three places": {"places": [CPUPlace()] * 3},
     "threads": {"dataset": Samples(), "num_workers": 3, "worker_type": "thread"},
-    "a data set's code": {"dataset": Samples()},
+    "a dataset's code": {"dataset": Samples()},
     "arrays in threads": {"num_workers": 2},
     "a cache on the host": {"dataset": Samples(), "cache": "host"},
     "a cache of arrays": {"cache": "host"},
@@ -91,7 +91,7 @@ WAYS = {
 }
 DEVICE_WAYS = {
     "plain": {},
-    "a data set's code": {"dataset": Samples()},
+    "a dataset's code": {"dataset": Samples()},
     "threads": {"dataset": Samples(), "num_workers": 2, "worker_type": "thread"},
     "a cache on the host": {"dataset": Samples(), "cache": "host"},
     "a cache on the device": {"dataset": Samples(), "cache": "device"},
@@ -362,9 +362,7 @@ class TestAnOwnTransform:
 
     def test_refuses_a_sample(self):
         rows = TensorDataset(np.zeros((6, 2, 2)))
-        with pytest.raises(
-            SampleError, match="batch 0, sample 1, data set index 4, field '0': expected rows"
-        ):
+        with pytest.raises(SampleError, match="batch 0, sample 1, dataset index 4, field '0': expected rows"):
             list(load(rows, steps=[Sort()], sampler=[3, 4, 5], batch_size=3, shuffle=False))
 
     def test_refuses_a_sample_of_a_cache_before_it_goes_to_the_device(self):
@@ -382,7 +380,7 @@ class TestAnOwnTransform:
             loader = load(dataset, simulated_places(1), steps=[Positive()], cache="device", batch_size=9)
             with pytest.raises(SampleError) as caught:
                 iter(loader)
-            assert str(caught.value) == "data set index 77, field '0': expected positive numbers"
+            assert str(caught.value) == "dataset index 77, field '0': expected positive numbers"
 
     def test_that_raises_is_named(self):
         class Raising(Sort):
@@ -538,7 +536,7 @@ class TestBatchesOfOtherSizes:
             assert tracemalloc.get_traced_memory()[0] - before < 100_000
         finally:
             tracemalloc.stop()
-        programmer = loader._loading._programmers[0]
+        programmer = loader._loading._programmer
         assert len(programmer._made) <= 34
         assert len(loader._loading._fetching._gatherer._layouts) <= 10
 
@@ -615,7 +613,7 @@ class TestErrors:
 
     def test_of_a_ragged_field(self):
         with pytest.raises(
-            SampleError, match=r"sample 3, data set index 3, field '0'.*3 steps at most, got 4"
+            SampleError, match=r"sample 3, dataset index 3, field '0'.*3 steps at most, got 4"
         ):
             list(load(Words(), steps=[Pad("0", 3)], ragged=["0"], shuffle=False))
         with pytest.raises(SampleError, match="expected a dense field, got a ragged one; pad it first"):
@@ -638,7 +636,7 @@ class TestErrors:
             ),
             ([np.sqrt], TypeError, "expected a transform, got ufunc"),
             (["normalize"], TypeError, "expected a transform, got str"),
-            ([Normalize], TypeError, "expected a transform, got the class Normalize, not one made of it"),
+            ([Normalize], TypeError, "expected a transform, got the class Normalize; make one of it"),
         ],
     )
     def test_of_what_is_asked(self, steps, error, message):

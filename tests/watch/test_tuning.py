@@ -252,11 +252,11 @@ class Items(IterableDataset):
     [
         (
             {"dataset": Items(), "num_workers": "auto", "shuffle": False, "seed": None},
-            "data set with indices",
+            "a map-style dataset",
         ),
         ({"num_workers": "many"}, "'auto' or an integer"),
         ({"prefetch": "deep"}, "prefetch"),
-        ({"num_workers": 2, "memory_budget": 1 << 20}, "memory_budget bounds"),
+        ({"num_workers": 2, "memory_budget": 1 << 20}, "memory_budget limits"),
         ({"num_workers": "auto", "memory_budget": 0}, "memory_budget"),
     ],
 )

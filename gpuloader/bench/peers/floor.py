@@ -17,7 +17,7 @@ Batch = list[NDArray[Any]]
 
 
 class BareTake:
-    """Batches of a shuffled data set of arrays, by `np.take` into one buffer a field."""
+    """Batches of a shuffled dataset of arrays, by `np.take` into one buffer a field."""
 
     def __init__(self, dataset: Arrays, batch_size: int) -> None:
         self._fields = [dataset.images, dataset.labels]
@@ -34,7 +34,7 @@ class BareTake:
 
 
 class BareLoop:
-    """Batches of any data set: each sample is fetched and written into its row of one buffer a field."""
+    """Batches of any dataset: each sample is fetched and written into its row of one buffer a field."""
 
     def __init__(self, dataset: Any, batch_size: int, *, shuffle: bool) -> None:
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""The data sets through our loaders."""
+"""The datasets through our loaders."""
 
 from __future__ import annotations
 

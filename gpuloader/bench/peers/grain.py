@@ -1,4 +1,4 @@
-"""The data sets through Grain's chains of `MapDataset` and `IterDataset`."""
+"""The datasets through Grain's chains of `MapDataset` and `IterDataset`."""
 
 from __future__ import annotations
 

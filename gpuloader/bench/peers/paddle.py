@@ -1,4 +1,4 @@
-"""The data sets through Paddle's DataLoader.
+"""The datasets through Paddle's DataLoader.
 
 It converts batches in a thread of its own by default (`use_buffer_reader`), and is left at that.
 """
@@ -13,7 +13,7 @@ from gpuloader.bench.peers import Loader, workers
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return loaders with as many workers as ours have, and for arrays both of its kinds of data sets."""
+    """Return loaders with as many workers as ours have, and for arrays both of its kinds of datasets."""
     import paddle
 
     paddle.set_device("cpu")

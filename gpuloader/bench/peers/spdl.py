@@ -1,4 +1,4 @@
-"""The data sets through SPDL's DataLoader, which has threads, and its pipelines, which may have processes."""
+"""The datasets through SPDL's DataLoader, which has threads, and its pipelines, which may have processes."""
 
 from __future__ import annotations
 

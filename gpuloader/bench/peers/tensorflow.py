@@ -1,4 +1,4 @@
-"""The data sets through tf.data; JPEG files by its own decoder, since its users would not call Pillow."""
+"""The datasets through tf.data; JPEG files by its own decoder, since its users would not call Pillow."""
 
 from __future__ import annotations
 

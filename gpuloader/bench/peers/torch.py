@@ -1,4 +1,4 @@
-"""The data sets through torch's DataLoader, with whole batches indexed at once where a data set can."""
+"""The datasets through torch's DataLoader, with whole batches indexed at once where a dataset can."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def touch(batch: Any) -> object:
 
 
 class _Together:
-    """A data set of tensors that torch asks for a batch's samples at once."""
+    """A dataset of tensors that torch asks for a batch's samples at once."""
 
     def __init__(self, images: Any, labels: Any) -> None:
         self._images = images
@@ -65,7 +65,7 @@ class _Together:
 
 
 class _Whole:
-    """A data set whose index is a list, and whose sample is the batch."""
+    """A dataset whose index is a list, and whose sample is the batch."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -111,7 +111,7 @@ def _load(case: Case, dataset: Any, count: int) -> Any:
 
 
 def _take_batches(case: Case, dataset: Any, count: int) -> Any:
-    """Index the data set once a batch: a sampler of batches, with automatic batching off."""
+    """Index the dataset once a batch: a sampler of batches, with automatic batching off."""
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
     order = (RandomSampler if case.shuffle else SequentialSampler)(dataset)

@@ -36,9 +36,9 @@ class Terms:
     keep : bool
         Whether the pool serves further epochs.
     reached : mapping or None
-        Of an iterable data set: where each worker goes on. None for one with indices.
+        Of an iterable dataset: where each worker goes on. None for one with indices.
     turn : int
-        Of an iterable data set: which worker begins.
+        Of an iterable dataset: which worker begins.
     """
 
     seed: int
@@ -56,7 +56,7 @@ class Pool:
     Parameters
     ----------
     start : Start
-        How they come by the data set.
+        How they come by the dataset.
     ahead : int
         Tasks under way at once.
     columns : int
@@ -67,7 +67,7 @@ class Pool:
 
     def __init__(self, start: Start, ahead: int, columns: int, count: int) -> None:
         self.start = start
-        collation = start.setup.collation
+        collation = start.setup.reading.collation
         self.form: Form | None = None
         self.is_settled = collation.whole or collation.feeds is not None
         self.process = os.getpid()

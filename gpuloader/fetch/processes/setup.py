@@ -4,41 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from gpuloader.collate.form import Collation
-from gpuloader.order.division import Division, Standing
+from gpuloader.collate.reading import Reading
+from gpuloader.order.division import Standing
 
 
-@dataclass(frozen=True)  # without slots: who looks for what does not pickle looks at attributes
+@dataclass(frozen=True)  # without slots: an error about what cannot be pickled names it by its attributes
 class Setup:
-    """All a worker is told once.
+    """All that a worker process is told once.
 
     Attributes
     ----------
-    dataset : object
-        What it reads.
-    collation : Collation
-        How samples become a batch.
-    items_a_batch : int or None
-        For an iterable data set: its batch size. None for one with indices.
-    drop_last : bool
-        For an iterable data set: whether a last shorter batch is left out.
+    reading : Reading
+        The dataset, and how its samples become batches.
     init : callable or None
         Called with the worker's number before its first sample.
     count : int
-        Workers there are.
-    division : Division or None
-        Of an iterable data set: which rank's part of each step is read.
+        How many workers there are.
     standing : Standing
-        Of which rank the workers are.
+        Which rank the workers belong to.
     """
 
-    dataset: Any
-    collation: Collation
-    items_a_batch: int | None
-    drop_last: bool
+    reading: Reading
     init: Callable[[int], object] | None
     count: int
-    division: Division | None
     standing: Standing

@@ -1,4 +1,4 @@
-"""Shipping a data set to workers: pickled once, its arrays in one sealed memory file that all of them map."""
+"""Shipping a dataset to workers: pickled once, its arrays in one sealed memory file that all of them map."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     Parameters
     ----------
     value : object
-        Usually a data set. Nothing may change it meanwhile.
+        Usually a dataset. Nothing may change it meanwhile.
     limit : int or None
         Bytes of pickle beyond the memory of arrays at which to give up; None to never do.
 
@@ -195,7 +195,7 @@ def _memory_file() -> int:
     try:
         return open_memory_file("gpuloader-dataset")
     except OSError as error:
-        raise Unshippable(f"the memory file to share a data set by could not be made: {error}") from error
+        raise Unshippable(f"the memory file to share a dataset by could not be made: {error}") from error
 
 
 def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]]) -> int:
@@ -258,7 +258,7 @@ def _check_memory(nbytes: int) -> None:
 
 def _shortage(nbytes: int, reason: str) -> str:
     return (
-        f"{nbytes:,} bytes of memory to share the data set with its workers could not be had: {reason}; "
+        f"{nbytes:,} bytes of memory to share the dataset with its workers could not be had: {reason}; "
         "keep large arrays in files and map them (np.memmap), start the workers by forking, or raise the "
         "memory limit of this machine or container"
     )

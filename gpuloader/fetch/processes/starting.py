@@ -43,16 +43,16 @@ class Start:
 
 
 def choose_start(setup: Setup, method: str | None) -> Start:
-    """Return how workers start: as asked, or as suits the data set.
+    """Return how workers start: as asked, or as suits the dataset.
 
     Without a wish, a fork server does it, which has NumPy and this package loaded and no thread or lock of
-    the user's program; a data set that cannot be pickled, or is so many Python objects that unpickling
+    the user's program; a dataset that cannot be pickled, or is so many Python objects that unpickling
     copies in each worker would cost more, is forked where that is safe.
 
     Raises
     ------
     LoaderError
-        The data set cannot be pickled, and the method needs that.
+        The dataset cannot be pickled, and the method needs that.
     """
     if method == "fork":
         return Start("fork", setup, None)
@@ -62,11 +62,12 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     except StagingMemoryError:
         if not may_fork:
             raise
-        return Start("fork", setup, None)  # which needs no second copy of the data set's arrays
+        return Start("fork", setup, None)  # which needs no second copy of the dataset's arrays
     except Unshippable as reason:
         if not may_fork:
+            what = str(reason).removeprefix("Setup.").removeprefix("reading.")
             raise LoaderError(
-                f"the data set cannot be sent to worker processes: {str(reason).replace('Setup.', '')}; make "
+                f"the dataset cannot be sent to worker processes: {what}; make "
                 "it picklable, or pass start_method='fork' or worker_type='thread'"
             ) from reason
         return Start("fork", setup, None)

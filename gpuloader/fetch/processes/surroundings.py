@@ -24,12 +24,12 @@ def take_signals() -> None:
 
 
 def forswear_cuda() -> None:
-    """Hide all GPUs from what the data set uses."""
+    """Hide all GPUs from what the dataset uses."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def seed_globals(seed: int) -> None:
-    """Seed what data sets draw from without asking: the same for a batch, whichever worker has it."""
+    """Seed what datasets draw from without asking: the same for a batch, whichever worker has it."""
     random.seed(seed)
     np.random.seed(seed)
     torch = sys.modules.get("torch")
@@ -38,7 +38,7 @@ def seed_globals(seed: int) -> None:
 
 
 def limit_threads(workers: int) -> None:
-    """Keep the libraries that the data set uses from starting a thread a core in every worker."""
+    """Keep the libraries that the dataset uses from starting a thread a core in every worker."""
     share = str(max(usable_cores() // workers, 1))
     for name in _THREADS:
         os.environ.setdefault(name, share)

@@ -41,7 +41,7 @@ NO_BATCH = 2**64 - 1
 class Kind(IntEnum):
     """What a message is about."""
 
-    SETUP = 1  # the data set in a parcel (descriptor); pickled: nothing
+    SETUP = 1  # the dataset in a parcel (descriptor); pickled: nothing
     BOARD = 2  # the board (descriptor); a: rows, b: columns
     EPOCH = 3  # b: seed, c: epoch, d: serial; pickled: form and item state
     FORM = 4  # pickled: the form, which another worker settled

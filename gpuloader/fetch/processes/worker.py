@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.platforms import keep_freed_memory
 from gpuloader.base.processes import die_with_parent
-from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Form
-from gpuloader.collate.items import ItemAssembler, ItemState
-from gpuloader.collate.shares import open_stream
+from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
@@ -66,7 +64,7 @@ class _Worker:
         try:
             self._setup = setup or self._receive_setup()
             limit_threads(self._setup.count)
-            self._assembler = self._make_assembler()
+            self._assembler = self._setup.reading.make_assembler(self._number)
             first = True
             while True:
                 message = self._next()
@@ -82,7 +80,7 @@ class _Worker:
         except (_Gone, SystemExit):
             raise
         except BaseException as error:
-            # Outside any task: the data set could not be unpickled, or `worker_init_fn` raised.
+            # Outside any task: the dataset could not be unpickled, or `worker_init_fn` raised.
             self._send_error(NO_BATCH, error)
 
     def _receive_setup(self) -> Setup:
@@ -93,11 +91,6 @@ class _Worker:
         finally:
             os.close(message.descriptor)
         return setup
-
-    def _make_assembler(self) -> Assembler:
-        setup = self._setup
-        kind = Assembler if setup.items_a_batch is None else ItemAssembler
-        return kind(setup.dataset, setup.collation, self._number)
 
     def _next(self) -> Message:
         return self._inbox.popleft() if self._inbox else self._receive()
@@ -123,20 +116,13 @@ class _Worker:
             self._assembler.adopt(form)
         begin_draws(seed, epoch)
         self._seeds = seed, epoch
-        setup = self._setup
+        setup, reading = self._setup, self._setup.reading
         own = mixed_seed(seed, epoch, self._number, *setup.standing.salt)
-        info = WorkerInfo(self._number, setup.count, own, setup.dataset, setup.standing.ranks)
+        info = WorkerInfo(self._number, setup.count, own, reading.dataset, setup.standing.ranks)
         enter_worker(info)
-        if isinstance(self._assembler, ItemAssembler):
-            assert setup.items_a_batch is not None
-            self._stream = open_stream(
-                self._assembler,
-                setup.items_a_batch,
-                setup.division,
-                drop_last=setup.drop_last,
-                reached=reached or ItemState(self._number, 0),
-            )
-            if setup.division is not None:  # all ranks and workers read the same items
+        if reading.iterable:
+            self._stream = reading.open_stream(self._assembler, reached or ItemState(self._number, 0))
+            if reading.division is not None:  # all ranks and workers read the same items
                 own, info = mixed_seed(seed, epoch, 0), replace(info, id=0, num_workers=1)
             seed_globals(own)
         tell_worker(info)
@@ -186,7 +172,7 @@ class _Worker:
                 return assigned
             return self._ask_for_slot(task.b, nbytes)
 
-        if isinstance(self._assembler, ItemAssembler):
+        if self._setup.reading.iterable:
             return self._stream.stage(task.b, reserve)
         indices = self._indices(task)
         seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.standing.salt))

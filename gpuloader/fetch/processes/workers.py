@@ -27,7 +27,7 @@ from gpuloader.watch.tracing import WORKER, mark
 class ProcessWorkers:
     """The parent's side of worker processes for one epoch; all methods are the consumer's.
 
-    Tasks go to the worker with the fewest; of an iterable data set, to each in turn. The batch that settles
+    Tasks go to the worker with the fewest; of an iterable dataset, to each in turn. The batch that settles
     the form goes out alone, so that no other worker has an opinion on it.
 
     Parameters

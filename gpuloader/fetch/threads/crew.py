@@ -60,8 +60,8 @@ Task = tuple[Callable[[int], None], Job, int, int]
 class Threads:
     """Threads that do tasks, each from its queue; threads may share one. All methods are the consumer's.
 
-    A thread that hangs in the user's data set cannot be ended from outside: it stays, harmless, until the
-    data set returns or the process ends.
+    A thread that hangs in the user's dataset cannot be ended from outside: it stays, harmless, until the
+    dataset returns or the process ends.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Fetching in several threads: for data sets that wait, or that decode with the GIL released."""
+"""Fetching in several threads: for datasets that wait, or that decode with the GIL released."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _is_settled(assembler: Assembler | Gatherer) -> bool:
 
 
 class ThreadStreams:
-    """Threads that each read an iterable data set; their batches are delivered in turn.
+    """Threads that each read an iterable dataset; their batches are delivered in turn.
 
     Parameters as for `ThreadWorkers`; `streams` are one a thread, and `turn` says which begins.
     """

@@ -1,1 +1,1 @@
-"""Data sets in files, at rest and afar: Parquet, tar shards, Zarr and HDF5 arrays, by path or URL."""
+"""Datasets in files, at rest and afar: Parquet, tar shards, Zarr and HDF5 arrays, by path or URL."""

@@ -21,9 +21,9 @@ from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote,
 
 
 class StoredArrays(Dataset[dict[str, Any]]):
-    """The rows of arrays that share their first dimension; the base of the two data sets below.
+    """The rows of arrays that share their first dimension; the base of the two datasets below.
 
-    Whoever reads opens the store: a process that was forked, or that was sent the data set, does so anew. Any
+    Whoever reads opens the store: a process that was forked, or that was sent the dataset, does so anew. Any
     thread may read. A batch is read chunk by chunk, each once, whatever the order of its samples; of an array
     without chunks, rows that lie side by side are read at once.
     """
@@ -199,7 +199,7 @@ class HDF5Dataset(StoredArrays):
     Parameters
     ----------
     url : path or URL
-        The file. One with a scheme is copied here when the data set is made, through fsspec, into a temporary
+        The file. One with a scheme is copied here when the dataset is made, through fsspec, into a temporary
         file without a name; worker processes read that one (on Linux).
     arrays : list of str or None
         Which arrays of the file; None: all at its top.
@@ -274,7 +274,7 @@ class HDF5Dataset(StoredArrays):
 def _copy_here(url: str, attempts: int) -> IO[bytes]:
     """Return a copy of a remote file, without a name, so that nothing of it is left behind."""
     with open_source(url, attempts, buffered=True) as source:
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 - the data set closes it
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 - the dataset closes it
         try:
             shutil.copyfileobj(source, copy, BUFFER)
             copy.flush()

@@ -32,7 +32,7 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
     """The rows of Parquet files; a sample is a dict of one value a column.
 
     Row groups are the unit of reading: each is read by one worker of one rank, and only the columns asked
-    for are. So ranks have parts of the data set without the loader's `shard`, and of unequal length where
+    for are. So ranks have parts of the dataset without the loader's `shard`, and of unequal length where
     their row groups are; with it every rank reads everything, and equal parts are dealt.
 
     Numbers and booleans go from Arrow's memory into the loader's slots column by column, lists of fixed
@@ -150,7 +150,7 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         with _opened(self._urls[number], self._attempts, group) as file:
             if group >= file.num_row_groups or file.metadata.row_group(group).num_rows != count:
                 raise DataFileError(
-                    "it has changed since the data set was made; make a new one", file=self._urls[number]
+                    "it has changed since the dataset was made; make a new one", file=self._urls[number]
                 )
             rows = _count_rows_at_once(file.metadata.row_group(group), set(self.schema.names))
             for batch in file.iter_batches(rows, [group], self.schema.names, use_threads=threads):

@@ -1,7 +1,7 @@
 """Shards: in which order they are read, by whom, from where on, and how their samples are shuffled.
 
-A data set in shards (files, row groups) is read by streams: one a worker of each rank. A stream's samples are
-a function of the data set's seed, the epoch and the stream's number alone, so reading can go on anywhere in
+A dataset in shards (files, row groups) is read by streams: one a worker of each rank. A stream's samples are
+a function of the dataset's seed, the epoch and the stream's number alone, so reading can go on anywhere in
 it.
 """
 
@@ -59,7 +59,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One of several readers that share the shards of a data set.
+    """One of several readers that share the shards of a dataset.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Stream:
 
 
 class ShardDataset(IterableDataset[S], Generic[S, P, W]):
-    """The base of data sets in shards: who reads which of them, the shuffle buffer, and the state.
+    """The base of datasets in shards: who reads which of them, the shuffle buffer, and the state.
 
     Without shuffling the samples come in the order of the shards. With it the order of the shards is drawn
     anew for each epoch, and with a buffer their samples are shuffled in windows: the buffer is filled, given
@@ -135,7 +135,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the latest pass over the data set has come, as plain data.
+        """Return how far the latest pass over the dataset has come, as plain data.
 
         A loader asks for it behind each batch and keeps it in a state of its own.
         """
@@ -160,17 +160,17 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         Raises
         ------
         ValueError
-            This is no state of a data set in shards, or of one that was read in another order.
+            This is no state of a dataset in shards, or of one that was read in another order.
         """
         try:
             stream = Stream(**{name: state[name] for name in Stream.__slots__})
             reached = Reached(**{name: state[name] for name in Reached.__slots__})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no state of a data set in shards: {state}") from error
+            raise ValueError(f"this is no state of a dataset in shards: {state}") from error
         for name, here in self._order_by().items():
             if state.get(name) != here:
                 raise ValueError(
-                    f"the state is of a data set with {name}={state.get(name)!r}, this one has {here!r}, "
+                    f"the state is of a dataset with {name}={state.get(name)!r}, this one has {here!r}, "
                     "so its samples come in another order"
                 )
         self._resumed = stream, reached

@@ -44,7 +44,7 @@ def check_note(error, options, where):
 @pytest.mark.parametrize("options", [*EVERYWHERE, *OTHERS])
 def test_an_exception_of_a_sample(options, tmp_path):
     one = loader(Faulty(actions={9: once(tmp_path, fail(OwnError("gone")))}), **options)
-    with pytest.raises(SampleError, match="the data set raised OwnError: gone") as caught:
+    with pytest.raises(SampleError, match="the dataset raised OwnError: gone") as caught:
         list(one)
     error = caught.value
     assert (error.batch, error.index, error.dataset_index) == (2, 1, 9)
@@ -61,7 +61,7 @@ def test_an_exception_of_a_sample(options, tmp_path):
 def test_the_very_first_sample_may_fail_and_the_next_epoch_settles_the_form(options, tmp_path):
     slow = faulty.partial(faulty.time.sleep, 0.02)  # so that others wait for the form meanwhile
     one = loader(Faulty(actions={0: once(tmp_path, fail(OwnError("first")))}, always=slow), **options)
-    with pytest.raises(SampleError, match="batch 0, sample 0, data set index 0"):
+    with pytest.raises(SampleError, match="batch 0, sample 0, dataset index 0"):
         list(one)
     assert indices(one) == plain()
     one.close()
@@ -70,7 +70,7 @@ def test_the_very_first_sample_may_fail_and_the_next_epoch_settles_the_form(opti
 @pytest.mark.parametrize("options", EVERYWHERE)
 def test_an_exception_that_does_not_pickle(options):
     one = loader(Faulty(actions={5: faulty.partial(faulty.fail_with_code, 7)}), **options)
-    with pytest.raises(SampleError, match=r"data set index 5.*Unpicklable: code 7: no way") as caught:
+    with pytest.raises(SampleError, match=r"dataset index 5.*Unpicklable: code 7: no way") as caught:
         list(one)
     cause = caught.value.__cause__
     assert type(cause) is Unpicklable
@@ -249,7 +249,7 @@ def test_a_worker_without_items_keeps_nobody_waiting(kind):
 
 def test_spawned_workers_fail_the_same(tmp_path):
     one = loader(Faulty(actions={9: once(tmp_path, fail(OwnError("gone")))}), start_method="spawn")
-    with pytest.raises(SampleError, match=r"data set index 9.*OwnError: gone"):
+    with pytest.raises(SampleError, match=r"dataset index 9.*OwnError: gone"):
         list(one)
     assert indices(one) == plain()
 

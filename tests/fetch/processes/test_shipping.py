@@ -70,7 +70,7 @@ def same(one, other):
 
 
 class Holder:
-    """A data set of whatever it is given."""
+    """A dataset of whatever it is given."""
 
     def __init__(self, **parts):
         self.__dict__.update(parts)

@@ -125,7 +125,7 @@ def test_no_columns(files):
 def test_a_file_that_was_replaced(files, rows):
     loader = DataLoader(ParquetDataset(files[0]), places="cpu", batch_size=7, ragged=["words"])
     pq.write_table(make_table(0, rows), files[0], row_group_size=7)
-    with pytest.raises(DataFileError, match="it has changed since the data set was made") as caught:
+    with pytest.raises(DataFileError, match="it has changed since the dataset was made") as caught:
         list(loader)
     assert caught.value.file == str(files[0])
 

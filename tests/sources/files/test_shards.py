@@ -178,7 +178,7 @@ def test_a_state_is_for_as_many_streams():
     dataset.load_state_dict(state)
     with reading(0, 3), pytest.raises(ValueError, match="stream 0 of 2, this is stream 0 of 3"):
         list(dataset)
-    with pytest.raises(ValueError, match="no state of a data set in shards"):
+    with pytest.raises(ValueError, match="no state of a dataset in shards"):
         dataset.load_state_dict({"batches": 3})
 
 

@@ -138,7 +138,7 @@ def test_a_shard_that_was_cut_loses_no_sample_unnoticed(folder, body):
 
 def test_what_decode_raises_names_its_sample(folder):
     dataset = TarDataset(folder / "001.tar", lambda sample: int(sample["bin"]))
-    with pytest.raises(SampleError, match="the data set raised ValueError") as caught:
+    with pytest.raises(SampleError, match="the dataset raised ValueError") as caught:
         list(DataLoader(dataset, places="cpu", batch_size=7))
     assert caught.value.__cause__.__notes__ == [
         f"gpuloader: raised by decode for '0020' of {folder / '001.tar'}"

@@ -1,0 +1,84 @@
+"""Where a loader's batches land, and how a step is divided among the places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuloader.devices.base import Device
+from gpuloader.devices.interop import Output, open_output
+from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a loader's batches land, and how a step is divided among the places.
+
+    Attributes
+    ----------
+    devices : tuple of Device
+        One for each place.
+    outputs : tuple of Output
+        Whose arrays the user gets, one for each place.
+    prefetch : int
+        Steps copied to devices ahead of the consumer; 0 if all places are hosts, where nothing is copied.
+    drop_last : bool
+        Whether to leave out a last step that has no batch for every place.
+    shards : int
+        How many parts each batch is cut into; 1 if each place gets a batch of its own.
+    remainder : str
+        What to do with samples of a batch that do not divide evenly: 'error', 'drop' or 'pad'.
+    """
+
+    devices: tuple[Device, ...]
+    outputs: tuple[Output, ...]
+    prefetch: int
+    drop_last: bool
+    shards: int = 1
+    remainder: str = "error"
+
+    @classmethod
+    def of(
+        cls,
+        places: Sequence[Place],
+        output: str | None,
+        stream: object,
+        *,
+        prefetch: int,
+        drop_last: bool,
+        shards: int = 1,
+        remainder: str = "error",
+    ) -> Delivery:
+        """Open the devices of some places.
+
+        Raises
+        ------
+        PlaceError
+            A place needs a GPU that is missing, or the output's arrays cannot lie on a place.
+        MissingPackage
+            The output's framework is not installed.
+
+        >>> from gpuloader.devices.places import CPUPlace
+        >>> Delivery.of([CPUPlace()], None, None, prefetch=2, drop_last=True).prefetch
+        0
+        """
+        devices = tuple(open_device(place) for place in places)
+        outputs = tuple(open_output(output, device, stream) for device in devices)
+        prefetch = 0 if all(device.direct for device in devices) else prefetch
+        return cls(devices, outputs, prefetch, drop_last, shards, remainder)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether every batch lands on a host."""
+        return all(device.direct for device in self.devices)
+
+    @property
+    def has_host(self) -> bool:
+        """Whether some batches land on a host."""
+        return any(device.direct for device in self.devices)
+
+    @property
+    def pads(self) -> bool:
+        """Whether a place's part of a batch may end in repeated samples."""
+        return self.shards > 1 and self.remainder == "pad"
