@@ -1,10 +1,10 @@
-# Every target sets up what it needs. Python 3.11 or later; PYTHON=... chooses another.
-# Names are run, not only looked up: a version manager leaves names on the PATH that start nothing.
+# Every target sets up what it needs. Needs Python 3.11 or later; PYTHON=... chooses the interpreter.
+# Run each candidate instead of looking it up: version managers leave names on the PATH that do not start.
 PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11 python3; do \
   $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 BIN := .venv/bin
 comma := ,
-# The newest CUDA that the driver runs; without a GPU, or with a driver too old for CuPy, no extra is added.
+# The newest CUDA that the driver supports. Without a GPU, or with a driver too old for CuPy, add no extra.
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
@@ -17,15 +17,15 @@ demo: .venv/demo.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
-# Their own environment, as they are large; FRAMEWORKS=jax takes one of them alone.
+# The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train]
-# One process each: frameworks do not all bear each other, nor a fork.
+# A separate pytest for each: some frameworks conflict with each other, or with a fork.
 test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py \
 	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py; do \
 	  .venv-frameworks/bin/python -m pytest $$tests; done
 
-# Runs each text in notebooks/ and writes the .ipynb beside it; NOTEBOOKS="02 05" only those.
+# Runs each .py in notebooks/ and writes the .ipynb next to it; NOTEBOOKS="02 05" runs only those.
 notebooks: .venv-frameworks/notebooks.stamp
 	.venv-frameworks/bin/python notebooks/execute.py $(NOTEBOOKS)
 
@@ -41,12 +41,12 @@ lint: .venv/dev.stamp
 kernels: .venv/dev.stamp
 	$(BIN)/python -m gpuloader.kernels.compiling
 
-# Into build/site, any warning being an error. What the theme has to say of its own future is none.
+# Builds into build/site; warnings are errors. The variable silences the theme's announcement of MkDocs 2.
 docs: .venv/docs.stamp
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "The pages are in build/site; to search in them, too: python -m http.server -d build/site"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "The pages are in build/site. To use the search as well: python -m http.server -d build/site"
 
-# Another of its tools: TOOL=racecheck. Errors that tests provoke on purpose are no findings.
+# TOOL=racecheck runs another of its tools. API errors go unreported: tests provoke some on purpose.
 TOOL ?= memcheck
 sanitize: .venv/dev.stamp
 	@command -v compute-sanitizer >/dev/null || \
@@ -54,7 +54,7 @@ sanitize: .venv/dev.stamp
 	compute-sanitizer --tool $(TOOL) --report-api-errors no --target-processes application-only \
 	  --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
 
-# PEERS="torch grain" installs those loaders first; BENCH="--case jpeg --plot bench.png" is handed on.
+# PEERS="torch grain" installs those loaders first; BENCH="--case jpeg --plot bench.png" passes options on.
 PEERS ?=
 BENCH ?=
 bench: .venv/bench.stamp
@@ -89,7 +89,7 @@ bench: .venv/bench.stamp
 	@touch $@
 
 .venv/bin/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; none was found. Set PYTHON=..."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed, but none was found. Set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; $(PYTHON) is older. Set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv

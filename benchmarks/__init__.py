@@ -1,1 +1,1 @@
-"""Figures against a bare floor and against peers."""
+"""Benchmarks against a bare floor and against other libraries."""

@@ -1,4 +1,4 @@
-"""A dataset that tells its workers apart; imports NumPy alone, as does the process that times a start."""
+"""A dataset that identifies its workers; imports only NumPy, so as not to affect the timed start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Whose:
-    """Small samples that name the process which made them."""
+    """Small samples, each with the ID of the process that made it."""
 
     def __init__(self, length: int) -> None:
         self.rows = np.random.default_rng(0).random((length, 32), np.float32)

@@ -1,20 +1,19 @@
-"""How long worker processes take to give a first batch, and how much memory one of them has to itself.
+"""Measure how long worker processes take to deliver a first batch, and the private memory of one.
 
 Each measurement runs in a fresh interpreter that has imported the library and made its data, a NumPy array
-of 128 kB; every sample names the process that made it.
+of 128 kB. Every sample has the ID of the process that made it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
-from benchmarks.measure import Result, Spread
+from benchmarks.measure import Result, Spread, spread
 
 _CODE = """
 import json, sys
@@ -59,7 +58,7 @@ other = loader()
 epoch = iter(other)
 next(epoch)
 seconds += [perf_counter() - start, again]
-for _ in epoch:  # Paddle leaves shared memory behind if it is left early
+for _ in epoch:  # Paddle leaks shared memory if an epoch is not finished
     pass
 print(json.dumps([*(1000 * value for value in seconds), memory]))
 """
@@ -74,11 +73,11 @@ _CANDIDATES = [
 
 
 def worker_start(repeats: int) -> Result:
-    """Time the first batch of 2 workers: a process's first loader, its second, and a later epoch.
+    """Time the first batch from 2 workers: of a process's first loader, its second, and a later epoch.
 
-    The clock runs from before the loader is made, or the epoch begun, until the batch is there. The
-    workers of the first loader persist and are there while the second starts. Imports are not counted,
-    unless the workers themselves import what a forked one finds: that is the price of a forkserver.
+    The clock starts before the loader is made, or the epoch begins, and stops when the batch arrives. The
+    first loader's workers persist and still run while the second loader starts. Imports do not count,
+    except those in the workers: a forked worker inherits its imports, one from a fork server pays for them.
     """
     kinds = ("first loader", "second loader", "second epoch")
     rows = {
@@ -87,19 +86,19 @@ def worker_start(repeats: int) -> Result:
         for name, spreads in _measure(repeats).items()
     }
     return Result(
-        "the first batch of 2 workers", "ms", None, "first loader 1,000, second 150, second epoch 2", rows
+        "the first batch from 2 workers", "ms", None, "first loader 1,000, second 150, second epoch 2", rows
     )
 
 
 def worker_memory(repeats: int) -> Result:
-    """Measure what a worker has to itself after an epoch: its private pages, the greater of two workers."""
+    """Measure the private pages of a worker after an epoch, the larger of two workers."""
     rows = {name: spreads[3] for name, spreads in _measure(repeats).items()}
     return Result("private memory of a worker", "MB", None, "at most 40", rows)
 
 
 @cache
 def _measure(repeats: int) -> dict[str, list[Spread]]:
-    """Return spreads of milliseconds (three) and megabytes by candidate; two cases share one measurement."""
+    """Return three spreads in ms and one in MB per candidate; both cases share one measurement."""
     runs: dict[tuple[str, str], list[list[float]]] = {
         candidate: [] for candidate in _CANDIDATES if importlib.util.find_spec(candidate[0])
     }
@@ -112,8 +111,8 @@ def _measure(repeats: int) -> dict[str, list[Spread]]:
                 del runs[candidate]
     return {
         ", ".join(candidate): [
-            Spread(statistics.median(seen), min(seen), max(seen))
-            for seen in zip(*measured[1:], strict=True)  # the first warmed up the file cache
+            spread(seen)
+            for seen in zip(*measured[1:], strict=True)  # the first run warmed up the file cache
         ]
         for candidate, measured in runs.items()
     }

@@ -1,4 +1,4 @@
-"""The cases of `gpuloader bench` with the goals that were set for them, as `run.py` shows its other cases."""
+"""The cases of `gpuloader bench` with their goals, in the form of the other cases of `run.py`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpuloader.bench.running import run_cases
 
 GOALS = {
     "arrays": "6 times torch's TensorDataset, 3 times its __getitems__, 0.85 of the floor's rate",
-    "lists": "without workers 0.95 of the floor's rate, with 2 workers 1.7 times torch's with 2",
-    "images": "10 times torch, 20 times Paddle, with 2 workers",
+    "lists": "0.95 of the floor's rate without workers, 1.7 times torch's with 2 workers each",
+    "images": "10 times torch, 20 times Paddle, with 2 workers each",
     "jpeg": "1.1 times torch",
-    "waits": "16 threads 7 times torch's 2 workers",
+    "waits": "16 threads: 7 times torch's 2 workers",
     "small": "at most 100 with 1 worker",
     "stream": "0.7 of the bare loop's rate",
     "stream_lists": "0.7 of the bare loop's rate",
@@ -27,7 +27,7 @@ GOALS = {
 
 
 def beside_peers() -> dict[str, Callable[[int], Result]]:
-    """Return for each case what measures it, given the repeats."""
+    """Return a function for each case that measures it, given the number of repeats."""
     return {name: partial(_measure, name) for name in CASES}
 
 
@@ -41,7 +41,7 @@ def _measure(name: str, repeats: int) -> Result:
 
 
 def to_result(measured: Measured) -> Result:
-    """Return a case as one of those of `run.py`."""
+    """Convert a case of `gpuloader bench` to one of `run.py`."""
     return Result(
         measured.title,
         UNIT,

@@ -1,8 +1,8 @@
-"""Parquet files into batches: `gpuloader.ParquetDataset`, the bare loop over Arrow's batches, and torch.
+"""Parquet files: `gpuloader.ParquetDataset`, the bare loop over Arrow's batches, and torch.
 
-Figures are microseconds a batch of 256 rows over whole epochs: of 200,000 rows of 64 float32 (a list of
-fixed length) and an int64, in row groups of 20,000, read from the page cache. Every library has a process of
-its own (see `benchmarks.hosts`). Of each batch the consumer reads one number, the very first.
+Figures are microseconds per batch of 256 rows, over whole epochs. The file has 200,000 rows of 64 float32
+(a fixed-size list) and an int64, in row groups of 20,000, and is read from the page cache. Each library has
+its own process (see `benchmarks.hosts`). The consumer reads the first number of each batch.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ COPIED = "the same, columns copied into one buffer each"
 
 
 def parquet(repeats: int) -> Result:
-    """Time batches of 256 rows; goal: no slower than a bare loop that has the same bytes in its hands."""
+    """Time batches of 256 rows; the goal is to be no slower than a bare loop that copies the same bytes."""
     title = "Parquet, batches of 256 x 64 float32 with labels"
     goal = "the copying loop's time; a fifth of torch's row by row"
     if not importlib.util.find_spec("pyarrow"):
         print("left out: Parquet needs pyarrow", file=sys.stderr)
-        return Result(title, "µs a batch", None, goal, {})
+        return Result(title, "µs per batch", None, goal, {})
     others = [torch_own] if importlib.util.find_spec("torch") else []
-    return Result(title, "µs a batch", COPIED, goal, take_turns([own, *others], repeats))
+    return Result(title, "µs per batch", COPIED, goal, take_turns([own, *others], repeats))
 
 
 def own() -> dict[str, Candidate]:
-    """The floors, and ours."""
+    """Return the candidates of the floors and of gpuloader."""
     from gpuloader import DataLoader, ParquetDataset
 
     path = write_file()
@@ -66,7 +66,7 @@ def own() -> dict[str, Candidate]:
 
 
 def torch_own() -> dict[str, Candidate]:
-    """What its users write: a row at a time, which its collation stacks; and whole batches."""
+    """Return torch's candidates: yielding rows, which torch collates, and yielding whole batches."""
     from torch.utils.data import DataLoader, IterableDataset
 
     path = write_file()
@@ -95,7 +95,7 @@ def torch_own() -> dict[str, Candidate]:
 
 
 class Passes:
-    """Something to be iterated again and again, for `turn`: of each batch a list of the array to look at."""
+    """Epochs for `turn`; each batch is a list of the one array to look at."""
 
     def __init__(self, begin: Callable[[], Iterable[Any]], look: Callable[[Any], Any]) -> None:
         self._begin = begin
@@ -107,7 +107,7 @@ class Passes:
 
 
 def read_batches(path: str) -> Iterator[Any]:
-    """Yield Arrow's batches and do nothing with them."""
+    """Yield Arrow's batches untouched."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path, pre_buffer=True) as file:
@@ -115,7 +115,7 @@ def read_batches(path: str) -> Iterator[Any]:
 
 
 def copy_batches(path: str) -> Iterator[list[Any]]:
-    """Yield the same two buffers for each of Arrow's batches, with its numbers in them."""
+    """Copy each of Arrow's batches into the same two buffers and yield them."""
     buffers = [np.empty((BATCH, WIDTH), np.float32), np.empty(BATCH, np.int64)]
     for batch in read_batches(path):
         for buffer, array in zip(buffers, as_arrays(batch), strict=True):
@@ -124,13 +124,13 @@ def copy_batches(path: str) -> Iterator[list[Any]]:
 
 
 def as_arrays(batch: Any) -> list[Any]:
-    """Return a batch's columns as NumPy sees them, without a copy."""
+    """Return a batch's columns as NumPy arrays, without a copy."""
     image = batch.column("image").flatten().to_numpy().reshape(-1, WIDTH)
     return [image, batch.column("label").to_numpy()]
 
 
 def write_file() -> str:
-    """Write the file into a folder that goes with this process; return its path."""
+    """Write the file into a folder that is removed when this process exits; return its path."""
     import pyarrow as pa
     from pyarrow.parquet import write_table
 

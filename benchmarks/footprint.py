@@ -1,4 +1,4 @@
-"""What a loader leaves behind: memory, threads, descriptors, mappings; and what an import costs."""
+"""Measure what a loader leaves behind (memory, threads, descriptors, mappings) and the time to import."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, Spread, interleave
 
-_MEMORY = """
-import json, os
+_READER = """
 import numpy as np
 from gpuloader import DataLoader
 
@@ -18,7 +17,11 @@ def reader():
     batch = [np.zeros((32, 784), np.float32)]
     while True:
         yield batch
+"""
 
+_MEMORY = f"""
+import json, os
+{_READER}
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1024
@@ -34,16 +37,9 @@ for number in range(200_000):
 print(json.dumps(seen))
 """
 
-_MANY = """
+_MANY = f"""
 import gc, json, os, threading, time
-import numpy as np
-from gpuloader import DataLoader
-
-def reader():
-    batch = [np.zeros((32, 784), np.float32)]
-    while True:
-        yield batch
-
+{_READER}
 def counts():
     gc.collect()
     time.sleep(0.1)
@@ -71,8 +67,8 @@ assert "cupy" not in sys.modules
 """
 
 
-def memory(repeats: int) -> Result:  # noqa: ARG001 - one long run tells more than several short ones
-    """Measure how much the process grows over 200,000 batches, every 20,000 of them."""
+def memory(repeats: int) -> Result:  # noqa: ARG001 - one long run shows more than several short ones
+    """Measure how much the process grows over 200,000 batches, sampled every 20,000."""
     growth = json.loads(_run(_MEMORY))
     spread = Spread(growth[-1], min(growth), max(growth))
     return Result(
@@ -81,19 +77,19 @@ def memory(repeats: int) -> Result:  # noqa: ARG001 - one long run tells more th
 
 
 def many_loaders(repeats: int) -> Result:  # noqa: ARG001
-    """Make 1,000 loaders, take two steps of each and drop it; count what is left."""
+    """Make 1,000 loaders, take two steps of each and drop it; count the resources left behind."""
     micros, threads, descriptors, mappings = json.loads(_run(_MANY))
     rows = {
-        "µs a loader": micros,
-        "threads more": threads,
-        "descriptors more": descriptors,
-        "mappings more": mappings,
+        "µs per loader": micros,
+        "threads left": threads,
+        "descriptors left": descriptors,
+        "mappings left": mappings,
     }
     return Result(
-        "1,000 loaders made, used partly, dropped",
-        "as the row says",
+        "1,000 loaders made, partly used and dropped",
+        "unit in each row",
         None,
-        "none more",
+        "none left",
         {name: Spread(value, value, value) for name, value in rows.items()},
     )
 

@@ -1,4 +1,4 @@
-"""Candidates that take turns while each library has a process of its own (see `gpuloader.bench.sides`)."""
+"""Make candidates take turns, with each library in its own process (see `gpuloader.bench.sides`)."""
 
 from __future__ import annotations
 
@@ -10,47 +10,21 @@ from collections.abc import Callable, Sequence
 from benchmarks.measure import Candidate, Spread
 from gpuloader.bench.hosts import Host
 from gpuloader.bench.running import take_turns as take_turns_of_sides
-from gpuloader.bench.sides import TurnFailed, one_line
+from gpuloader.bench.sides import Here
 
 Factory = Callable[[], dict[str, Candidate]]
-"""A function of an importable module that makes one library's candidates; called in its process."""
+"""A function of an importable module that returns one library's candidates; called in its process."""
 
 
-class Candidates:
-    """The side of candidates that a factory made."""
-
-    def __init__(self, candidates: dict[str, Candidate]) -> None:
-        self._candidates = candidates
-
-    def ways(self) -> list[str]:
-        """Return the candidates' names."""
-        return list(self._candidates)
-
-    def turn(self, way: str) -> float:
-        """Return what a candidate measured."""
-        try:
-            return self._candidates[way]()
-        except Exception as error:
-            raise TurnFailed(one_line(error)) from error
-
-    def finish(self) -> None:
-        """Let go of the candidates."""
-        self._candidates = {}
-
-    def close(self) -> None:
-        """Let go of the candidates."""
-        self.finish()
-
-
-def make(module: str, factory: str) -> Candidates:
-    """Make the candidates of a factory, in its process."""
-    return Candidates(getattr(importlib.import_module(module), factory)())
+def make(module: str, factory: str) -> Here:
+    """Return the side of a factory's candidates; called in the factory's process."""
+    return Here(getattr(importlib.import_module(module), factory))
 
 
 def take_turns(factories: Sequence[Factory], repeats: int) -> dict[str, Spread]:
-    """Run all candidates of all libraries in turn, `repeats` times after a turn to warm up.
+    """Run all candidates of all libraries in turn, `repeats` times after a warm-up turn.
 
-    A candidate that fails or does not answer is left out, and a line on stderr says so.
+    Leave out a candidate that fails or does not answer, and print a line about it to stderr.
     """
     with contextlib.ExitStack() as stack:
         sides = {}

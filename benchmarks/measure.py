@@ -1,4 +1,4 @@
-"""What every script here measures with; figures of a checkout name its commit."""
+"""The measuring functions of all benchmark scripts; reports name the commit of the checkout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import gpuloader
 from gpuloader.bench import machine
-from gpuloader.bench.measure import Candidate, Result, Spread, interleave
+from gpuloader.bench.measure import Candidate, Result, Spread, interleave, spread
 
-__all__ = ["Candidate", "Result", "Spread", "describe_machine", "interleave", "write_report"]
+__all__ = ["Candidate", "Result", "Spread", "describe_machine", "interleave", "spread", "write_report"]
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what the figures depend on; nothing that names the machine itself."""
+    """Return the hardware and software that figures depend on, without naming the machine."""
     return {
         **machine.describe_machine(),
         "commit": _commit(),
@@ -24,7 +24,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:
-    """Write figures to a JSON file that a person can read too, in a folder that need not be there yet."""
+    """Write a report to an indented JSON file; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,4 +1,4 @@
-"""How much of the shorter of reading and computing an asynchronous loader hides."""
+"""Measure how much of the shorter of reading and computing an asynchronous loader hides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 100
 
 
 def hidden_time(repeats: int) -> Result:
-    """Time a reader that waits 2 ms a batch under a consumer that waits, or computes, about 2 ms."""
+    """Time a reader that waits 2 ms per batch with a consumer that waits or computes for about 2 ms."""
     batch = [np.zeros((32, 784), np.float32)]
 
     def reader() -> Iterator[Any]:
@@ -33,7 +33,7 @@ def hidden_time(repeats: int) -> Result:
             candidates[name] = lambda way=way, work=work: _epoch(reader, work, way) / STEPS * 1e6
     return Result(
         "hidden time: 2 ms of reading, 2 ms of computing",
-        "µs a step",
+        "µs per step",
         "consumer waits, synchronous",
         "asynchronous at most 0.6 of synchronous",
         interleave(candidates, repeats),
@@ -41,7 +41,7 @@ def hidden_time(repeats: int) -> Result:
 
 
 def main_job(repeats: int) -> Result:
-    """Time the MNIST model on the packaged digits, as the demonstration trains it, two epochs."""
+    """Time two epochs of the demonstration's MNIST model on the packaged digits."""
     digits = mnist.sample().train
 
     def run(asynchronous: bool) -> float:
@@ -51,9 +51,9 @@ def main_job(repeats: int) -> Result:
     candidates = {"synchronous": lambda: run(False), "asynchronous": lambda: run(True)}
     return Result(
         "MNIST, linear model, data in memory",
-        "µs a step",
+        "µs per step",
         "synchronous",
-        "none: such short steps gain nothing from a thread",
+        "none: steps this short gain nothing from a thread",
         interleave(candidates, repeats),
     )
 
@@ -68,12 +68,12 @@ def _epoch(reader: Callable[[], Iterator[Any]], work: Callable[[], None], asynch
 
 
 def wait(milliseconds: float) -> Callable[[], None]:
-    """Return a function that waits, as for a disk or a device."""
+    """Return a function that sleeps, as if waiting for a disk or a device."""
     return lambda: sleep(milliseconds / 1000)
 
 
 def multiply(milliseconds: float) -> Callable[[], None]:
-    """Return a function that multiplies matrices for about so long."""
+    """Return a function that multiplies matrices for about `milliseconds`."""
     size = 192
     left = np.random.default_rng(0).random((size, size), np.float32)
     start = perf_counter()

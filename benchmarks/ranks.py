@@ -1,7 +1,7 @@
-"""Simulate up to 4,096 ranks of one dataset: what a rank's part costs, how even it is, what a state holds.
+"""Simulate up to 4,096 ranks of one dataset: the cost and evenness of a rank's part, the size of its state.
 
-No process is started: a rank is a number, and its part of an epoch a slice of an order that is computed where
-it is asked for.
+This starts no processes. A rank is a number, and its part of an epoch is a slice of an order that can be
+computed from any position.
 
 python benchmarks/ranks.py [--samples N] [--batch-size N] [--repeats N] [--output FILE]
 python benchmarks/ranks.py --table FILE     prints the table of an earlier run
@@ -9,7 +9,6 @@ python benchmarks/ranks.py --table FILE     prints the table of an earlier run
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -25,7 +24,8 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import describe_machine, write_report
+from benchmarks.measure import describe_machine
+from benchmarks.script import make_parser, run_script
 from gpuloader import DataLoader
 from gpuloader.order.division import Division, Share
 from gpuloader.order.order import Shuffled
@@ -35,13 +35,13 @@ WORLD_SIZES = (1, 8, 64, 512, 4096)
 GOAL_MS = 1.0
 _BINS = 256
 _EXCEEDED = 330.52
-"""What a chi-squared variable of 255 degrees of freedom exceeds once in 1,000 times."""
+"""A chi-squared variable with 255 degrees of freedom exceeds this once in 1,000 times."""
 
 
 def spread_ms(run: Callable[[], object], repeats: int) -> dict[str, float]:
     """Return the median, the 99th percentile and the worst of the milliseconds that `run` takes.
 
-    They are the thread's own time on a core: what a look-up costs, whoever else is at work on the machine.
+    This is the thread's CPU time, so that other load on the machine does not affect the cost of a lookup.
     """
     taken = []
     for _ in range(repeats):
@@ -52,7 +52,7 @@ def spread_ms(run: Callable[[], object], repeats: int) -> dict[str, float]:
 
 
 def time_slices(samples: int, batch_size: int, world_size: int, repeats: int) -> dict[str, Any]:
-    """Return what it costs one rank to look up batches: any one by itself, and one after the other."""
+    """Return the cost for one rank of looking up batches: at random, and consecutively."""
     draw = np.random.default_rng(world_size)
 
     def look_up_one() -> object:
@@ -79,8 +79,8 @@ def time_slices(samples: int, batch_size: int, world_size: int, repeats: int) ->
 def measure_evenness(samples: int, batch_size: int, world_size: int) -> dict[str, float]:
     """Return how far the indices of one rank are from uniform, and the skew between ranks.
 
-    The skew is the most samples that count of any rank less the fewest, over sample counts whose last step
-    is whole, short by one sample, and a single sample.
+    The skew is the largest number of unmasked samples of any rank minus the smallest. It is taken over
+    sample counts whose last step is whole, one sample short, or a single sample.
     """
     share = Share(Shuffled(samples, 3, 0), 0, batch_size, Division(world_size // 2, world_size, "pad"))
     entries = np.asarray(share.slice(0, min(len(share), 1 << 16)))
@@ -99,7 +99,7 @@ def measure_evenness(samples: int, batch_size: int, world_size: int) -> dict[str
 
 
 def state_bytes(samples: int, batch_size: int, world_size: int) -> int:
-    """Return the size of a loader's state in the middle of an epoch, as JSON, at the largest seed."""
+    """Return the size of a loader's state as JSON, in the middle of an epoch and with the largest seed."""
     loader = DataLoader(
         range(samples),
         places="cpu",
@@ -114,7 +114,7 @@ def state_bytes(samples: int, batch_size: int, world_size: int) -> int:
 
 
 def measure(samples: int, batch_size: int, repeats: int) -> dict[str, Any]:
-    """Return a report of all world sizes."""
+    """Measure all world sizes and return the report."""
     rows = []
     for world_size in WORLD_SIZES:
         print(f"measuring {world_size} ranks …", file=sys.stderr, flush=True)
@@ -142,11 +142,11 @@ def render(report: dict[str, Any]) -> str:
     lines = [
         f"Measured on: {machine}. {report['samples']:,} samples, shuffled, batches of "
         f"{report['batch_size']}; "
-        f"{report['repeats']:,} look-ups each, in time on a core: median, 99th percentile, worst; goal: "
+        f"{report['repeats']:,} lookups each, in CPU time: median, 99th percentile, worst; goal: "
         f"{GOAL_MS:.0f} ms. Chi-squared of a rank's indices in {_BINS} bins exceeds {_EXCEEDED} once in "
         "1,000 times.",
         "",
-        "| ranks | any batch, ms | the next one, ms | held, KB | chi-squared | skew, samples | state, B |",
+        "| ranks | any batch, ms | next batch, ms | memory, KB | chi-squared | skew, samples | state, B |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in report["rows"]:
@@ -162,23 +162,12 @@ def render(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, print the table and write it to a file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--samples", type=int, default=10**9, help="in the dataset (default: 10**9)")
-    parser.add_argument("--batch-size", type=int, default=256, help="of one rank (default: 256)")
-    parser.add_argument("--repeats", type=int, default=900, help="look-ups of each kind (default: 900)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--table", type=Path, help="print the table of this file and measure nothing")
-    options = parser.parse_args()
-    if options.table:
-        print(render(json.loads(options.table.read_text())))
-        return
-    report = measure(options.samples, options.batch_size, options.repeats)
-    print(render(report))
-    if options.output:
-        write_report(report, options.output)
+    """Measure, print the table and write the report to a file."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--samples", type=int, default=10**9, help="size of the dataset (default: 10**9)")
+    parser.add_argument("--batch-size", type=int, default=256, help="batch size per rank (default: 256)")
+    parser.add_argument("--repeats", type=int, default=900, help="lookups of each kind (default: 900)")
+    run_script(parser, lambda options: measure(options.samples, options.batch_size, options.repeats), render)
 
 
 if __name__ == "__main__":

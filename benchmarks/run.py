@@ -1,13 +1,12 @@
-"""Measure gpuloader against a bare floor and against peers that are installed.
+"""Measure gpuloader against a bare floor and against installed peers.
 
 python benchmarks/run.py [--case NAME ...] [--repeats N] [--output FILE]
-python benchmarks/run.py --table FILE     prints the tables of an earlier run, or of one of `gpuloader bench`
+python benchmarks/run.py --table FILE     prints the tables of an earlier run, or of `gpuloader bench`
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import dataset_start, datasets, files, footprint, overlap, watching
-from benchmarks.measure import describe_machine, write_report
+from benchmarks.measure import describe_machine
+from benchmarks.script import make_parser, run_script
 from gpuloader.bench.report import Report
 
 CASES = {
@@ -33,37 +33,32 @@ CASES = {
 
 
 def main() -> None:
-    """Run the chosen cases, print their tables and write them to a file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the chosen cases, print their tables and write the report to a file."""
+    parser = make_parser(__doc__)
     parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--repeats", type=int, default=7, help="turns of each candidate (default: 7)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--table", type=Path, help="print the table of this file and measure nothing")
-    options = parser.parse_args()
-    if options.table:
-        print(render(json.loads(options.table.read_text())))
-        return
+    run_script(parser, measure, render)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the chosen cases and return the report."""
     report: dict[str, Any] = {"machine": describe_machine(), "repeats": options.repeats, "cases": []}
     for name in options.case:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         report["cases"].append(CASES[name](options.repeats).to_json())
-    print(render(report))
-    if options.output:
-        write_report(report, options.output)
+    return report
 
 
 def render(report: dict[str, Any]) -> str:
-    """Return a report as Markdown tables; ratios are of medians, to the case's floor."""
+    """Return a report as Markdown tables, with ratios of medians to each case's floor."""
     if "peers" in report:
         return _render_peers(Report.from_json(report))
     machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if name != "package")
-    lines = [f"Measured on: {machine}. Median (least to greatest) of {report['repeats']} interleaved runs."]
+    lines = [f"Measured on: {machine}. Median (min to max) of {report['repeats']} interleaved runs."]
     for case in report["cases"]:
         lines += ["", f"**{case['case']}**, {case['unit']}; goal: {case['goal']}", ""]
         floor = case["rows"][case["floor"]]["median"] if case["floor"] else None
-        lines += ["| | median | least to greatest | times the floor |", "|---|---:|---:|---:|"]
+        lines += ["| | median | min to max | × floor |", "|---|---:|---:|---:|"]
         for name, row in case["rows"].items():
             ratio = f"{row['median'] / floor:.2f}" if floor else ""
             spread = f"{_number(row['low'])} to {_number(row['high'])}"

@@ -1,4 +1,4 @@
-"""Measure when workers have a dataset, and what memory that takes, for every way to start them.
+"""Measure how long workers take to get a dataset, and the memory they need, for each start method.
 
 python benchmarks/start_method.py [--case NAME ...] [--workers N] [--repeats N] [--output FILE]
 python benchmarks/start_method.py --table FILE     prints the table of an earlier run
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import multiprocessing
 import sys
 import threading
@@ -26,7 +25,8 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import Spread, describe_machine, write_report
+from benchmarks.measure import describe_machine, spread
+from benchmarks.script import make_parser, run_script
 from gpuloader.fetch.processes.shipping import Parcel, Unshippable, pack, unpack
 from gpuloader.fetch.processes.starting import without_main
 
@@ -34,17 +34,18 @@ METHODS = ("fork", "forkserver", "spawn")
 PRELOADED = ["numpy", "gpuloader", "gpuloader.fetch.processes.shipping"]
 
 Measured = dict[str, float]
-"""What one turn measured: `have_ms`, `private_mb` at the start and `touched_mb` after all was used."""
+"""The figures of one turn: `have_ms`, and private memory before (`private_mb`) and after touching all data
+(`touched_mb`)."""
 
 
 class Dataset:
-    """Parts that a worker can touch one after the other."""
+    """A dataset of parts that a worker can touch one after the other."""
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
 
     def touch(self) -> float:
-        """Use every element once, as an epoch does."""
+        """Read every element once, as an epoch does."""
         return float(sum(_touch(part) for part in self.parts))
 
 
@@ -57,30 +58,30 @@ def _touch(part: Any) -> float:
 
 
 def nothing() -> Dataset:
-    """Make an empty dataset: what a worker costs by itself."""
+    """Make an empty dataset, to measure the cost of a worker by itself."""
     return Dataset()
 
 
 def arrays() -> Dataset:
-    """Make 150 MB of images in one array, and their labels."""
+    """Make one array of 150 MB of images, and their labels."""
     rng = np.random.default_rng(1)
     return Dataset(rng.random((47_800, 28, 28), np.float32), rng.integers(0, 10, 47_800))
 
 
 def unpicklable() -> Dataset:
-    """Make the same with a lock in it, as datasets with a connection, a cache or a logger have one."""
+    """Make the same arrays and a lock, like datasets with a connection, a cache or a logger."""
     return Dataset(*arrays().parts, threading.Lock())
 
 
 def samples() -> Dataset:
-    """Make a million names of files with a label each."""
+    """Make a million file names with a label each."""
     return Dataset(
         tuple((f"/data/images/train/{n % 1000:04d}/{n:08d}.jpg", n % 1000) for n in range(1_000_000))
     )
 
 
 def numbers(count: int) -> Dataset:
-    """Make so many numbers as Python objects, in lists of a thousand."""
+    """Make `count` numbers as Python objects, in lists of a thousand."""
     return Dataset([[n * 0.5 + k for k in range(1000)] for n in range(count // 1000)])
 
 
@@ -96,7 +97,7 @@ CASES: dict[str, tuple[str, Callable[[], Dataset]]] = {
 
 
 def serve(connection: Connection, dataset: Dataset | None = None) -> None:
-    """Be a worker: have the dataset, say so, touch all of it when asked, end when asked."""
+    """Run a worker: get the dataset, report it, then touch all of it and end, each on request."""
     dataset = unpack(recv_handle(connection)) if dataset is None else dataset
     connection.send("have it")
     connection.recv()
@@ -105,8 +106,8 @@ def serve(connection: Connection, dataset: Dataset | None = None) -> None:
 
 
 def start(method: str, dataset: Dataset, parcel: Parcel | None, workers: int) -> Measured:
-    """Start workers at once; return when the last had the dataset, and the private memory of one."""
-    # Several, since pages that only one process maps count as private to it, whatever they are.
+    """Start all workers at once; return when the last had the dataset, and the private memory of one."""
+    # Use several workers: any page that only one process maps counts as private to it.
     context: Any = multiprocessing.get_context(method)
     pipes = [context.Pipe() for _ in range(workers)]
     begin = time.perf_counter()
@@ -137,13 +138,13 @@ def start(method: str, dataset: Dataset, parcel: Parcel | None, workers: int) ->
 
 
 def private_bytes(pid: int | None) -> int:
-    """Return the memory that only this process has (its unique set size)."""
+    """Return the memory that no other process shares (the unique set size)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 def measure(name: str, workers: int, repeats: int) -> dict[str, Any]:
-    """Measure one case by all start methods in turn, after a turn to warm up."""
+    """Measure one case with all start methods in turn, after a warm-up turn."""
     title, make = CASES[name]
     dataset = make()
     gc.collect()
@@ -177,20 +178,15 @@ def measure(name: str, workers: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def spread(values: list[float]) -> Spread:
-    """Return the median, the least and the greatest of some values."""
-    return Spread(median(values), min(values), max(values))
-
-
 def render(report: dict[str, Any]) -> str:
     """Return a report as a Markdown table."""
     machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if name != "package")
     lines = [
-        f"Measured on: {machine}. Median (least to greatest) of {report['repeats']} interleaved runs; "
-        f"{report['workers']} workers at once. Packing is once for all of them; the memory is of one. "
-        f"The first start by forkserver took {report['first_forkserver_ms']:,.0f} ms, with its server.",
+        f"Measured on: {machine}. Median (min to max) of {report['repeats']} interleaved runs; "
+        f"{report['workers']} workers at once. Packing is done once for all workers; memory is that of one. "
+        f"The first forkserver start took {report['first_forkserver_ms']:,.0f} ms, including its server.",
         "",
-        "| dataset | start | packed in, ms | all have it, ms | private MB | after touching all |",
+        "| dataset | start | packing, ms | all have it, ms | private MB | private MB, all touched |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for case in report["cases"]:
@@ -198,7 +194,7 @@ def render(report: dict[str, Any]) -> str:
         for method in METHODS:
             row = case["rows"].get(method)
             if row is None:
-                lines.append(f"| {case['case']} | {method} | refused in {packing} | | | |")
+                lines.append(f"| {case['case']} | {method} | refused after {packing} | | | |")
                 continue
             have, before, after = (row[key] for key in ("have_ms", "private_mb", "touched_mb"))
             times = f"{have['median']:,.0f} ({have['low']:,.0f} to {have['high']:,.0f})"
@@ -209,19 +205,16 @@ def render(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the chosen cases, print their table and write them to a file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the chosen cases, print their table and write the report to a file."""
+    parser = make_parser(__doc__)
     parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--workers", type=int, default=2, help="workers started at once (default: 2)")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each start method (default: 5)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--table", type=Path, help="print the table of this file and measure nothing")
-    options = parser.parse_args()
-    if options.table:
-        print(render(json.loads(options.table.read_text())))
-        return
+    run_script(parser, measure_all, render)
+
+
+def measure_all(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the chosen cases and return the report."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, "benchmarks.start_method"])
     first = start("forkserver", nothing(), pack(nothing()), 1)["have_ms"]
     report: dict[str, Any] = {
@@ -234,13 +227,11 @@ def main() -> None:
     for name in options.case:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         report["cases"].append(measure(name, options.workers, options.repeats))
-    print(render(report))
-    if options.output:
-        write_report(report, options.output)
+    return report
 
 
 if __name__ == "__main__":
-    # What workers run must be found in a module that they can import.
+    # Workers must be able to import the module of the function that they run.
     from benchmarks import start_method
 
     start_method.main()

@@ -1,4 +1,4 @@
-"""What it costs a loop to be watched: by the counters, which are always on, by a trace, by NVTX ranges."""
+"""Measure the cost of watching a loop: the counters, which are always on, a trace, and NVTX ranges."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ STEPS = 400
 
 
 def watching(repeats: int) -> Result:
-    """Time a loop over batches of 100 images of 784 float32, unwatched and watched.
+    """Time a loop over batches of 100 images of 784 float32, with and without watching.
 
-    The counters cannot be turned off: their row times the calls that a step makes of them, alone.
+    The counters cannot be turned off, so their row times a step's calls to them in isolation.
     """
     dataset = TensorDataset(np.zeros((STEPS * 100, 784), np.float32), np.zeros(STEPS * 100, np.int64))
     loader = DataLoader(dataset, places="cpu", batch_size=100, shuffle=True, seed=1)
@@ -39,26 +39,26 @@ def watching(repeats: int) -> Result:
 
     candidates = {
         "a loop, counters on": loop,
-        "the counters of a step, alone": _count,
+        "a step's counters alone": _count,
         "loader.explain(), one call": lambda: _time(lambda: loader.explain(), 100),
         "loader.stats(), one call": lambda: _time(lambda: loader.stats(), 100),
-        "a loop within a trace": traced(),
+        "a loop in a trace": traced(),
     }
     if importlib.util.find_spec("nvtx"):
-        candidates["a loop within a trace with NVTX ranges"] = traced(nvtx=True)
+        candidates["a loop in a trace with NVTX ranges"] = traced(nvtx=True)
     with contextlib.closing(loader):
         rows = interleave(candidates, repeats)
     return Result(
-        "what watching costs",
+        "the cost of watching",
         "µs",
         "a loop, counters on",
-        "counters at most 2 µs a batch",
+        "counters at most 2 µs per batch",
         rows,
     )
 
 
 def _count(steps: int = 20_000) -> float:
-    """Return the microseconds a step's counting takes: four looks at the clock and two calls of the meter."""
+    """Return the microseconds that a step's counters take: four clock reads and two calls to the meter."""
     meter = Meter()
     begun = perf_counter()
     for _ in range(steps):

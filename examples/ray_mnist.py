@@ -1,9 +1,9 @@
-"""Train on MNIST with Ray Train: two workers, each with its shard of Ray Data through `gpuloader.from_ray`.
+"""Train on MNIST with Ray Train: two workers, each reading its shard of Ray Data with `gpuloader.from_ray`.
 
-The model is the demonstration's, one linear layer in NumPy. A step of stochastic gradient descent is linear
-in the gradient, so the mean of what two workers have made of the same parameters is what one step over both
-of their batches would have made of them. At the end that is tried: one process takes the very same global
-batches, and must come by the same losses.
+The model is the demonstration's: one linear layer in NumPy. A step of stochastic gradient descent is linear
+in the gradient. So if two workers start from the same parameters and average their results, they get the
+same parameters as one step over both batches. At the end, the example checks this: one process trains on
+the same global batches and must reach the same losses.
 
     pip install 'gpuloader[ray]'
     python examples/ray_mnist.py
@@ -29,12 +29,12 @@ from gpuloader.sources import mnist
 
 WORKERS = 2
 BATCH_SIZE = 50
-"""Digits a worker takes in a step; the global batch has so many from each."""
+"""Digits per worker and step; the global batch holds this many from each worker."""
 
 
 @ray.remote(num_cpus=0)
 class Averaging:
-    """Gives every worker the mean of what all bring to a step, and keeps what the steps were made of."""
+    """An actor that averages the workers' results of each step and records the losses and digits."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -43,7 +43,7 @@ class Averaging:
         self._history: list[tuple[float, np.ndarray]] = []
 
     async def mean(self, weight: np.ndarray, bias: np.ndarray, loss: float, digits: np.ndarray) -> Any:
-        """Wait for the others of this step; return the mean weight, bias and loss."""
+        """Wait for the step's other workers; return the mean weight, bias and loss."""
         self._mean = self._mean or asyncio.get_running_loop().create_future()
         mean = self._mean
         self._brought.append((weight, bias, loss, digits))
@@ -55,12 +55,12 @@ class Averaging:
         return await mean
 
     async def history(self) -> list[tuple[float, np.ndarray]]:
-        """Return the loss of every step, and which digits it was made of."""
+        """Return the mean loss and the digits of every step."""
         return self._history
 
 
 def train(config: dict[str, Any]) -> None:
-    """Be one of the workers."""
+    """Run one worker."""
     loader = gpuloader.from_ray(
         ray.train.get_dataset_shard("train"), batch_size=BATCH_SIZE, places="cpu", drop_last=True
     )
@@ -71,12 +71,12 @@ def train(config: dict[str, Any]) -> None:
             own = float(model.step(batch["image"], batch["label"].reshape(-1, 1)))
             averaged = config["averaging"].mean.remote(model.weight, model.bias, own, batch["digit"].copy())
             weight, bias, loss = ray.get(averaged)
-            model.weight, model.bias = weight.copy(), bias.copy()  # Ray's own are not to be written to
+            model.weight, model.bias = weight.copy(), bias.copy()  # Ray's arrays are read-only
     ray.train.report({"loss": loss})
 
 
 def as_dataset(digits: mnist.DigitSet) -> ray.data.Dataset:
-    """Return digits as a dataset of Ray: images as lists of fixed length, in eight blocks."""
+    """Return the digits as a Ray dataset of eight blocks, with images as fixed-size lists."""
     images = pa.FixedSizeListArray.from_arrays(pa.array(digits.images.ravel()), digits.images.shape[1])
     labels = digits.labels.astype(np.float32)
     table = pa.table({"image": images, "label": labels, "digit": np.arange(len(digits))})
@@ -85,14 +85,14 @@ def as_dataset(digits: mnist.DigitSet) -> ray.data.Dataset:
 
 
 def train_alone(digits: mnist.DigitSet, batches: list[np.ndarray]) -> list[float]:
-    """Return the losses of one process over the same global batches."""
+    """Train one process on the same global batches and return its losses."""
     model = LinearModel()
     labels = digits.labels.astype(np.float32).reshape(-1, 1)
     return [float(model.step(digits.images[chosen], labels[chosen])) for chosen in batches]
 
 
 def main() -> None:
-    """Train, and compare."""
+    """Train with Ray, train alone, and compare the losses."""
     parser = argparse.ArgumentParser(description="Train on MNIST with two workers of Ray Train.")
     parser.add_argument("--epochs", type=int, default=2, help="passes over the 4,000 digits (default 2)")
     epochs = parser.parse_args().epochs
@@ -115,11 +115,11 @@ def main() -> None:
     losses, batches = zip(*history, strict=True)
     alone = train_alone(digits, list(batches))
     seen = len(np.unique(np.concatenate(batches)))
-    print(f"{len(losses)} steps over {seen} digits: loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
+    print(f"{len(losses)} steps over {seen} digits: first loss {losses[0]:.3f}, last loss {losses[-1]:.3f}")
     difference = max(abs(one - two) / two for one, two in zip(losses, alone, strict=True))
-    print(f"one process over the same batches: {alone[0]:.3f} and {alone[-1]:.3f}")
+    print(f"one process on the same batches: first loss {alone[0]:.3f}, last loss {alone[-1]:.3f}")
     if difference > 1e-3:
-        raise SystemExit(f"the losses differ by a {difference:.1e}th")
+        raise SystemExit(f"the losses differ by {difference:.1e} (relative)")
     print("the losses are the same")
 
 

@@ -1,19 +1,20 @@
-"""MNIST on several processes with torch.distributed: data parallel, the gradients added up in plain sight.
+"""Data-parallel training on MNIST with torch.distributed, with an explicit all-reduce of the gradients.
 
-Each process is a rank. The loader gives it its part of every batch of all ranks (`shard='auto'` finds out
-which), on its own GPU where there are GPUs; the ranks add up their gradients and all take the same step.
+Each process is a rank. The loader delivers the rank's part of every global batch (`shard='auto'` detects the
+rank), on the rank's own GPU if there is one. The ranks sum their gradients and all take the same step.
 
-    torchrun --standalone --nproc-per-node 2 examples/torchrun_mnist.py     two processes, on one machine
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_mnist.py     two processes on one machine
     python examples/torchrun_mnist.py                                       one process, the same batches
 
-Both end with the same weights, but for rounding: sums of 64 numbers are taken as two sums of 32.
+Both end with the same weights except for rounding: one adds 64 numbers, the other two sums of 32.
 
-A run can stop and go on with other processes. Batches of all ranks stay as large, so it is the same training:
+A run can stop and resume with another number of processes. The global batch size stays the same, and so does
+the training:
 
     torchrun --standalone --nproc-per-node 2 examples/torchrun_mnist.py --stop-after 30 --checkpoint half.pt
     python examples/torchrun_mnist.py --resume half.pt
 
-Needs torch (its CPU build will do) and, for batches on a GPU, gpuloader's extra of your CUDA.
+The example needs torch (a CPU build is enough) and, for batches on a GPU, gpuloader's extra for your CUDA.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ RATE = 0.5
 
 
 def make_model() -> nn.Module:
-    """Return a small network, with the same weights on every rank."""
+    """Return a small network with the same weights on every rank."""
     torch.manual_seed(SEED)
     return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def make_loader(batch_size: int, shard: str | tuple[int, int] = "auto") -> DataLoader:
-    """Return what one rank reads: `batch_size` digits a step, and a mask of those that are not repeated."""
+    """Return one rank's loader: `batch_size` digits per step, and a mask that excludes repeated ones."""
     digits = mnist.load().train
     dataset = TensorDataset(digits.images, digits.labels)
     return DataLoader(
@@ -50,7 +51,7 @@ def make_loader(batch_size: int, shard: str | tuple[int, int] = "auto") -> DataL
 
 
 def sum_gradients(model: nn.Module, images: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Return the gradients of the summed loss in a row, and behind them how many samples count."""
+    """Return the gradients of the summed loss as one vector, followed by the number of unmasked samples."""
     model.zero_grad()
     losses = nn.functional.cross_entropy(model(images), labels.flatten(), reduction="none")
     (losses * mask).sum().backward()
@@ -60,7 +61,7 @@ def sum_gradients(model: nn.Module, images: Tensor, labels: Tensor, mask: Tensor
 
 @torch.no_grad()
 def take_step(model: nn.Module, summed: Tensor) -> None:
-    """Move the weights against the mean gradient of all samples that count."""
+    """Update the weights with the mean gradient of all unmasked samples."""
     mean = summed[:-1] / summed[-1]
     for weights in model.parameters():
         step, mean = mean[: weights.numel()], mean[weights.numel() :]
@@ -68,7 +69,7 @@ def take_step(model: nn.Module, summed: Tensor) -> None:
 
 
 def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """Take a step for every batch; all ranks have equally many, so none waits for another in vain."""
+    """Take a step per batch; all ranks have the same number of batches, so no all-reduce waits forever."""
     for images, labels, mask in batches:
         summed = sum_gradients(model, images, labels, mask)
         if distributed.is_initialized():
@@ -78,22 +79,22 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor, Tensor]]) ->
 
 @torch.no_grad()
 def accuracy(model: nn.Module, device: torch.device) -> float:
-    """Return the share of test digits that are recognised."""
+    """Return the fraction of test digits that the model recognizes."""
     digits = mnist.load().test
     found = model(torch.as_tensor(digits.images, device=device)).argmax(1).cpu()
     return float((found == torch.as_tensor(digits.labels).flatten()).float().mean())
 
 
 def main() -> None:
-    """Train, say how well, and save what is asked for."""
+    """Train, print the accuracy, and save a checkpoint on request."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=64, help="digits a step, of all ranks (default: 64)")
-    parser.add_argument("--stop-after", type=int, help="steps after which the first epoch is left")
-    parser.add_argument("--checkpoint", type=Path, help="where rank 0 saves weights and the loader's state")
-    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from, of any number of processes")
+    parser.add_argument("--batch", type=int, default=64, help="digits per step, over all ranks (default: 64)")
+    parser.add_argument("--stop-after", type=int, help="stop after this many steps of the first epoch")
+    parser.add_argument("--checkpoint", type=Path, help="file for the weights and the loader's state")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from, of any number of processes")
     options = parser.parse_args()
 
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -119,7 +120,7 @@ def main() -> None:
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"{accuracy(model, device):.1%} of the test digits, on {world_size} processes")
             if options.checkpoint is not None:
-                # Any rank's state will do: they are all the same.
+                # All ranks have the same state, so rank 0's is enough.
                 torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, options.checkpoint)
     finally:
         if world_size > 1:

@@ -1,7 +1,8 @@
-"""gpuloader: the loader that keeps a GPU fed.
+"""gpuloader: a data loader that keeps a GPU fed.
 
-Host batches are written once, into page-locked slots, and copied to the device on a stream of their own
-while the one before is computed on. A CPU place takes the same road. See `DataLoader.from_generator`.
+It writes each batch once, into a page-locked slot, and copies it to the device on a separate stream while the
+previous batch is being computed on. CPU places use the same pipeline. Start with `DataLoader`, or with
+`DataLoader.from_generator` for readers.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ _IN_FILES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a dataset in files when it is first asked for: not every program reads them."""
+    """Import a file dataset on first use, because not every program reads files."""
     if name not in _IN_FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

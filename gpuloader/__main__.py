@@ -1,4 +1,4 @@
-"""``python -m gpuloader``: the same as ``gpuloader``."""
+"""``python -m gpuloader``: the same as the command ``gpuloader``."""
 
 from gpuloader.cli import main
 

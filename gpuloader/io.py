@@ -1,4 +1,4 @@
-"""The names of ``paddle.io``: a program that imports them from there runs with its import line changed.
+"""The names of ``paddle.io``, so that a Paddle program runs after changing only its import line.
 
 >>> from gpuloader.io import DataLoader, SequenceSampler
 >>> [batch.tolist() for batch in DataLoader([1, 2, 3], places="cpu", batch_size=2)]

@@ -1,13 +1,13 @@
-"""A loader's statistics as Prometheus metrics, through the prometheus-client package (extra ``prometheus``).
+"""Export a loader's statistics as Prometheus metrics; needs prometheus-client (extra ``prometheus``).
 
 | metric | meaning |
 |---|---|
 | ``gpuloader_steps_total`` | steps delivered |
-| ``gpuloader_batches_total``, ``gpuloader_bytes_total`` | batches staged, and their bytes |
-| ``gpuloader_seconds_total`` | where the time went, one ``part`` each: see `LoaderStats` |
-| ``gpuloader_slots``, ``gpuloader_slots_in_use`` | host slots, and those in use |
+| ``gpuloader_batches_total``, ``gpuloader_bytes_total`` | batches staged, and their size in bytes |
+| ``gpuloader_seconds_total`` | time spent, by the label ``part``: see `LoaderStats` |
+| ``gpuloader_slots``, ``gpuloader_slots_in_use`` | host slots, and how many of them are in use |
 
-Every metric has the label ``loader``, the name given to `export`.
+Every metric has the label ``loader``: the name passed to `export`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["export"]
 COUNTERS = {
     "steps": "Steps delivered.",
     "batches": "Batches staged.",
-    "nbytes": "Bytes of the batches staged.",
+    "nbytes": "Bytes of the staged batches.",
 }
 GAUGES = {
     "slots": "Host slots of the latest epoch.",
-    "slots_in_use": "Host slots being filled, waiting, under copy or held.",
+    "slots_in_use": "Host slots being filled, queued, copied or held by the user.",
 }
 PARTS = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
 
@@ -36,16 +36,16 @@ _collectors: WeakKeyDictionary[Any, LoaderCollector] = WeakKeyDictionary()
 
 
 class LoaderCollector:
-    """Gives the present statistics of its loaders whenever they are asked for; costs nothing in between.
+    """A Prometheus collector that reads its loaders' statistics at each scrape and costs nothing in between.
 
-    Loaders are not kept alive: one that is gone is no longer told of.
+    It keeps no loader alive: a loader that is gone is no longer reported.
     """
 
     def __init__(self) -> None:
         self.loaders: WeakValueDictionary[str, Measured] = WeakValueDictionary()
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics of all loaders; prometheus-client calls it for each scrape."""
+        """Yield the metrics of all loaders; prometheus-client calls this for each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         named = {name: loader.stats() for name, loader in sorted(self.loaders.items())}
@@ -54,7 +54,7 @@ class LoaderCollector:
             for loader, stats in named.items():
                 counter.add_metric([loader], getattr(stats, attribute))
             yield counter
-        seconds = CounterMetricFamily("gpuloader_seconds", "Where the time went.", labels=["loader", "part"])
+        seconds = CounterMetricFamily("gpuloader_seconds", "Time spent, by part.", labels=["loader", "part"])
         for loader, stats in named.items():
             for part in PARTS:
                 seconds.add_metric([loader, part], getattr(stats, part))
@@ -71,21 +71,21 @@ def _metric_name(attribute: str) -> str:
 
 
 def export(loader: Measured, name: str, registry: Any = None) -> None:
-    """Add a loader's statistics to a Prometheus registry, under a name.
+    """Add a loader's statistics to a Prometheus registry.
 
     Parameters
     ----------
     loader : DataLoader
-        Not kept alive by this: its metrics end with it.
+        The loader to report. It is not kept alive, and its metrics end with it.
     name : str
-        Value of the label ``loader``; a later loader of the same name takes its place.
+        Value of the label ``loader``; a later loader of the same name replaces this one.
     registry : prometheus_client.CollectorRegistry or None
-        None: the package's default one.
+        The registry; None means prometheus-client's default registry.
 
     Raises
     ------
     TypeError
-        This is no loader, or the name no string.
+        `loader` is not a loader, or `name` is not a string.
     MissingPackage
         prometheus-client is not installed: ``pip install 'gpuloader[prometheus]'``.
     """
@@ -94,9 +94,9 @@ def export(loader: Measured, name: str, registry: Any = None) -> None:
     except ImportError as error:
         raise missing_package("exporting metrics", "prometheus-client", "prometheus") from error
     if not isinstance(loader, Measured):
-        raise TypeError(f"export takes a loader, got {type(loader).__name__}")
+        raise TypeError(f"export expects a loader, got {type(loader).__name__}")
     if not isinstance(name, str):
-        raise TypeError(f"the name of a loader must be a string, got {type(name).__name__}")
+        raise TypeError(f"the loader's name must be a string, got {type(name).__name__}")
     registry = REGISTRY if registry is None else registry
     collector = _collectors.get(registry)
     if collector is None:

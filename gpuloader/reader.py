@@ -1,4 +1,4 @@
-"""Reader decorators: from one reader to another, as in Paddle's ``paddle.reader``.
+"""Reader decorators, which turn readers into new readers, as in Paddle's ``paddle.reader``.
 
 >>> from gpuloader.reader import firstn, shuffle
 >>> sorted(shuffle(firstn(lambda: range(100), 3), buf_size=3)())

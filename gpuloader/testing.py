@@ -1,4 +1,4 @@
-"""What tests of loading code need: places on simulated devices, and a reader that goes step by step.
+"""Test your own loading code: places on simulated devices, and a reader that advances step by step.
 
 Nothing in the package imports this module.
 """
@@ -35,14 +35,14 @@ def simulated_places(count: int, seed: int = 0) -> list[CustomPlace]:
 
 
 class StepReader:
-    """A reader that waits before each item until the test lets it go on.
+    """A reader that waits before each item until the test allows it to continue.
 
     Attributes
     ----------
     given : int
-        Items read from it so far, in all its epochs.
+        Number of items yielded so far, over all epochs.
     closed : threading.Event
-        Set when an epoch of it has ended, read to its end or not.
+        Set when an epoch has ended, whether or not it was read to the end.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class StepReader:
         self.closed = threading.Event()
 
     def allow(self, count: int) -> None:
-        """Let `count` more items through; the end of the items takes one as well."""
+        """Let `count` more items pass; unused permits stay valid in later epochs."""
         for _ in range(count):
             self._permits.release()
 

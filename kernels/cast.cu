@@ -1,18 +1,18 @@
-// cast: numbers of one dtype to another, with a factor on the way where one is given.
+// cast: converts numbers to another dtype, optionally multiplied by a factor.
 //
-// Memory-bound: a thread takes 4 neighbours at a time, in the widest loads and stores that their size and the
-// two addresses allow. What is written is what NumPy's astype gives where that is defined: integers wrap,
-// floats round to the nearest, ties to even, fractions go towards zero. Where it is not, floats beyond an
-// integer's range become its nearest end, and NaN becomes 0. Subnormals are kept; see numbers.cuh.
+// Memory-bound. A thread converts 4 neighbors at a time, with the widest loads and stores that their size and
+// both addresses allow. Results equal those of NumPy's astype where it is defined: integers wrap around,
+// floats round to the nearest, ties to even, and fractions are truncated toward zero. Elsewhere, floats
+// beyond an integer's range saturate, and NaN becomes 0. Subnormals are kept; see numbers.cuh.
 //
-// With a factor, numbers become float first (double where either dtype is), are multiplied, and then cast.
-// To Bfloat16 everything goes through float, as its own library does it.
+// With a factor, numbers become float (double if either dtype is double), are multiplied, and then cast.
+// Everything is converted to Bfloat16 by way of float, as in ml_dtypes.
 //
-// Launch: any grid, blocks in one dimension. Twin and launcher: cast.py.
+// Launch: any grid, one-dimensional blocks. Twin and launcher: cast.py.
 
 #include "numbers.cuh"
 
-// What a number is on its way: as it is, but for halves, which are floats.
+// The number to compute with: a half becomes a float, any other number stays as it is.
 __device__ inline float opened(Half number) {
     return half_to_float(number.bits);
 }
@@ -26,7 +26,7 @@ template <typename Integer, typename Real>
 __device__ inline Integer saturated(Real number) {
     constexpr bool is_signed = static_cast<Integer>(-1) < static_cast<Integer>(1);
     constexpr int bits = sizeof(Integer) * 8 - is_signed;
-    // Powers of two, so exact in either float.
+    // Powers of two, so exact in float and double.
     constexpr Real high = static_cast<Real>(1ull << (bits - 1)) * 2;
     constexpr Real low = is_signed ? -high : Real(0);
     constexpr Integer greatest = static_cast<Integer>(~0ull >> (64 - bits));
@@ -82,7 +82,7 @@ struct To<Bfloat16> {
     }
 };
 
-// x * y, rounded once: adding a zero of that sign changes no bit.
+// x * y, rounded once: adding -0 changes no bit.
 __device__ inline float multiplied(float number, float factor) {
     return multiply_add(number, factor, -0.0f);
 }
@@ -130,10 +130,10 @@ __device__ inline void change(const Source* source, Target* target, unsigned lon
                               Change changed) {
     const unsigned long long thread = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
-    unsigned long long start = 0;  // of what is left for single steps
+    unsigned long long start = 0;  // the first number to convert one at a time
     if (is_aligned(source) && is_aligned(target)) {
         start = count / 4 * 4;
-// The launcher has a thread for every four numbers: there is no second round to unroll.
+// The launcher starts a thread for every four numbers, so the loop body runs once: nothing to unroll.
 #pragma unroll 1
         for (unsigned long long i = thread; i < count / 4; i += threads) {
             const Four<Source> from = reinterpret_cast<const Four<Source>*>(source)[i];

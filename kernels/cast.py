@@ -1,4 +1,4 @@
-"""`cast`: numbers of one dtype to another, with a factor on the way, on the device or in NumPy."""
+"""`cast`: convert numbers to another dtype, optionally scaled, on the device or in NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS, cpp_type, resolve_target, round_to
-from gpuloader.kernels.launching import Library, check_array, find_device, launch, obtain, spread
+from gpuloader.kernels.launching import Library, check_array, launch, obtain, obtain_on_device, spread
 
 _SOURCES = ("bool", *INTEGERS, "float16", "float32", "float64")
 _TARGETS = (*INTEGERS, *FLOATS)
@@ -21,36 +21,36 @@ ENTRIES = tuple(
 def cast(
     values: Any, dtype: DTypeLike, *, scale: float | None = None, out: Any = None, stream: Any = None
 ) -> Any:
-    """Return `values` as numbers of another dtype, multiplied by `scale`, on the device.
+    """Return `values` converted to another dtype and multiplied by `scale`, on the device.
 
-    What NumPy's ``astype`` defines is as there: integers wrap around, floats are rounded to the nearest,
-    ties to even, and lose their fraction on the way to an integer. Beyond that, floats out of an integer's
-    range become its nearest end, and NaN becomes 0. To bfloat16, numbers become float32 first. With `scale`
-    they are converted to float32 (float64 if either dtype is float64), multiplied there, and then cast.
+    Where NumPy's ``astype`` is defined, the result is the same: integers wrap around; floats round to the
+    nearest, ties to even; converting to an integer drops the fraction. Elsewhere, floats out of an integer's
+    range saturate, and NaN becomes 0. Numbers are converted to bfloat16 by way of float32. With `scale`, they
+    are converted to float32 (float64 if either dtype is float64), multiplied there, and then cast.
 
     Parameters
     ----------
     values : cupy.ndarray
-        Any shape; bool, an integer, float16, float32 or float64; contiguous.
+        The numbers, of any shape; bool, an integer dtype, float16, float32 or float64; contiguous.
     dtype : dtype-like
-        An integer, float16, float32, float64, or "bfloat16" as bits in uint16.
+        The result's dtype: an integer dtype, float16, float32, float64, or "bfloat16" as bits in uint16.
     scale : float or None
-        A factor; None leaves the numbers as they are.
+        The factor; None does not multiply.
     out : cupy.ndarray or None
-        Of that shape and dtype, contiguous, apart from `values`; None makes a new one.
+        The array to write to, with the shape of `values` and the result's dtype; contiguous, not overlapping
+        `values`. None allocates a new array.
     stream : cupy.cuda.Stream or None
-        Where the kernel runs; None is the current stream of the values' device.
+        The stream to run on; None is the current stream of the values' device.
 
     Raises
     ------
     TypeError
-        An argument is not a CuPy array, or a dtype is none of these; the scale is not a number.
+        An argument is not a CuPy array, a dtype is not supported, or the scale is not a number.
     ValueError
-        An array has another shape, is not contiguous, or lies on another device.
+        An array has another shape, is not contiguous, or is on another device.
     """
     name, held = _check(values, dtype, scale, "cupy")
-    device = find_device(values=values)
-    result = obtain("out", out, "cupy", values.shape, [held], device)
+    result, device = obtain_on_device(out, values.shape, held, values=values)
     if result.size:
         factor = np.float64(1.0 if scale is None else scale)
         arguments = values, result, np.uint64(values.size), factor, np.int32(scale is not None)
@@ -67,7 +67,7 @@ def cast_on_host(
     out: NDArray[Any] | None = None,
     stream: Any = None,  # noqa: ARG001
 ) -> NDArray[Any]:
-    """Return `values` as numbers of another dtype, multiplied by `scale`: the twin of `cast`.
+    """Return `values` converted to another dtype and multiplied by `scale`: the twin of `cast`.
 
     Examples
     --------
@@ -91,14 +91,14 @@ def cast_on_host(
 
 
 def _check(values: Any, dtype: DTypeLike, scale: float | None, library: Library) -> tuple[str, np.dtype[Any]]:
-    """Return the name of the dtype to cast to, and the dtype that holds it."""
+    """Return the name of the dtype to cast to, and the dtype of the array that holds it."""
     check_array("values", values, library, dtypes=_SOURCES)
     check_scale(scale)
     return resolve_target(dtype, _TARGETS)
 
 
 def check_scale(scale: object) -> None:
-    """Raise `TypeError` unless a factor is a number, or None.
+    """Raise `TypeError` unless `scale` is a number or None.
 
     >>> check_scale(1 / 255)
     """
@@ -109,11 +109,11 @@ def check_scale(scale: object) -> None:
 
 
 def _to_integers(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return floats without their fractions, those out of range as the nearest end, NaN as 0."""
+    """Return floats as integers: fractions are dropped, numbers out of range saturate, and NaN becomes 0."""
     limits = np.iinfo(dtype)
     with np.errstate(invalid="ignore"):
         numbers = numbers.astype(np.float32) if numbers.dtype == np.float16 else numbers
-        # Powers of two or their negatives: exact, where the greatest integer itself may not be.
+        # The limits are powers of two or their negatives, so they are exact; the greatest integer may not be.
         low, high = numbers.dtype.type(limits.min), numbers.dtype.type(float(limits.max) + 1)
         result = np.where((numbers > low) & (numbers < high), numbers, 0).astype(dtype)
         result[numbers >= high] = limits.max

@@ -1,13 +1,13 @@
 // checksum: a 64-bit sum of a buffer that does not depend on the order in which threads add to it.
 //
-// The suite on real devices uses it to see, without a copy to the host, whether a batch that a user holds
-// has changed. Each thread strides over 8-byte words, mixes a word with its position (splitmix64, Steele
-// et al. 2014, so that swapped words change the sum), keeps its own total, and adds it once, atomically;
-// sums modulo 2^64 commute. A last partial word is filled with zeros; the length is mixed in by the twin
-// and the launcher, so that trailing zeros count.
+// The tests on real devices use it to check, without a copy to the host, that a batch held by a user has not
+// changed. Each thread strides over 8-byte words and mixes a word with its position, so that swapped words
+// change the sum (splitmix64, Steele et al. 2014). It keeps its own total and adds it atomically at the end;
+// sums modulo 2^64 commute. A last partial word is filled with zeros. The launcher and the twin mix in the
+// length, so that trailing zeros count.
 //
-// Words are put together from bytes: slices of a batch start anywhere. That costs bandwidth, which a
-// check can spare.
+// Words are assembled from bytes, because slices of a batch may start at any address. That costs bandwidth,
+// which does not matter for a check.
 //
 // Launch: any grid, any block. Twin and launcher: checksum.py.
 

@@ -1,4 +1,4 @@
-"""`checksum`: a 64-bit sum of an array's bytes, on the device or, bit for bit the same, in NumPy."""
+"""`checksum`: a 64-bit checksum of an array's bytes, the same on the device and in NumPy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def checksum(array: Any) -> Any:
     Parameters
     ----------
     array : cupy.ndarray
-        Any dtype and shape; made contiguous if it is not.
+        The array, of any dtype and shape; copied if it is not contiguous.
 
     Returns
     -------
     cupy.ndarray
-        One uint64, shape (1,). Asking for its value waits for the device.
+        One uint64, shape (1,). Reading its value waits for the device.
     """
     cupy = array_module(array)
     whole = cupy.ascontiguousarray(array)

@@ -1,10 +1,10 @@
-"""From a .cu file to a kernel: loaded through CuPy where a GPU is, compiled for many GPUs where none is.
+"""Turns a .cu file into kernels: loads them through CuPy on a GPU, or compiles them without one.
 
-``python -m gpuloader.kernels.compiling`` compiles every kernel for every architecture, warnings as errors.
-It needs the compiler alone, nvcc or NVRTC, and no GPU.
+``python -m gpuloader.kernels.compiling`` compiles every kernel for every architecture and treats warnings as
+errors. It needs a compiler, nvcc or NVRTC, but no GPU.
 
-A file may hold one kernel of its own name, or several entries, which its module lists in ``ENTRIES``: other
-names, or a template's, one for each set of types that a launcher may ask for.
+A file holds either one kernel of its own name or several entries, which its Python module lists in
+``ENTRIES``: kernels of other names, or instances of a template, one per set of types that a launcher uses.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 from gpuloader.base.errors import LoaderError
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-"""Compute capabilities times ten: Turing to Blackwell, what CUDA 13 compiles for."""
+"""Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for."""
 
 OPTIONS = ("--std=c++17",)
-"""What CuPy is told at run time; it adds -ftz=true by itself, so the check does as well."""
+"""Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too."""
 
 
 class CompileError(LoaderError):
-    """A kernel does not compile, or not without a warning; holds the compiler's words."""
+    """A kernel does not compile without errors and warnings; the message has the compiler's output."""
 
 
 def kernel_names() -> list[str]:
-    """Return the names of all kernels, one a .cu file.
+    """Return the names of all kernels, one per .cu file.
 
     >>> kernel_names()
     ['cast', 'checksum', 'crop', 'gather', 'normalize', 'one_hot', 'pad', 'shuffle', 'spin']
@@ -43,7 +43,7 @@ def kernel_names() -> list[str]:
 
 
 def kernel_entries(name: str) -> tuple[str, ...]:
-    """Return what can be launched of a kernel's file: C++ names, of templates with their types.
+    """Return the entries that can be launched from a kernel's file: C++ names, with types for templates.
 
     >>> kernel_entries("spin"), "gather<unsigned int>" in kernel_entries("gather")
     (('spin',), True)
@@ -54,9 +54,9 @@ def kernel_entries(name: str) -> tuple[str, ...]:
 
 @cache
 def read_source(name: str) -> str:
-    """Return the CUDA source of a kernel, with what it includes of ours written out.
+    """Return the CUDA source of a kernel, with our own .cuh files expanded in place.
 
-    CuPy keeps compiled kernels under a key made of their source; what is included has to be part of it.
+    CuPy caches compiled kernels by their source, so the source must contain the included files.
 
     >>> "__global__" in read_source("spin")
     True
@@ -69,14 +69,14 @@ def read_source(name: str) -> str:
 
 
 def load_kernel(name: str, entry: str | None = None) -> Any:
-    """Return a kernel ready to launch on the current device; compiled when first launched there.
+    """Return a kernel ready to launch on the current device; its first launch there compiles it.
 
     Parameters
     ----------
     name : str
-        Of its file.
+        The name of the kernel's file.
     entry : str or None
-        One of ``kernel_entries(name)``; None is the kernel of the file's name.
+        One of ``kernel_entries(name)``; None is the kernel named like its file.
     """
     import cupy
 
@@ -85,7 +85,7 @@ def load_kernel(name: str, entry: str | None = None) -> Any:
 
 @cache
 def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
-    """Return a kernel for one device; what another one's compiler and driver made of it is not its own."""
+    """Return a kernel for one device; a kernel compiled and loaded for one device is not valid on another."""
     import cupy
 
     if "<" not in entry:
@@ -97,12 +97,12 @@ def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
 def compile_kernel(name: str, architecture: int) -> bytes:
     """Return the machine code of all entries of a kernel for one architecture.
 
-    Through NVRTC if it is there, else nvcc.
+    Uses NVRTC if it is installed, otherwise nvcc.
 
     Raises
     ------
     CompileError
-        The compiler refused or warned, or there is no compiler.
+        The compiler reported an error or a warning, or there is no compiler.
     """
     nvrtc = find_nvrtc()
     if nvrtc is not None:
@@ -116,7 +116,7 @@ def compile_kernel(name: str, architecture: int) -> bytes:
 
 @cache
 def find_nvrtc() -> Any:
-    """Return CuPy's binding of NVRTC, or None where it or the library is missing."""
+    """Return CuPy's binding of NVRTC, or None if the binding or the library is missing."""
     try:
         from cupy_backends.cuda.libs import nvrtc
 
@@ -138,7 +138,7 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
             log = nvrtc.getProgramLog(program)
             raise CompileError(f"{name}.cu for sm_{architecture}: {error}\n{log}") from None
         if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
-            raise CompileError(f"{name}.cu for sm_{architecture} gives warnings:\n{warnings}")
+            raise CompileError(f"{name}.cu for sm_{architecture} compiles with warnings:\n{warnings}")
         code: bytes = nvrtc.getCUBIN(program)
         if missing := [
             entry for entry in entries if nvrtc.getLoweredName(program, entry).encode() not in code
@@ -152,7 +152,7 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
 def _compile_by_nvcc(name: str, architecture: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
-        # A template is compiled where it is used: here, where its address is taken.
+        # A template is compiled only where it is used; taking its address counts as a use.
         used = ", ".join(f"(void*)({entry})" for entry in kernel_entries(name))
         source.write_text(f"{read_source(name)}\nvoid* entries_of_{name}[] = {{{used}}};\n")
         command = ["nvcc", "-cubin", "-ftz=true", "-Werror", "all-warnings", f"-arch=sm_{architecture}"]
@@ -165,9 +165,9 @@ def _compile_by_nvcc(name: str, architecture: int) -> bytes:
 
 
 def main() -> int:
-    """Compile every kernel for every architecture and print a line each; return 0 if all did.
+    """Compile every kernel for every architecture and print one line each; return 0 if all compiled.
 
-    A line counts the entries that were compiled; one that does not compile is named below it.
+    A line shows the number of compiled entries and the size of the code, or FAILED and the error.
     """
     failed = 0
     for name in kernel_names():

@@ -1,14 +1,14 @@
-// crop: a window of each picture, turned left to right where asked, its elements as they are.
+// crop: copies a window of each image, mirrored left to right on request.
 //
-// A copy, element by element as its bits, so that dtypes of one size share a kernel. A thread makes 4 elements
-// of a row of the result: one store of 4 to 16 bytes (two of 16 for elements of 8), neighbours beside
-// neighbours, whole lines; its loads are neighbours as well, in turn where the row is flipped. Pictures of
-// planes and of pixels are one case: a picture has so many planes of rows, a row so many pixels, a pixel so
-// many elements. A store falls back to single elements at the end of a row, and off a boundary.
+// Elements are copied as bits, so that dtypes of one size share a kernel. A thread writes 4 elements of a row
+// of the result: one store of 4 to 16 bytes (two of 16 for 8-byte elements). Neighboring threads store to
+// neighboring addresses, so stores fill whole cache lines; so do loads, in reverse order if the row is
+// mirrored. HWC and CHW are one case: an image has `planes` planes of rows, a row has pixels, and a pixel has
+// `pixel` elements. At the end of a row, or if the address is not aligned, elements are stored one at a time.
 //
-// A window is top, left and flip; see windows.cuh.
+// A window is (top, left, flip); see windows.cuh.
 //
-// Launch: any grid, blocks in one dimension. Twin and launcher: crop.py.
+// Launch: any grid, one-dimensional blocks. Twin and launcher: crop.py.
 
 #include "numbers.cuh"
 #include "windows.cuh"
@@ -19,7 +19,7 @@ struct Pictures {
     int out_height, out_width;
 };
 
-// Elements `first` to first + 3 of a row; `row` is where the window begins in it.
+// Writes elements `first` to first + 3 of a row of the result; `row` is the start of the window in its row.
 template <typename Word>
 __device__ inline void make_four(const Word* row, Word* out, const Pictures& pictures, bool is_flipped,
                                  int first) {

@@ -1,4 +1,4 @@
-"""Dtypes of NumPy and their names in C++; bfloat16, which NumPy has not, as its bits."""
+"""NumPy dtypes and their C++ names; bfloat16, which NumPy lacks, is represented by its bits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float
 
 INTEGERS = tuple(_INTEGERS)
 FLOATS = tuple(_FLOATS)
-"""Names of dtypes; with bfloat16 among them."""
+"""Names of the float dtypes, including bfloat16."""
 
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
-"""Bytes moved at once, and the C++ type that moves them."""
+"""Maps the number of bytes moved at once to the C++ type that moves them."""
 
 
 def cpp_type(name: str) -> str:
-    """Return the C++ type of a dtype, as `numbers.cuh` and compilers write it.
+    """Return the C++ type of a dtype, as written in numbers.cuh and by compilers.
 
     >>> cpp_type("uint8"), cpp_type("float16"), cpp_type("bool")
     ('unsigned char', 'Half', 'unsigned char')
@@ -39,13 +39,13 @@ def cpp_type(name: str) -> str:
 def resolve_target(dtype: DTypeLike, expected: tuple[str, ...]) -> tuple[str, np.dtype[Any]]:
     """Return the name of a dtype to convert to, and the dtype of the array that holds it.
 
-    The name ``"bfloat16"`` stands for its bits in uint16. A dtype of that name, as ml_dtypes has it, stands
-    for itself.
+    The string ``"bfloat16"`` means bits in uint16. A dtype object of that name, such as that of ml_dtypes,
+    means itself.
 
     Raises
     ------
     TypeError
-        It is not one of `expected`.
+        The dtype is not one of `expected`.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def resolve_target(dtype: DTypeLike, expected: tuple[str, ...]) -> tuple[str, np
 
 
 def round_to(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return floats rounded to the nearest of the named float dtype, ties to even; bfloat16 as its bits.
+    """Return floats rounded to the named float dtype, to the nearest, ties to even; bfloat16 as its bits.
 
     >>> hex(round_to(np.float32([1.0]), "bfloat16")[0])
     '0x3f80'
@@ -73,7 +73,7 @@ def round_to(values: NDArray[Any], name: str) -> NDArray[Any]:
         if name != "bfloat16":
             return values.astype(name)
         bits = np.ascontiguousarray(values.astype(np.float32)).view(np.uint32)
-    # A carry out of the fraction belongs in the exponent, up to infinity; a NaN must not become one.
+    # A carry out of the fraction rightly raises the exponent, up to infinity; a NaN must not become infinity.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
     return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)

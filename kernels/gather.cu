@@ -1,18 +1,18 @@
 // gather: out[i] = source[indices[i]], rows of any size; with a span, out[i] = source[indices[first + i]].
 //
-// A copy, so all that counts is that lanes beside each other touch words beside each other, and that words
-// are as large as the rows and both addresses allow (the launcher picks them: 16, 8, 4, 2 or 1 bytes). A
-// block is `x` lanes along a row times `y` rows: 256 lanes on one row where rows are long, one lane a row
-// where a row is one word, so that neither leaves lanes idle or splits lines. Long rows are further split
-// over the grid's y, so that few of them fill the device as well. No divisions.
+// A plain copy, so two things count: neighboring lanes must access neighboring words, and words must be as
+// large as the rows and both addresses allow (the launcher picks 16, 8, 4, 2 or 1 bytes). A block is `x`
+// lanes along a row times `y` rows: 256 lanes per row if rows are long, one lane per row if a row is one
+// word. That keeps all lanes busy and cache lines whole. Long rows are also split over the grid's y, so that
+// a few of them fill the device too. There are no divisions.
 //
-// Rows are not checked: whoever calls knows that they are in the source.
+// Row numbers are not checked: the caller guarantees that they are in the source.
 //
-// A span is the first and the last position of a batch in `indices`, an epoch's order that lies on the device:
-// then nothing but these two numbers has to come from the host. Past the last position, that one is taken
-// again. Without indices a position is the row itself.
+// `indices` may be an epoch's order that is already on the device. `span` is then the first and the last
+// position of a batch in it, so only these two numbers have to come from the host. Rows past the last
+// position repeat it. Without indices, positions are row numbers.
 //
-// Launch: any grid, any block in two dimensions. Twin and launcher: gather.py.
+// Launch: any grid, two-dimensional blocks of any size. Twin and launcher: gather.py.
 
 __device__ inline unsigned long long find_row(const long long* indices, const long long* span,
                                               unsigned long long row) {

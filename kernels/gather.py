@@ -1,4 +1,4 @@
-"""`gather`: rows of an array in the order of their indices, on the device or in NumPy."""
+"""`gather`: copy rows of an array in the order of their indices, on the device or in NumPy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from gpuloader.kernels.dtypes import WORDS
 from gpuloader.kernels.launching import (
-    NO_ARRAY,
     Library,
     check_array,
-    find_device,
     find_word,
     launch,
     obtain,
+    obtain_on_device,
     spread_rows,
 )
 
@@ -28,35 +27,35 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
     Parameters
     ----------
     source : cupy.ndarray
-        Shape (rows, ...), any dtype, contiguous.
+        The rows, shape (rows, ...), any dtype, contiguous.
     indices : cupy.ndarray or None
-        Shape (n,), int64, each from 0 to below the number of rows. They are not checked: that would wait for
-        the device. One out of range reads what does not belong to the source, or ends the CUDA context. None,
-        with a span: the position in the span is the row.
+        The rows to copy, shape (n,), int64, each from 0 to below the number of rows. They are not checked,
+        because that would wait for the device: an index out of range reads foreign memory or destroys the
+        CUDA context. None is allowed with a span; positions are then row numbers.
     span : cupy.ndarray or None
-        Shape (2,), int64: the first and the last position in `indices` to be taken, with as many rows as
-        `out` has; where it has more, the last is taken again. Not checked either. None: all of `indices`.
+        The first and the last position in `indices` to copy, shape (2,), int64; not checked either. As many
+        rows are copied as `out` has; if the span is shorter, its last row is repeated. None copies all
+        `indices`.
     out : cupy.ndarray or None
-        Shape (n, ...) and dtype of the source, contiguous, apart from it; None makes a new one.
+        The array to write to, shape (n, ...), with the source's dtype; contiguous, not overlapping the
+        source. None allocates a new array; a span requires `out`.
     stream : cupy.cuda.Stream or None
-        Where the kernel runs; None is the current stream of the source's device.
+        The stream to run on; None is the current stream of the source's device.
 
     Raises
     ------
     TypeError
-        An argument is not a CuPy array, or of another dtype; with a span, there is no `out`.
+        An argument is not a CuPy array, or has another dtype; or there is a span but no `out`.
     ValueError
-        An array has another shape, is not contiguous, or lies on another device; or there is no row.
+        An array has another shape, is not contiguous, or is on another device; or the source has no rows.
     """
     shape = _check(source, indices, span, out, "cupy")
-    device = find_device(source=source, indices=indices, span=span)
-    result = obtain("out", out, "cupy", shape, [source.dtype], device)
+    result, device = obtain_on_device(out, shape, source.dtype, source=source, indices=indices, span=span)
     if result.size and result.itemsize:
         row = result.nbytes // shape[0]
         size = find_word(row, source.data.ptr, result.data.ptr)
         words = row // size
-        order, part = (NO_ARRAY if array is None else array for array in (indices, span))
-        arguments = source, order, part, result, np.uint64(shape[0]), np.uint64(words)
+        arguments = source, indices, span, result, np.uint64(shape[0]), np.uint64(words)
         launch("gather", f"gather<{WORDS[size]}>", spread_rows(shape[0], words), arguments, device, stream)
     return result
 
@@ -69,7 +68,7 @@ def gather_on_host(
     out: NDArray[Any] | None = None,
     stream: Any = None,  # noqa: ARG001
 ) -> NDArray[Any]:
-    """Return ``source[indices]`` for whole rows: the twin of `gather`, which does check the indices.
+    """Return ``source[indices]`` for whole rows: the twin of `gather`, but with the indices checked.
 
     Examples
     --------
@@ -90,7 +89,7 @@ def gather_on_host(
         raise IndexError(
             f"indices must be from 0 to {len(source) - 1}, got {rows[outside[0]]} at {outside[0]}"
         )
-    np.take(source, rows, axis=0, out=result, mode="clip")  # "raise" goes through a second array
+    np.take(source, rows, axis=0, out=result, mode="clip")  # mode "raise" would buffer the result
     return result
 
 
@@ -98,7 +97,7 @@ def _check(source: Any, indices: Any, span: Any, out: Any, library: Library) -> 
     """Return the shape of the result."""
     check_array("source", source, library)
     if source.ndim == 0:
-        raise ValueError("source must have rows, got shape ()")
+        raise ValueError("source must have at least one dimension, got shape ()")
     if indices is not None or span is None:
         check_array("indices", indices, library, shape=(None,), dtypes=[np.int64])
     count = 0 if indices is None else indices.size
@@ -107,5 +106,5 @@ def _check(source: Any, indices: Any, span: Any, out: Any, library: Library) -> 
         check_array("out", out, library)
         count = len(out) if out.ndim else 0
     if count and not len(source):
-        raise ValueError(f"{count} indices cannot point into a source of shape {source.shape}")
+        raise ValueError(f"cannot gather {count} rows from an empty source of shape {source.shape}")
     return count, *source.shape[1:]

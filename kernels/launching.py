@@ -1,4 +1,4 @@
-"""What launchers and twins share: checked arguments, results to write into, grids, and the launch itself."""
+"""Shared by launchers and twins: argument checks, arrays for results, grid sizes, and the launch itself."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.kernels.compiling import load_kernel
 
 Library = Literal["numpy", "cupy"]
-"""Whose arrays are taken: the launcher's or the twin's."""
+"""The library whose arrays a function takes: CuPy for launchers, NumPy for twins."""
 
-NO_ARRAY = np.uint64(0)
-"""Where a kernel takes a pointer, and has nothing to point to."""
-
+_NULL = np.uint64(0)
 _BLOCK = 256
 _GREATEST_X, _GREATEST_Y = 2**31 - 1, 65535
-_WORDS_A_LANE = 4
+_WORDS_PER_LANE = 4
 
 
 def check_array(
@@ -32,27 +30,27 @@ def check_array(
     shape: Sequence[int | None] | None = None,
     dtypes: Sequence[DTypeLike] | None = None,
 ) -> None:
-    """Raise unless `array` can be handed to a kernel as it is.
+    """Raise unless `array` can be passed to a kernel as it is.
 
     Parameters
     ----------
     name : str
-        Of the parameter, for the message.
+        The parameter's name, for the message.
     array : object
-        What was given.
+        The argument.
     library : {"numpy", "cupy"}
-        Whose array it must be.
+        The library whose array it must be.
     shape : sequence of int or None, optional
-        What it must be; None is any size.
+        The required shape; None in it allows any size.
     dtypes : sequence of dtype-like, optional
-        Which it may be; without them, any that holds plain bytes.
+        The allowed dtypes; without them, any dtype except object.
 
     Raises
     ------
     TypeError
-        It is not an array of that library, or of another dtype.
+        The argument is not an array of that library, or has another dtype.
     ValueError
-        It has another shape, does not lie in one piece, in order, or starts off its dtype's boundary.
+        The array has another shape, is not contiguous in C order, or is not aligned to its dtype.
     """
     module = sys.modules.get(library)
     if module is None or not isinstance(array, module.ndarray):
@@ -60,7 +58,7 @@ def check_array(
         raise TypeError(f"{name} must be a {library}.ndarray, got {found}")
     if dtypes is not None and not any(array.dtype == np.dtype(dtype) for dtype in dtypes):
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        raise TypeError(f"{name} must be of {expected}, got {array.dtype}")
+        raise TypeError(f"{name} must have dtype {expected}, got {array.dtype}")
     if array.dtype.hasobject:
         raise TypeError(f"{name} must hold plain numbers, got {array.dtype}")
     if shape is not None and not _fits(array.shape, shape):
@@ -72,18 +70,18 @@ def check_array(
         )
     address = array.ctypes.data if library == "numpy" else array.data.ptr
     if array.size and address % array.dtype.alignment:
-        raise ValueError(f"{name} must lie on a boundary of its dtype {array.dtype}, got address {address}")
+        raise ValueError(f"{name} must be aligned to its dtype {array.dtype}, got address {address}")
 
 
 def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
-    """Return `value` as an integer if it is one from `least` to below `limit`, else raise.
+    """Return `value` as an int if it is an integer from `least` to below `limit`.
 
     Raises
     ------
     TypeError
-        It is not an integer.
+        The value is not an integer.
     ValueError
-        It is out of range.
+        The value is out of range.
 
     Examples
     --------
@@ -105,29 +103,29 @@ def obtain(
     dtypes: Sequence[DTypeLike],
     device: Any = None,
 ) -> Any:
-    """Return the array to write into: `out` if it is given and fits exactly, else a new one.
+    """Return the array to write the result into: `out`, which must fit exactly, or a new array for None.
 
     Parameters
     ----------
     name : str
-        Of the parameter, for the message.
+        The parameter's name, for the message.
     out : array or None
-        What was given.
+        The argument.
     library : {"numpy", "cupy"}
-        Whose array it must be.
+        The library whose array it must be.
     shape : tuple of int
-        Which it must have.
+        The required shape.
     dtypes : sequence of dtype-like
-        Which it may be; a new one is of the first.
+        The allowed dtypes; a new array has the first.
     device : cupy.cuda.Device or None
-        Where it must lie.
+        The device it must be on.
 
     Raises
     ------
     TypeError
-        `out` is not an array of that library, or of another dtype.
+        `out` is not an array of that library, or has another dtype.
     ValueError
-        `out` has another shape, does not lie in one piece, lies on another device, or cannot be written to.
+        `out` has another shape, is not contiguous, is on another device, or is read-only.
     """
     if out is None:
         with on_device(device):
@@ -136,46 +134,81 @@ def obtain(
     if not getattr(out.flags, "writeable", True):
         raise ValueError(f"{name} must be writable")
     if device is not None and out.device.id != device.id:
-        raise ValueError(f"{name} must lie on gpu:{device.id}, got gpu:{out.device.id}")
+        raise ValueError(f"{name} must be on gpu:{device.id}, got gpu:{out.device.id}")
     return out
 
 
+def obtain_on_device(out: Any, shape: tuple[int, ...], dtype: DTypeLike, **inputs: Any) -> tuple[Any, Any]:
+    """Return the array to write a kernel's result into, and the device that it and all inputs are on.
+
+    Parameters
+    ----------
+    out : cupy.ndarray or None
+        The caller's argument; None allocates a new array.
+    shape, dtype : tuple of int, dtype-like
+        The result's shape and dtype.
+    **inputs : cupy.ndarray or None
+        The input arrays by name; None is ignored.
+
+    Raises
+    ------
+    TypeError
+        `out` is not a CuPy array, or has another dtype.
+    ValueError
+        The arrays are on several devices, or `out` does not fit; see `obtain`.
+    """
+    device = find_device(**inputs)
+    return obtain("out", out, "cupy", shape, [dtype], device), device
+
+
+def make_struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
+    """Return a structure that `launch` passes to a kernel by value, as an array of one element.
+
+    >>> make_struct(np.dtype([("height", np.int32), ("width", np.int32)]), height=2, width=3).tolist()
+    (2, 3)
+    """
+    struct = np.zeros((), dtype)
+    for name, value in values.items():
+        struct[name] = value
+    return struct
+
+
 def find_device(**arrays: Any) -> Any:
-    """Return the one device that all arrays lie on; those that are None do not count.
+    """Return the one device that all arrays are on; None is ignored.
 
     Raises
     ------
     ValueError
-        They lie on several.
+        The arrays are on several devices.
     """
     devices = {name: array.device for name, array in arrays.items() if array is not None}
     if len({device.id for device in devices.values()}) > 1:
         found = ", ".join(f"{name} on gpu:{device.id}" for name, device in devices.items())
-        raise ValueError(f"arrays must lie on one device, got {found}")
+        raise ValueError(f"arrays must be on one device, got {found}")
     return next(iter(devices.values()), None)
 
 
 def on_device(device: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which `device` is the current one; None changes nothing."""
+    """Return a context in which `device` is the current device; None changes nothing."""
     context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if device is None else device
     return context
 
 
 def current_device() -> Any:
-    """Return CuPy's current device, of this thread."""
+    """Return CuPy's current device of this thread."""
     import cupy
 
     return cupy.cuda.Device()
 
 
 def sort(array: Any, device: Any, stream: Any) -> None:
-    """Sort a CuPy array in place, on a stream of its device; it takes memory from CuPy's pool."""
+    """Sort a CuPy array in place on a stream of its device; temporary memory comes from CuPy's pool."""
     with on_device(device), on_stream(stream):
         array.sort()
 
 
 def on_stream(stream: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which `stream` is the current one; None changes nothing."""
+    """Return a context in which `stream` is the current stream; None changes nothing."""
     context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if stream is None else stream
     return context
 
@@ -188,28 +221,30 @@ def launch(
     device: Any,
     stream: Any,
 ) -> None:
-    """Put a kernel on a stream of a device.
+    """Launch a kernel on a stream of a device.
 
     Parameters
     ----------
     name, entry : str
-        As in `load_kernel`.
+        The kernel's file and entry, as in `load_kernel`.
     shape : tuple
-        Grid and block, as `spread` and `spread_rows` give them.
+        Grid and block, from `spread` or `spread_rows`.
     arguments : tuple
-        CuPy arrays, NumPy scalars and structures (arrays of one element) of the types the kernel takes.
+        CuPy arrays, NumPy scalars and structures (see `make_struct`) of exactly the types that the kernel
+        takes; None is a null pointer.
     device : cupy.cuda.Device
-        Where the arrays lie.
+        The device that the arrays are on.
     stream : cupy.cuda.Stream or None
-        None is the current stream of that device.
+        The stream to run on; None is the current stream of that device.
     """
     grid, block = shape
+    passed = tuple(_NULL if argument is None else argument for argument in arguments)
     with on_device(device):
-        load_kernel(name, entry)(grid, block, arguments, stream=stream)
+        load_kernel(name, entry)(grid, block, passed, stream=stream)
 
 
 def spread(items: int, samples: int = 1) -> tuple[tuple[int, int], tuple[int]]:
-    """Return grid and block for a thread an item, samples along the grid's y.
+    """Return grid and block for one thread per item, with samples along the grid's y.
 
     >>> spread(1000), spread(20, samples=70_000)
     (((4, 1), (256,)), ((1, 65535), (32,)))
@@ -219,7 +254,9 @@ def spread(items: int, samples: int = 1) -> tuple[tuple[int, int], tuple[int]]:
 
 
 def spread_rows(rows: int, words: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return grid and block for rows of words: lanes along a row, rows side by side, long rows in parts.
+    """Return grid and block for copying rows of words: lanes along a row, several rows per block.
+
+    Long rows are split over the grid's y.
 
     >>> spread_rows(rows=1000, words=3)
     ((16, 1), (4, 64))
@@ -228,12 +265,12 @@ def spread_rows(rows: int, words: int) -> tuple[tuple[int, int], tuple[int, int]
     """
     lanes = min(1 << max(words - 1, 0).bit_length(), _BLOCK)
     beside = _BLOCK // lanes
-    parts = -(-words // (lanes * _WORDS_A_LANE))
+    parts = -(-words // (lanes * _WORDS_PER_LANE))
     return (min(max(-(-rows // beside), 1), _GREATEST_X), min(max(parts, 1), _GREATEST_Y)), (lanes, beside)
 
 
 def find_word(*sizes: int) -> int:
-    """Return the most bytes, up to 16, that can be moved at once: a power of two that divides all sizes.
+    """Return how many bytes can be moved at once: the largest power of two, up to 16, that divides all sizes.
 
     >>> find_word(12, 256), find_word(32, 0), find_word(3)
     (4, 16, 1)

@@ -1,25 +1,27 @@
-// normalize: images to floats, one multiply-add each, with crop, flip and change of layout in the same pass.
+// normalize: converts images to floats with one multiply-add per value; crops, mirrors and changes the layout
+// in the same pass.
 //
-// What bounds it is memory: 1 or 4 bytes read and 2 or 4 written a value, against one fma. So every value is
-// read once and written once, and what is left is how lanes of a warp meet the lines of memory.
-//  * To planes (CHW) a thread makes 4 pixels of a row in all channels. Each channel is one store of 8 or 16
-//    bytes, neighbours beside neighbours: whole lines. Reads from planes are as even, turned around where a
-//    row is flipped. Reads from pixels (HWC) are `channels` apart, but a warp's loads of one step cover a
-//    contiguous run of 128 pixels, which the first of them brings into L1: as many bytes from DRAM as there
-//    are, and more load instructions, of which a memory-bound kernel has some to spare.
-//  * To pixels (HWC) a thread makes 4 values of a row, whatever channels they are: again stores of 8 or 16
-//    bytes, whole lines. Lanes then want the constants of different channels, which the constant cache
-//    serves one after another, `channels` at most.
-// A store falls back to single values at the end of a row, and where a row does not start on a boundary.
+// Memory-bound: per value it reads 1 or 4 bytes, writes 2 or 4, and computes one fma. So every value is read
+// once and written once; what remains is how a warp's lanes access cache lines.
+//  * To planes (CHW), a thread writes 4 pixels of a row in all channels. Each channel is one store of 8 or 16
+//    bytes, next to those of the neighboring threads, so stores fill whole lines. Loads from planes are as
+//    regular, in reverse order if the row is mirrored. Loads from pixels (HWC) are `channels` apart. But each
+//    of a warp's loads spans the same contiguous run of 128 pixels, which the first load brings into L1. So
+//    no byte is read from DRAM twice; only the number of load instructions grows, which a memory-bound kernel
+//    can afford.
+//  * To pixels (HWC), a thread writes 4 values of a row, whatever their channels. Stores are again 8 or 16
+//    bytes and fill whole lines. Lanes then need the constants of different channels, which the constant
+//    cache serves one after another, at most `channels` times.
+// At the end of a row, or if a row does not start at an aligned address, values are stored one at a time.
 //
-// The constants come by value, in the kernel's parameters: a launch allocates and copies nothing. Divisions
-// are one or two of 32 bits a thread; samples are told apart by the grid's y.
+// The constants are passed by value, as kernel parameters, so a launch allocates and copies nothing. A thread
+// needs one or two 32-bit divisions; the grid's y tells samples apart.
 //
-// A window is top, left and flip; see windows.cuh.
+// A window is (top, left, flip); see windows.cuh.
 //
-// Subnormals, of inputs and results, are kept; see numbers.cuh.
+// Subnormal inputs and results are kept; see numbers.cuh.
 //
-// Launch: any grid, blocks in one dimension. Twin and launcher: normalize.py.
+// Launch: any grid, one-dimensional blocks. Twin and launcher: normalize.py.
 
 #include "numbers.cuh"
 #include "windows.cuh"
@@ -36,7 +38,7 @@ struct Images {
     int planar, out_planar;  // 1: CHW, 0: HWC
 };
 
-// Where the values of one sample's window lie: at start + y * row + x * pixel + channel * plane.
+// Locates the values of a sample's window: they are at start + y * row + x * pixel + channel * plane.
 struct Window {
     int start, row, pixel, plane;
 };
@@ -73,7 +75,7 @@ __device__ inline void store(const float (&values)[4], Target* out, int count) {
     }
 }
 
-// Pixels x to x + 3 of row y, in all channels.
+// Writes pixels x to x + 3 of row y, in all channels.
 template <typename Source, typename Target>
 __device__ inline void make_planes(const Source* sample, Target* out, const Images& images,
                                    const Channels& channels, const Window& window, int y, int x) {
@@ -94,7 +96,7 @@ __device__ inline void make_planes(const Source* sample, Target* out, const Imag
     }
 }
 
-// Values `first` to first + 3 of row y, pixels and channels in turn.
+// Writes values `first` to first + 3 of row y, where the channels of a pixel are adjacent.
 template <typename Source, typename Target>
 __device__ inline void make_pixels(const Source* sample, Target* out, const Images& images,
                                    const Channels& channels, const Window& window, int y, int first) {

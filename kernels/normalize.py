@@ -1,28 +1,35 @@
-"""`normalize`: images to floats of mean 0 and deviation 1, cropped, flipped and turned in one pass."""
+"""`normalize`: images to floats of mean 0 and deviation 1; crops, mirrors and changes layout in one pass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.crop import check_window, cut_windows
 from gpuloader.kernels.dtypes import FLOATS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.launching import (
-    NO_ARRAY,
     Library,
     check_array,
-    find_device,
     launch,
+    make_struct,
     obtain,
+    obtain_on_device,
     spread,
 )
-
-Layout = Literal["HWC", "CHW"]
+from gpuloader.kernels.windows import (
+    Layout,
+    as_pixels,
+    check_layout,
+    check_window,
+    cut_windows,
+    geometry_type,
+    join_shape,
+    measure,
+)
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = tuple(name for name in FLOATS if name != "float64")
@@ -32,13 +39,13 @@ ENTRIES = tuple(
 )
 
 _BITS = np.dtype(np.uint16)
-_PIECE = 2**17  # values the twin converts at once: they stay in the cache, and its calls are few
+_PIECE = (
+    2**17
+)  # values the twin converts at once: few enough for the CPU's cache, enough to amortize the calls
 
 _MOST_CHANNELS = 16
-_MOST_VALUES = 2**31  # of a sample: the kernel counts them in 32 bits
 _CHANNELS = np.dtype([("factor", np.float32, _MOST_CHANNELS), ("offset", np.float32, _MOST_CHANNELS)])
-_COUNTS = ("channels", "height", "width", "out_height", "out_width", "planar", "out_planar")
-_IMAGES = np.dtype([("samples", np.uint64), *((name, np.int32) for name in _COUNTS)], align=True)
+_IMAGES = geometry_type("channels", "height", "width", "out_height", "out_width", "planar", "out_planar")
 
 
 def normalize(
@@ -57,53 +64,48 @@ def normalize(
 ) -> Any:
     """Return ``(images * scale - mean) / std``, channel by channel, on the device.
 
-    It is computed as one float32 multiply-add, ``x * (scale / std) + (-mean / std)``, rounded once; both
-    constants are rounded to float32 once. Then it is rounded to the dtype asked for, to the nearest, ties
-    to even.
+    The kernel computes one float32 multiply-add, ``x * (scale / std) + (-mean / std)``, rounded once. Both
+    constants are rounded to float32 once. The result is then rounded to `dtype`, to nearest, ties to even.
 
     Parameters
     ----------
     images : cupy.ndarray
-        Shape (n, height, width, channels) or (n, channels, height, width), as `layout` says; uint8 or
-        float32; 1 to 16 channels; fewer than 2**31 values a sample; contiguous.
+        The images, shape (n, height, width, channels) or (n, channels, height, width) depending on `layout`;
+        uint8 or float32; 1 to 16 channels; fewer than 2**31 values per sample; contiguous.
     mean, std : float or sequence of float
-        One for all channels, or one a channel, in units of ``images * scale``.
+        One number for all channels or one per channel, in units of ``images * scale``.
     scale : float
-        Bytes to a unit range: ``1 / 255``.
+        The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
     layout, out_layout : {"HWC", "CHW"}
-        Of the images, and of the result.
+        The layouts of the images and of the result.
     dtype : dtype-like
-        float32, float16, or "bfloat16" as bits in uint16.
+        The result's dtype: float32, float16, or "bfloat16" as bits in uint16.
     size : (int, int) or None
-        Height and width of the result, at most those of the images; None is theirs.
+        Height and width of the result, at most those of the images; None keeps theirs.
     windows : cupy.ndarray or None
-        Shape (n, 3), int32: top, left, and whether to flip left and right (0 or not 0), for every sample.
-        The window is cut out first, then flipped; one that reaches over the edge is moved inside. None is
-        the window at the top left, not flipped.
+        For every sample: top, left, and whether to mirror left to right (0 or not 0). Shape (n, 3), int32.
+        The window is cut out first, then mirrored. A window that reaches over the edge is moved inside. None
+        cuts the window at the top left, not mirrored.
     out : cupy.ndarray or None
-        Of the result's shape and dtype, contiguous, apart from the images; None makes a new one.
+        The array to write to, with the result's shape and dtype; contiguous, not overlapping the images.
+        None allocates a new array.
     stream : cupy.cuda.Stream or None
-        Where the kernel runs; None is the current stream of the images' device.
+        The stream to run on; None is the current stream of the images' device.
 
     Raises
     ------
     TypeError
-        An argument is not a CuPy array, or of another dtype.
+        An argument is not a CuPy array, or has another dtype.
     ValueError
-        An array has another shape, is not contiguous, or lies on another device; a number is out of range.
+        An array has another shape, is not contiguous, or is on another device; a number is out of range.
     """
     plan = _plan(images, mean, std, scale, layout, out_layout, dtype, size, windows, "cupy")
-    device = find_device(images=images, windows=windows)
-    result = obtain("out", out, "cupy", plan.shape, [plan.held], device)
+    result, device = obtain_on_device(out, plan.shape, plan.held, images=images, windows=windows)
     if result.size:
-        geometry = np.zeros((), _IMAGES)
-        for name, value in plan.counts.items():
-            geometry[name] = value
         channels = np.zeros((), _CHANNELS)
         channels["factor"][: plan.factor.size] = plan.factor
         channels["offset"][: plan.offset.size] = plan.offset
-        where = NO_ARRAY if windows is None else windows
-        arguments = images, where, result, geometry, channels
+        arguments = images, windows, result, make_struct(_IMAGES, **plan.counts), channels
         entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(plan.name)}>"
         row = plan.counts["out_width"] * (1 if plan.counts["out_planar"] else plan.counts["channels"])
         items = plan.counts["out_height"] * -(-row // 4)
@@ -129,14 +131,13 @@ def normalize_on_host(
 
     Examples
     --------
-    >>> images = np.array([[[[0, 128], [255, 64]]]], np.uint8)  # one image of 1 x 2 pixels, two channels
+    >>> images = np.array([[[[0, 128], [255, 64]]]], np.uint8)  # one image of 1 x 2 pixels and two channels
     >>> normalize_on_host(images, mean=[0, 128], std=[255, 64]).tolist()
     [[[[0.0, 1.0]], [[0.0, -1.0]]]]
     """
     plan = _plan(images, mean, std, scale, layout, out_layout, dtype, size, windows, "numpy")
     result: NDArray[Any] = obtain("out", out, "numpy", plan.shape, [plan.held])
-    pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
-    target = result if out_layout == "HWC" else result.transpose(0, 2, 3, 1)
+    pixels, target = as_pixels(images, layout), as_pixels(result, out_layout)
     held = target.view(_BITS if plan.name == "bfloat16" else plan.held)
     step = max(_PIECE // max(target[:1].size, 1), 1)
     for first in range(0, len(pixels), step):
@@ -152,7 +153,7 @@ def normalize_on_host(
 
 
 def _cut(pixels: NDArray[Any], windows: NDArray[np.int32] | None, height: int, width: int) -> NDArray[Any]:
-    """Return the windows of images of pixels: a view where none is given."""
+    """Return windows of images laid out as (n, height, width, channels); without `windows`, a view."""
     if windows is None:
         return pixels[:, :height, :width]
     result = np.empty((len(pixels), height, width, pixels.shape[3]), pixels.dtype)
@@ -162,7 +163,7 @@ def _cut(pixels: NDArray[Any], windows: NDArray[np.int32] | None, height: int, w
 
 @lru_cache(maxsize=64)
 def _tabulate(factor: bytes, offset: bytes, name: str) -> NDArray[Any]:
-    """Return what every byte becomes in every channel, shape (channels, 256)."""
+    """Return the result for every byte in every channel, shape (channels, 256)."""
     constants = [np.frombuffer(part, np.float32)[:, None] for part in (factor, offset)]
     table = round_to(_multiply_add(np.arange(256, dtype=np.float32), *constants), name)
     table.flags.writeable = False
@@ -171,7 +172,7 @@ def _tabulate(factor: bytes, offset: bytes, name: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What both do: the result's shape and dtype, what the kernel counts, and the constants."""
+    """The checked arguments: the result's shape and dtype, the kernel's geometry, and the constants."""
 
     shape: tuple[int, ...]
     name: str
@@ -194,37 +195,37 @@ def _plan(
     library: Library,
 ) -> _Plan:
     check_array("images", images, library, shape=(None,) * 4, dtypes=_SOURCES)
-    for name, value in {"layout": layout, "out_layout": out_layout}.items():
-        if value not in ("HWC", "CHW"):
-            raise ValueError(f"{name} must be 'HWC' or 'CHW', got {value!r}")
-    samples, *rest = images.shape
-    height, width, channels = rest if layout == "HWC" else (rest[1], rest[2], rest[0])
-    if not 1 <= channels <= _MOST_CHANNELS:
-        raise ValueError(
-            f"images must have 1 to {_MOST_CHANNELS} channels, got {channels} of {layout} {images.shape}"
-        )
-    if channels * height * width >= _MOST_VALUES:
-        raise ValueError(f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape}")
+    check_layout("layout", layout)
+    check_layout("out_layout", out_layout)
+    channels, height, width = measure(images, layout, _MOST_CHANNELS)
+    samples = len(images)
     out_height, out_width = (height, width) if size is None else check_window(size, height, width)
     if windows is not None:
         check_array("windows", windows, library, shape=(samples, 3), dtypes=[np.int32])
     name, held = resolve_target(dtype, _TARGETS)
-    planar = out_layout == "CHW"
-    plane = (channels, out_height, out_width) if planar else (out_height, out_width, channels)
-    sizes = channels, height, width, out_height, out_width, int(layout == "CHW"), int(planar)
-    counts = {"samples": samples, **dict(zip(_COUNTS, sizes, strict=True))}
-    return _Plan((samples, *plane), name, held, counts, *_constants(mean, std, scale, channels))
+    counts = {
+        "samples": samples,
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "out_height": out_height,
+        "out_width": out_width,
+        "planar": int(layout == "CHW"),
+        "out_planar": int(out_layout == "CHW"),
+    }
+    shape = (samples, *join_shape(channels, out_height, out_width, out_layout))
+    return _Plan(shape, name, held, counts, *_constants(mean, std, scale, channels))
 
 
 def as_constant(name: str, given: ArrayLike) -> NDArray[np.float64]:
-    """Return a mean, a std or a scale as an array, for however many channels.
+    """Return a mean, a std or a scale as an array, without checking its number of channels.
 
     Raises
     ------
     TypeError
-        It is not made of numbers.
+        The value does not consist of numbers.
     ValueError
-        One is not finite, a std is 0, or a scale is more than one number.
+        A number is not finite, a std is 0, or a scale is more than one number.
 
     >>> as_constant("mean", [0.4, 0.5, 0.6]).shape
     (3,)
@@ -243,7 +244,7 @@ def as_constant(name: str, given: ArrayLike) -> NDArray[np.float64]:
 def _constants(
     mean: ArrayLike, std: ArrayLike, scale: float, channels: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factor and the offset of every channel."""
+    """Return the factor and the offset for every channel."""
     parts = {}
     for name, given in {"mean": mean, "std": std, "scale": scale}.items():
         part = as_constant(name, given)
@@ -261,10 +262,11 @@ def _constants(
 def _multiply_add(
     values: NDArray[np.float32], factor: NDArray[np.float32], offset: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return ``values * factor + offset`` in float32, rounded once, as a fused multiply-add is.
+    """Return ``values * factor + offset`` in float32, rounded once like a fused multiply-add.
 
-    A product of floats is exact in double. The sum is rounded there, and that it is rounded twice shows only
-    where the first time ends on a tie of the second, or where floats are subnormal: there it is done again.
+    In double, the product of two floats is exact and the sum is rounded; the conversion to float rounds it
+    again. Rounding twice can give another result only if the double is a tie between two floats, or if the
+    float is subnormal. Those values are computed again, exactly.
     """
     with np.errstate(all="ignore"):
         total = values * factor.astype(np.float64) + offset.astype(np.float64)
@@ -281,14 +283,15 @@ def _multiply_add(
 def _multiply_add_exactly(
     values: NDArray[np.float32], factor: NDArray[np.float32], offset: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Do so by rounding to odd in double, which leaves a second rounding all it has to know.
+    """Return ``values * factor + offset`` in float32, rounded once, by rounding to odd in double first.
 
-    After Boldo and Melquiond, "Emulation of FMA and correctly rounded sums" (2008).
+    After rounding to odd, a second rounding gives the same result as a single rounding would. See Boldo and
+    Melquiond, "Emulation of FMA and correctly rounded sums" (2008).
     """
     product, added = values * factor.astype(np.float64), offset.astype(np.float64)
     total = product + added
     part = total - product
-    lost = (product - (total - part)) + (added - part)  # exactly (Knuth's sum of two)
+    lost = (product - (total - part)) + (added - part)  # exact: Knuth's TwoSum
     inexact = np.isfinite(lost) & (lost != 0)
     even = (total.view(np.int64) & 1) == 0
     towards = np.where(lost > 0, np.inf, -np.inf)

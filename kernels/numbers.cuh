@@ -1,10 +1,10 @@
-// numbers.cuh: floating point in 16 bits, and arithmetic that rounds as IEEE 754 and NumPy do.
+// numbers.cuh: 16-bit floats, and arithmetic that rounds like IEEE 754 and NumPy.
 //
-// CuPy compiles with -ftz=true, which makes subnormal floats zero in everything the compiler writes itself.
-// What is written here says its rounding and leaves subnormals alone, so that a kernel and its NumPy twin
-// agree on every bit. A NaN stays a NaN; which of them is not laid down. Halves are bits: no header of CUDA
-// is needed, so that the compiler alone can check all this. Tests give the few instructions of the device a
-// stand-in in C++.
+// CuPy compiles with -ftz=true, so the code that the compiler generates flushes subnormal floats to zero. The
+// functions here use instructions with explicit rounding that keep subnormals, so that a kernel and its NumPy
+// twin agree on every bit. A NaN stays a NaN, but its payload is unspecified. Halves are stored as bits,
+// which needs no CUDA header, so the bare compiler can check every kernel. Tests replace the few device
+// instructions by C++ code.
 
 struct Half {
     unsigned short bits;
@@ -55,7 +55,7 @@ __device__ inline float multiply_add(float value, float factor, float offset) {
 }
 #endif
 
-// To the nearest, ties to even: a carry out of the fraction belongs in the exponent, up to infinity.
+// To the nearest, ties to even: a carry out of the fraction rightly raises the exponent, up to infinity.
 __device__ inline unsigned short round_to_bfloat16(float value) {
     const unsigned bits = float_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
@@ -76,7 +76,7 @@ __device__ inline void encode(float value, Bfloat16& result) {
     result.bits = round_to_bfloat16(value);
 }
 
-// Four neighbours, moved at once: by one instruction, or by two where they take 32 bytes.
+// Four neighbors, moved at once: by one instruction, or by two if they take 32 bytes.
 template <typename Value>
 struct alignas(sizeof(Value) < 4 ? sizeof(Value) * 4 : 16) Four {
     Value at[4];

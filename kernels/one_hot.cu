@@ -1,11 +1,11 @@
-// one_hot: a row of zeros for every label, with a one in its column.
+// one_hot: writes a row of zeros for every label, with a one in the label's column.
 //
-// Only stores count: lanes side by side write words side by side, in blocks of `x` lanes along a row times `y`
-// rows as in gather.cu. An element is moved as its bits, so that dtypes of one size share a kernel. A label
-// below 0, widened to 64 bits without sign, is larger than any number of classes; so is one beyond the last.
-// No column is its own, and the row stays zero.
+// Only stores matter: neighboring lanes write neighboring words, in blocks of `x` lanes along a row times `y`
+// rows, as in gather.cu. Elements are written as bits, so that dtypes of one size share a kernel. Converted
+// to unsigned 64 bits, a negative label is larger than any number of classes. So neither a negative label nor
+// one beyond the last class matches a column, and its row stays zero.
 //
-// Launch: any grid, any block in two dimensions. Twin and launcher: one_hot.py.
+// Launch: any grid, two-dimensional blocks of any size. Twin and launcher: one_hot.py.
 
 template <typename Label, typename Word>
 __global__ void one_hot(const Label* __restrict__ labels, void* __restrict__ out, unsigned long long rows,

@@ -1,4 +1,4 @@
-"""`one_hot`: labels to rows of zeros with a one each, on the device or in NumPy."""
+"""`one_hot`: turn labels into rows of zeros with a single one, on the device or in NumPy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpuloader.kernels.launching import (
     Library,
     check_array,
     check_size,
-    find_device,
     launch,
     obtain,
+    obtain_on_device,
     spread_rows,
 )
 
@@ -28,35 +28,35 @@ ENTRIES = tuple(f"one_hot<{cpp_type(label)}, {WORDS[size]}>" for label in INTEGE
 def one_hot(
     labels: Any, classes: int, dtype: DTypeLike = "float32", *, out: Any = None, stream: Any = None
 ) -> Any:
-    """Return a row of zeros for every label, with a one in its column, on the device.
+    """Return a row of zeros for every label, with a one in the label's column, on the device.
 
     Parameters
     ----------
     labels : cupy.ndarray
-        Any shape, any integer dtype, contiguous. One below 0, or of `classes` and more, gives a row of
-        zeros.
+        The labels, of any shape and any integer dtype; contiguous. A label outside 0 to ``classes - 1`` gets
+        a row of zeros.
     classes : int
-        How many columns.
+        The number of columns.
     dtype : dtype-like
-        Of the result: bool, an integer, float16, float32, float64, or "bfloat16" as bits in uint16.
+        The result's dtype: bool, an integer, float16, float32, float64, or "bfloat16" as bits in uint16.
     out : cupy.ndarray or None
-        Shape ``(*labels.shape, classes)``, of that dtype, contiguous; None makes a new one.
+        The array to write to, shape ``(*labels.shape, classes)``, with the result's dtype; contiguous. None
+        allocates a new array.
     stream : cupy.cuda.Stream or None
-        Where the kernel runs; None is the current stream of the labels' device.
+        The stream to run on; None is the current stream of the labels' device.
 
     Raises
     ------
     TypeError
-        An argument is not a CuPy array, or of another dtype; classes is not an integer.
+        An argument is not a CuPy array, or has another dtype; `classes` is not an integer.
     ValueError
-        An array has another shape, is not contiguous, or lies on another device; classes is below 0.
+        An array has another shape, is not contiguous, or is on another device; `classes` is below 0.
     """
     shape, name, held = _check(labels, classes, dtype, "cupy")
-    device = find_device(labels=labels)
-    result = obtain("out", out, "cupy", shape, [held], device)
+    result, device = obtain_on_device(out, shape, held, labels=labels)
     if result.size:
         word = WORDS[held.itemsize]
-        # The bits of a one, and zeros above them.
+        # The bits of a one in the low bytes of a 64-bit word, as the kernel expects them.
         one = np.zeros(8, np.uint8)
         one[: held.itemsize] = _one(name, held).reshape(1).view(np.uint8)
         arguments = labels, result, np.uint64(labels.size), np.uint64(shape[-1]), one.view("<u8")[0]
@@ -73,7 +73,7 @@ def one_hot_on_host(
     out: NDArray[Any] | None = None,
     stream: Any = None,  # noqa: ARG001
 ) -> NDArray[Any]:
-    """Return a row of zeros for every label, with a one in its column: the twin of `one_hot`.
+    """Return a row of zeros for every label, with a one in the label's column: the twin of `one_hot`.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def one_hot_on_host(
 def _check(
     labels: Any, classes: int, dtype: DTypeLike, library: Library
 ) -> tuple[tuple[int, ...], str, np.dtype[Any]]:
-    """Return the shape of the result, the name of its dtype, and the dtype that holds it."""
+    """Return the shape of the result, the name of its dtype, and the dtype of the array that holds it."""
     check_array("labels", labels, library, dtypes=INTEGERS)
     name, held = resolve_target(dtype, _DTYPES)
     return (*labels.shape, check_size("classes", classes, 0, 2**40)), name, held

@@ -1,14 +1,15 @@
-// pad: rows of varying length, one behind the other, to one dense array; what is short is filled up.
+// pad: turns rows of varying length, stored one after the other, into a dense array; short rows are filled
+// up.
 //
-// A row's steps lie together in the source and in the result, so a row is a copy followed by a fill: words of
-// 16, 8, 4, 2 or 1 bytes, as large as a step and both addresses allow, and lanes side by side as in gather.cu.
-// The fill is one element, repeated to 16 bytes; a step begins an element, so a word's place in its row says
-// which part of the pattern it takes.
+// A row's steps are contiguous in the source and in the result, so a row is a copy followed by a fill. Words
+// have 16, 8, 4, 2 or 1 bytes, as large as a step and both addresses allow; neighboring lanes access
+// neighboring words, as in gather.cu. The fill is one element, repeated to 16 bytes. Rows start on element
+// boundaries, so a word's position in its row determines which part of the pattern it takes.
 //
-// A row longer than the result is cut. Splits that go backwards or beyond the values are moved inside, since
-// nothing may be read from outside and the host cannot look at them without waiting.
+// Rows longer than the result are cut. Splits that decrease or lie outside the values are clamped: nothing
+// outside may be read, and the host cannot check splits without waiting for the device.
 //
-// Launch: any grid, any block in two dimensions. Twin and launcher: pad.py.
+// Launch: any grid, two-dimensional blocks of any size. Twin and launcher: pad.py.
 
 struct alignas(16) Pattern {
     unsigned char bytes[16];
@@ -16,7 +17,7 @@ struct alignas(16) Pattern {
 
 struct Rows {
     unsigned long long rows, longest, steps;
-    unsigned long long words;  // of a step
+    unsigned long long words;  // per step
 };
 
 __device__ inline unsigned long long moved_inside(long long split, unsigned long long low,

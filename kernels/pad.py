@@ -1,4 +1,4 @@
-"""`pad`: rows of varying length to one dense array, on the device or in NumPy."""
+"""`pad`: turn rows of varying length into one dense array, on the device or in NumPy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from gpuloader.kernels.dtypes import WORDS
 from gpuloader.kernels.launching import (
-    NO_ARRAY,
     Library,
     check_array,
     check_size,
-    find_device,
     find_word,
     launch,
+    make_struct,
     obtain,
+    obtain_on_device,
     spread_rows,
 )
 
@@ -36,44 +36,46 @@ def pad(
     out: Any = None,
     stream: Any = None,
 ) -> Any:
-    """Return rows of varying length as a dense array, short ones filled up, on the device.
+    """Return rows of varying length as a dense array, with short rows filled up, on the device.
 
     Parameters
     ----------
     values : cupy.ndarray
-        All steps one behind the other, shape (steps, ...), any numeric dtype, contiguous.
+        The steps of all rows, one row after the other, shape (steps, ...), any numeric dtype, contiguous.
     row_splits : cupy.ndarray
-        Shape (n + 1,), int64: row i spans ``row_splits[i]`` to ``row_splits[i + 1]``. Splits beyond the
-        values, or going backwards, are moved inside: looking at them would wait for the device.
+        Shape (n + 1,), int64: row i spans ``row_splits[i]`` to ``row_splits[i + 1]``. Splits that decrease or
+        lie outside the values are clamped rather than refused, because checking would wait for the device.
     longest : int
-        Steps of the result's rows; longer rows are cut.
+        The number of steps per row of the result; longer rows are cut.
     fill : number
-        What short rows are filled up with, in the dtype of the values.
+        The value that fills up short rows; it must fit the dtype of the values.
     mask : cupy.ndarray or None
-        Shape (n, longest), bool, contiguous: set to where a step of `values` stands.
+        An array to set to True for steps that come from `values` and False for the others; shape
+        (n, longest), bool, contiguous.
     out : cupy.ndarray or None
-        Shape (n, longest, ...) and dtype of the values, contiguous, apart from them; None makes a new one.
+        The array to write to, shape (n, longest, ...), with the values' dtype; contiguous, not overlapping
+        them. None allocates a new array.
     stream : cupy.cuda.Stream or None
-        Where the kernel runs; None is the current stream of the values' device.
+        The stream to run on; None is the current stream of the values' device.
 
     Raises
     ------
     TypeError
-        An argument is not a CuPy array, or of another dtype; longest is not an integer.
+        An argument is not a CuPy array, or has another dtype; `longest` is not an integer.
     ValueError
-        An array has another shape, is not contiguous, or lies on another device; the fill does not fit
-        the dtype.
+        An array has another shape, is not contiguous, or is on another device; the fill does not fit the
+        dtype.
     """
     shape, element = _check(values, row_splits, longest, fill, mask, "cupy")
-    device = find_device(values=values, row_splits=row_splits, mask=mask)
-    result = obtain("out", out, "cupy", shape, [values.dtype], device)
+    result, device = obtain_on_device(
+        out, shape, values.dtype, values=values, row_splits=row_splits, mask=mask
+    )
     if result.size or (mask is not None and mask.size):
         step = result.itemsize * _count(shape[2:])
         size = find_word(step, values.data.ptr, result.data.ptr)
-        geometry = np.array((shape[0], shape[1], len(values), step // size), _SHAPE)
+        geometry = make_struct(_SHAPE, rows=shape[0], longest=shape[1], steps=len(values), words=step // size)
         pattern = np.frombuffer(element.tobytes() * (_PATTERN // element.itemsize), f"V{_PATTERN}")
-        where = NO_ARRAY if mask is None else mask
-        arguments = values, row_splits, result, where, geometry, pattern
+        arguments = values, row_splits, result, mask, geometry, pattern
         grid = spread_rows(shape[0], shape[1] * max(step // size, 1))
         launch("pad", f"pad<{WORDS[size]}>", grid, arguments, device, stream)
     return result
@@ -89,7 +91,7 @@ def pad_on_host(
     out: NDArray[Any] | None = None,
     stream: Any = None,  # noqa: ARG001
 ) -> NDArray[Any]:
-    """Return rows of varying length as a dense array, short ones filled up: the twin of `pad`.
+    """Return rows of varying length as a dense array, with short rows filled up: the twin of `pad`.
 
     Examples
     --------
@@ -116,9 +118,9 @@ def _check(
     check_array("values", values, library)
     check_array("row_splits", row_splits, library, shape=(None,), dtypes=[np.int64])
     if values.ndim == 0:
-        raise ValueError("values must have steps, got shape ()")
+        raise ValueError("values must have at least one dimension, got shape ()")
     if not row_splits.size:
-        raise ValueError("row_splits must have an entry more than there are rows, got none")
+        raise ValueError("row_splits must have one more entry than there are rows, got no entry")
     size = values.dtype.itemsize
     if values.dtype.kind in "SUMm" or not size or _PATTERN % size:
         raise TypeError(f"values must be numbers of up to {_PATTERN} bytes, got {values.dtype}")

@@ -1,12 +1,12 @@
-// shuffle: the permutations of gpuloader/order/permutation.py, number for number, on the device.
+// shuffle: computes the permutations of gpuloader/order/permutation.py on the device, with the same numbers.
 //
-// Short ones are sorted: `hash_numbers` writes hashes with their numbers in the low bits, the launcher sorts
-// them, `take_numbers` copies the low bits of the part that is asked for. Long ones are computed where they
-// are asked for: `permute_positions`, a Feistel network, 64-bit arithmetic and no memory but the result's.
-// Every word here wraps around modulo 2^64. The names of the steps are those of permutation.py, where the
-// why is.
+// Short permutations are sorted: `hash_numbers` writes hashes with the numbers in the low bits, the launcher
+// sorts them, and `take_numbers` copies the low bits of the requested part. Of long permutations, only the
+// requested part is computed: `permute_positions` is a Feistel network, which takes 64-bit arithmetic and no
+// memory except for the result. All arithmetic is modulo 2^64. The steps have the same names as in
+// permutation.py, which explains them.
 //
-// Launch: any grid, blocks in one dimension. Twin and launcher: shuffle.py.
+// Launch: any grid, one-dimensional blocks. Twin and launcher: shuffle.py.
 
 using Word = unsigned long long;
 
@@ -43,7 +43,7 @@ extern "C" __global__ void hash_numbers(Word* hashes, Word count, Word low, Word
     }
 }
 
-// `out` may be `hashes` itself, but not overlap it otherwise.
+// `out` may be `hashes` itself, but must not overlap it otherwise.
 extern "C" __global__ void take_numbers(const Word* hashes, long long* out, Word start, Word amount, Word low) {
     for (Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x; i < amount;
          i += static_cast<Word>(gridDim.x) * blockDim.x) {

@@ -1,4 +1,4 @@
-"""`shuffle`: a seeded permutation of sample indices, on the device the same as on the host."""
+"""`shuffle`: a seeded permutation of sample indices; the device computes the same one as the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.kernels.launching import check_size, current_device, launch, obtain, on_stream, sort, spread
+from gpuloader.kernels.launching import (
+    check_size,
+    current_device,
+    launch,
+    make_struct,
+    obtain,
+    on_stream,
+    sort,
+    spread,
+)
 from gpuloader.order.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
 
 ENTRIES = ("hash_numbers", "take_numbers", "permute_positions")
@@ -30,24 +39,24 @@ def shuffle(
 ) -> Any:
     """Return the entries from position `start` to before `stop` of a permutation of ``range(count)``.
 
-    They are those of ``gpuloader.order.order.Shuffled(count, seed, epoch)``. Up to 2**18 entries the whole
-    permutation is sorted, whatever part is asked for; beyond, only that part is computed, and nothing else
-    held in memory.
+    The permutation is that of ``gpuloader.order.order.Shuffled(count, seed, epoch)``. With up to 2**18
+    entries, the whole permutation is sorted even if only a part is requested. With more, only that part is
+    computed, and nothing else is held in memory.
 
     Parameters
     ----------
     count : int
-        From 0 to 2**62.
+        The number of entries of the permutation, from 0 to 2**62.
     seed, epoch : int
-        From 0 to below 2**64.
+        The order's seed and epoch, each from 0 to below 2**64.
     start, stop : int
-        The part; None is up to `count`.
+        The part to return; None for `stop` means `count`.
     out : cupy.ndarray or None
-        Shape (stop - start,), int64, contiguous; None makes a new one on the current device. Up to 2**18
-        entries, sorting takes memory of its own from CuPy's pool even so, and a part takes as much as the
-        whole.
+        The array to write to, shape (stop - start,), int64, contiguous; None allocates a new array on the
+        current device. With up to 2**18 entries, sorting also takes temporary memory from CuPy's pool, and a
+        part takes as much as the whole.
     stream : cupy.cuda.Stream or None
-        Where the kernels run; None is the current stream of the device.
+        The stream to run on; None is the current stream of the device.
 
     Raises
     ------
@@ -65,10 +74,9 @@ def shuffle(
         _take_sorted(part, result, device, stream)
     else:
         rows = math.isqrt(part.count - 1) + 1
-        network = np.zeros((), _NETWORK)
-        network["keys"] = [derive_key(part.key, turn) for turn in range(2 * _ROUNDS)]
+        keys = [derive_key(part.key, turn) for turn in range(2 * _ROUNDS)]
         numbers = part.start, part.amount, part.count, rows, -(-part.count // rows)
-        arguments = result, *(np.uint64(number) for number in numbers), network
+        arguments = result, *(np.uint64(number) for number in numbers), make_struct(_NETWORK, keys=keys)
         launch("shuffle", "permute_positions", spread(part.amount), arguments, device, stream)
     return result
 
@@ -103,7 +111,7 @@ def shuffle_on_host(
 
 @dataclass(frozen=True)
 class _Part:
-    """Which part of which permutation."""
+    """The checked arguments: a permutation, and the part of it to compute."""
 
     count: int
     key: int
@@ -124,9 +132,9 @@ def _plan(count: int, seed: int, epoch: int, start: int, stop: int | None) -> _P
 
 def _take_sorted(part: _Part, result: Any, device: Any, stream: Any) -> None:
     whole = part.amount == part.count
-    # The result is as large as the hashes, or has no room for them.
+    # The whole permutation is as large as its hashes, so they can be sorted in the result itself.
     given = result.view(np.uint64) if whole else None
-    with on_stream(stream):  # memory of the pool belongs to the stream it was asked for on
+    with on_stream(stream):  # CuPy's pool ties memory to the stream that is current when it is allocated
         hashes = obtain("hashes", given, "cupy", (part.count,), [np.uint64], device)
     low = np.uint64(2 ** part.count.bit_length() - 1)
     arguments: tuple[Any, ...] = hashes, np.uint64(part.count), low, np.uint64(part.key)

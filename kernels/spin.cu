@@ -1,9 +1,9 @@
-// spin: keep a stream busy for a stated time, to stand in for a model in tests and benchmarks.
+// spin: keeps a stream busy for a given time, standing in for a model in tests and benchmarks.
 //
-// One thread reads the device's own nanosecond clock until enough of it has passed. It touches no memory
-// and takes one multiprocessor's smallest share, so copies go on beside it at full speed, which is the
-// point: what overlaps with `spin` overlaps with any model. The clock ticks every 32 ns to 1 us, by
-// device, so a spin is that much too long at most.
+// One thread polls the device's nanosecond clock until the time has passed. It accesses no memory and
+// occupies the smallest share of one multiprocessor, so copies continue at full speed: what overlaps with
+// `spin` overlaps with any model. The clock ticks every 32 ns to 1 us, depending on the device; a spin is too
+// long by one tick at most.
 //
 // Launch: grid 1, block 1. Twin and launcher: spin.py.
 

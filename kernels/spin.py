@@ -1,4 +1,4 @@
-"""`spin`: keep a stream, or the host, busy for a stated time."""
+"""`spin`: keep a stream, or the host, busy for a given time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpuloader.kernels.compiling import load_kernel
 
 
 def spin(nanoseconds: int, stream: Any = None) -> None:
-    """Put a kernel on a CUDA stream that runs for `nanoseconds`.
+    """Launch a kernel that runs for `nanoseconds` on a CUDA stream.
 
     Parameters
     ----------
     nanoseconds : int
-        0 or more; the device's clock may add up to a microsecond.
+        The run time, 0 or more; the resolution of the device's clock may add up to a microsecond.
     stream : cupy.cuda.Stream or None
-        None is CuPy's current stream.
+        The stream to run on; None is CuPy's current stream.
     """
     load_kernel("spin")((1,), (1,), (np.uint64(nanoseconds),), stream=stream)
 

@@ -1,7 +1,7 @@
-// windows.cuh: where windows of pictures lie.
+// windows.cuh: the positions of windows in images. The host's part is in windows.py.
 
-// The host cannot look at what lies on the device without waiting, and nothing may be read from outside a
-// picture: a window that reaches over the edge is moved inside.
+// Nothing outside an image may be read, and the host cannot check windows on the device without waiting for
+// it. So a window that reaches over the edge is moved inside.
 __device__ inline int moved_inside(int offset, int room) {
     return offset < 0 ? 0 : offset > room ? room : offset;
 }

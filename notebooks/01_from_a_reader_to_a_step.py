@@ -11,8 +11,9 @@
 # %% [markdown]
 # # From a reader to a training step
 #
-# A reader is a function without arguments that gives an iterable. A loader runs it in a thread, writes each
-# batch once into a slot, and hands it over on the place you name. The same cells run on a CPU and on a GPU.
+# A reader is a function without arguments that returns an iterable. A loader runs it in a thread, writes
+# each batch once into a slot, and delivers it on the place you choose. The same cells run on a CPU and on a
+# GPU.
 
 # %%
 import matplotlib.pyplot as plt
@@ -28,7 +29,7 @@ digits.train.images.shape, digits.train.labels[:5]
 # %% [markdown]
 # ## A reader
 #
-# `mnist.reader` shuffles and yields ready batches; any generator function of yours does as well.
+# `mnist.reader` shuffles and yields ready batches. You can use any generator function instead.
 
 # %%
 reader = mnist.reader(digits.train, batch_size=100, seed=1)
@@ -46,8 +47,9 @@ for panel, image, label in zip(panels, images, labels, strict=False):
 # %% [markdown]
 # ## A loader
 #
-# `capacity` batches wait in its queue. Without a feed list a step is the flat list of arrays. The place is
-# the first GPU there is, else the CPU; `places="cpu"` or `places="gpu:0"` decides.
+# Its queue holds up to `capacity` batches. Without a feed list, a step is a flat list of arrays. The
+# default place is the first GPU, or the CPU if there is none; `places="cpu"` or `places="gpu:0"` chooses
+# one.
 
 # %%
 loader = gpuloader.DataLoader.from_generator(capacity=8, return_list=True).set_batch_generator(reader)
@@ -55,14 +57,14 @@ loader = gpuloader.DataLoader.from_generator(capacity=8, return_list=True).set_b
 # %% [markdown]
 # ## A step
 #
-# The arrays are NumPy's on a CPU and CuPy's on a GPU; the model computes with whichever it is given. Each
-# loop over the loader is an epoch, in a new order. A linear model that guesses the digit as a number is the
-# least that learns from a batch.
+# Batches are NumPy arrays on a CPU and CuPy arrays on a GPU, and the model works with both. Each loop over
+# the loader is an epoch, in a new order. A linear model that predicts the digit as a number is the simplest
+# model that learns from a batch.
 
 # %%
 model = LinearModel()
 losses = [model.step(images, labels) for _ in range(5) for images, labels in loader]
-losses = np.array([float(loss) for loss in losses])  # only now does the host wait for a device
+losses = np.array([float(loss) for loss in losses])  # the host waits for the device only here
 print(f"first loss {losses[0]:.2f}, mean of the last epoch {losses[-40:].mean():.2f}")
 assert len(losses) == 5 * 40
 assert losses[-40:].mean() < 0.5 * losses[0]
@@ -73,16 +75,16 @@ panel.plot(losses, color="#4c78a8", linewidth=1.2)
 for epoch in range(1, 5):
     panel.axvline(40 * epoch, color="#bbbbbb", linewidth=0.8)
 panel.axhline(digits.train.labels.var(), color="#f58518", linestyle="--")
-panel.text(199, digits.train.labels.var() + 0.5, "always guessing the mean", color="#b35c00", ha="right")
+panel.text(199, digits.train.labels.var() + 0.5, "always predicting the mean", color="#b35c00", ha="right")
 panel.set(xlabel="step (lines: epochs)", ylabel="squared error", xlim=(0, 199), ylim=(0, None))
 panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # ## What you hold is yours
 #
-# A batch you keep is never overwritten: the loader lends you the slot until your last view of it is gone,
-# and delivers private copies once you hold many. Here the first row of every batch of an epoch is kept as a
-# view, and compared with a copy that was taken when the batch came.
+# A batch you keep is never overwritten. The loader lends you the slot until your last view of it is gone,
+# and delivers private copies once you hold many. This cell keeps a view of the first row of every batch of
+# an epoch, and compares each with a copy made when the batch arrived.
 
 # %%
 kept, copied = [], []
@@ -90,13 +92,13 @@ for images, _ in loader:
     kept.append(images[:1])
     copied.append(images[:1].copy())
 assert all(bool((view == copy).all()) for view, copy in zip(kept, copied, strict=True))
-print(len(kept), "views kept, each still what it was")
+print(len(kept), "views kept, all unchanged")
 
 # %% [markdown]
 # ## Where the time went
 #
-# The consumer's day is `startup + wait + transfer + compute`; the reader's thread fetches and stages beside
-# it. `explain` says in words what bounds the loop.
+# The consumer's time is `startup + wait + transfer + compute`, while the reader thread fetches and stages
+# in parallel. `explain` tells you what bounds the loop.
 
 # %%
 stats = loader.stats()

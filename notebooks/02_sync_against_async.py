@@ -11,10 +11,10 @@
 # %% [markdown]
 # # Synchronous against asynchronous
 #
-# The same training twice: once reading and computing take turns, once a thread reads the next batches while
-# this one is computed on. What is learned must not depend on it, only when.
+# This notebook trains twice. First, reading and computing take turns. Then a thread reads the next batches
+# while the model computes on the current one. The result must be the same; only the time may differ.
 #
-# The sample in the package is used, or the whole of MNIST where `GPULOADER_MNIST` names the file.
+# It uses the packaged sample of MNIST, or the full file if `GPULOADER_MNIST` names it.
 
 # %%
 import os
@@ -32,9 +32,9 @@ digits = mnist.load(os.environ.get("GPULOADER_MNIST")).train
 print(f"{len(digits):,} digits")
 
 # %% [markdown]
-# A batch of digits that lie in memory is there in some 0.1 ms, and the linear model is as quick: too short
-# for a second thread to pay. So each read waits 2 ms here, as for a disk, and each step 2 ms, as for a
-# larger model.
+# Reading a batch of digits from memory takes about 0.1 ms, and so does a step of the linear model. That is
+# too short for a second thread to pay off. So each read here waits 2 ms, as for a disk, and each step 2 ms,
+# as for a larger model.
 
 # %%
 WAIT = 0.002
@@ -42,7 +42,7 @@ EPOCHS = 3 if len(digits) < 10_000 else 1
 
 
 def slowly(reader):
-    """Read as from a disk."""
+    """Return a reader that takes as long as a disk."""
 
     def read():
         for batch in reader():
@@ -53,7 +53,7 @@ def slowly(reader):
 
 
 def train(asynchronous):
-    """Return the losses, the time it took, the loader, and who did what when."""
+    """Return the losses, the loader, and the recorded spans."""
     loader = gpuloader.DataLoader.from_generator(capacity=8, return_list=True, use_double_buffer=asynchronous)
     loader.set_batch_generator(slowly(mnist.reader(digits, 100, seed=7)), places="cpu")
     model, losses = LinearModel(), []
@@ -90,8 +90,9 @@ panel.spines[["top", "right"]].set_visible(False)
 # %% [markdown]
 # ## The two timelines
 #
-# `gpuloader.trace` records who did what; the same spans go to a file for Perfetto when it is given a name.
-# Eight steps from the middle of the synchronous run, and as much time of the other.
+# `gpuloader.trace` records what each thread does and when. Given a file name, it also writes the spans for
+# Perfetto. The figure shows eight steps from the middle of the synchronous run, and as much time of the
+# other.
 
 # %%
 figure, panels = plt.subplots(
@@ -107,8 +108,8 @@ panels[0].set_xlabel("")
 add_legend(figure, spans)
 
 # %% [markdown]
-# Read synchronously, the consumer itself fetches, and all of that time is `wait`. Read asynchronously, the
-# fetching has a row of its own, that of the reader's thread, and no longer stands between two steps.
+# In the synchronous run the consumer itself fetches, and all of that time is `wait`. In the asynchronous
+# run the reader thread fetches, in its own row, and no longer delays the next step.
 
 # %%
 for name, (losses, loader, spans) in runs.items():
@@ -118,11 +119,11 @@ for name, (losses, loader, spans) in runs.items():
         "MainThread" if name == "synchronous" else "gpuloader-reader"
     }
     print(
-        f"{name:13} {stats.seconds / stats.steps * 1e3:5.2f} ms a step, of which "
-        f"{stats.wait / stats.steps * 1e3:.2f} waiting and {stats.compute / stats.steps * 1e3:.2f} computing"
+        f"{name:13} {stats.seconds / stats.steps * 1e3:5.2f} ms per step: "
+        f"{stats.wait / stats.steps * 1e3:.2f} waiting, {stats.compute / stats.steps * 1e3:.2f} computing"
     )
 synchronous, asynchronous = (loader.stats() for _, loader, _ in runs.values())
-assert synchronous.wait > synchronous.steps * WAIT * 0.5  # each read is waited for in full
+assert synchronous.wait > synchronous.steps * WAIT * 0.5  # the consumer waits for each read in full
 
 # %%
 print(runs["synchronous"][1].explain())

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Workers and the ring
 #
-# A loader has a fixed number of slots, and they go round: free, filled by a worker, lent to you, free
-# again. Here is who fills them, which are in use, and what happens when you keep batches.
+# A loader has a fixed number of slots, which circulate: free, filled by a worker, lent to you, free again.
+# This notebook shows who fills the slots, which ones are in use, and what happens when you keep batches.
 
 # %%
 import os
@@ -28,12 +28,13 @@ from gpuloader.demo.timeline import add_legend, choose_window, draw_run
 # %% [markdown]
 # ## Who fills the slots
 #
-# Each sample says which process made it, and takes a millisecond, as a small picture takes to be decoded.
+# Each sample contains the ID of the process that made it, and takes a millisecond, like decoding a small
+# picture.
 
 
 # %%
 class Pictures(Dataset):
-    """Noise in the shape of pictures; reading one waits a millisecond."""
+    """Fake pictures, each of which takes a millisecond to read."""
 
     def __len__(self):
         return 480
@@ -48,8 +49,8 @@ def load(**options):
 
 
 # %% [markdown]
-# Workers are processes, or threads for samples that wait or release the GIL. The batches are the same, in
-# the same order.
+# Workers are processes. For samples that wait or release the GIL, they can be threads. The batches are the
+# same, in the same order.
 
 # %%
 ways = {
@@ -72,8 +73,9 @@ assert len(makers["2 processes"]) == 2
 assert os.getpid() not in makers["2 processes"]
 
 # %% [markdown]
-# Threads divide each batch between them; processes take a batch each, and write every sample to where you
-# will read it. A message to a process, and its answer, are some 44 bytes: no array is ever sent.
+# Threads divide each batch between them. Each process takes a whole batch and writes every sample to the
+# place where you will read it. A message to a process and its answer take about 44 bytes: no array is ever
+# sent.
 
 # %%
 figure, panels = plt.subplots(
@@ -94,19 +96,19 @@ assert rows["no workers"] == {"MainThread"}
 assert rows["2 threads"] == rows["2 processes"] == {"gpuloader-worker-0", "gpuloader-worker-1"}
 
 # %% [markdown]
-# ## The slots go round
+# ## The slots circulate
 #
-# On a CPU place you are lent the slot itself, so the address of an array says which slot it is. A loop that
-# lets go of each batch sees few of them again and again: the one that came back last is still in the
-# processor's cache, and is filled first. A loop that keeps every batch is lent some slots, and from then on
-# given private copies: the slots that are left keep moving, and nobody waits for you.
+# On a CPU place the loader lends you the slot itself, so an array's address identifies its slot. A loop
+# that drops each batch sees the same few slots again and again: the loader first refills the slot that came
+# back last, because it is still in the processor's cache. A loop that keeps every batch borrows some slots
+# and then receives private copies. The remaining slots keep circulating, and no worker has to wait for you.
 
 # %%
 STEPS = 30
 
 
 def watch(keep):
-    """Return the address of each batch, the slots in use at each step, and how many there are."""
+    """Return the address of each batch, the slots in use at each step, and the number of slots."""
     loader = load(num_workers=2, worker_type="thread")
     addresses, in_use, kept = [], [], []
     for step, (images, _) in enumerate(loader):
@@ -121,42 +123,41 @@ def watch(keep):
     return np.array(addresses), in_use, slots
 
 
-let_go, kept = watch(keep=False), watch(keep=True)
-for name, (addresses, in_use, slots) in {"let go": let_go, "kept": kept}.items():
+dropped, kept = watch(keep=False), watch(keep=True)
+for name, (addresses, in_use, slots) in {"dropped": dropped, "kept": kept}.items():
     print(f"{name:7} {len(set(addresses))} different addresses in {STEPS} steps; {slots} slots, ", end="")
     print(f"at most {max(in_use)} of them in use")
 
-assert len(set(let_go[0])) <= let_go[2]  # slots alone
-assert len(set(kept[0])) == STEPS  # every batch lies by itself ...
-assert kept[2] == let_go[2]  # ... and yet there are no more slots than before
+assert len(set(dropped[0])) <= dropped[2]  # slots only
+assert len(set(kept[0])) == STEPS  # every batch has its own memory ...
+assert kept[2] == dropped[2]  # ... yet the number of slots is the same
 
 # %% [markdown]
-# Which of the kept ones are slots, and which are copies? Slots lie in one mapping, at equal distances;
-# three of them may be held on a CPU place, as two batches are usually held at once and one more is to
-# spare.
+# Which of the kept batches are slots, and which are copies? Slots lie in one mapping, at equal distances.
+# On a CPU place you may hold three of them: loops usually hold two batches at once, and one is spare.
 
 # %%
 nbytes = 10 * 32 * 32 * 4
-slot = nbytes + 256  # fields begin at multiples of 256 bytes: the pictures, and behind them 10 numbers
-addresses = np.sort(let_go[0])
+slot = nbytes + 256  # fields begin at multiples of 256 bytes: the pictures, then 10 numbers
+addresses = np.sort(dropped[0])
 assert ((addresses - addresses[0]) % slot == 0).all()
 distances = np.abs(kept[0] - kept[0][0])
 lent = [step for step in range(STEPS) if distances[step] % slot == 0 and distances[step] < slot * kept[2]]
-print("kept, and lent a slot: the batches of steps", lent)
+print("steps whose batches are lent slots:", lent)
 assert lent[:3] == [0, 1, 2]
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), dpi=90, layout="constrained", sharey=True)
-for panel, (addresses, _, _), title in zip(panels, (let_go, kept), ("let go", "kept"), strict=True):
+for panel, (addresses, _, _), title in zip(panels, (dropped, kept), ("dropped", "kept"), strict=True):
     numbers = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
     heights = np.array([numbers[address] for address in addresses])
     private = np.isin(np.arange(STEPS), lent, invert=True) & (title == "kept")
-    panel.plot(np.flatnonzero(~private), heights[~private], "o", color="#4c78a8", label="a slot, lent")
+    panel.plot(np.flatnonzero(~private), heights[~private], "o", color="#4c78a8", label="lent slot")
     panel.plot(
-        np.flatnonzero(private), heights[private], "D", mfc="none", mec="#d06a00", label="a copy of its own"
+        np.flatnonzero(private), heights[private], "D", mfc="none", mec="#d06a00", label="private copy"
     )
-    if title == "let go":
-        panel.set_ylabel("place in memory,\nin order of appearance")
+    if title == "dropped":
+        panel.set_ylabel("address,\nin order of appearance")
     else:
         panel.legend(frameon=False)
     panel.set_title(f"each batch {title}", loc="left", fontsize=10)
@@ -166,9 +167,9 @@ for panel, (addresses, _, _), title in zip(panels, (let_go, kept), ("let go", "k
 # %% [markdown]
 # ## How many workers?
 #
-# `num_workers='auto'` begins with one, doubles their number as long as the loop gains by it, and stays
-# there. Which samples a batch holds does not depend on it. These samples wait, so threads are what they
-# need, and more of them than there are cores.
+# `num_workers='auto'` starts with one worker, doubles while throughput improves, and then keeps the best
+# number. The contents of the batches do not depend on it. These samples wait, so they need threads, and
+# more of them than there are cores.
 
 
 # %%
@@ -189,13 +190,13 @@ for images in loader:
     numbers.extend(images[:, 0, 0])
     times.append(time.perf_counter())
     if "Chosen" in str(loader.explain()):
-        more -= 1  # a few steps more, to see what it gives
+        more -= 1  # a few more steps, to see the effect
     if not more:
         break
 assert numbers == list(range(len(numbers)))
 
 # %% [markdown]
-# `explain` says what was tried, what was chosen, and what bounds the loop now.
+# `explain` tells you what the loader tried, what it chose, and what bounds the loop now.
 
 # %%
 explanation = loader.explain()
@@ -207,5 +208,5 @@ figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
 moments, every = np.array(times) - times[0], 6
 rates = every / (moments[every::every] - moments[:-every:every])
 panel.step(moments[every::every], rates, where="pre", color="#4c78a8", linewidth=1.5)
-panel.set(xlabel="seconds since the loop began", ylabel="steps a second", ylim=(0, None), xlim=(0, None))
+panel.set(xlabel="seconds since the loop began", ylabel="steps per second", ylim=(0, None), xlim=(0, None))
 panel.spines[["top", "right"]].set_visible(False)

@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Many devices, on a CPU
 #
-# With several places a step is a list with one entry a place. Four places on a CPU behave as four GPUs do,
-# so what is shown here needs no GPU: how batches are dealt out or cut, what becomes of a remainder, and
-# that training on the parts is training on the whole.
+# With several places, a step is a list with one entry per place. Four places on a CPU behave like four
+# GPUs, so this notebook needs no GPU. It shows how batches are distributed or split, what happens to a
+# remainder, and that training on the parts equals training on the whole.
 
 # %%
 import matplotlib.pyplot as plt
@@ -28,9 +28,8 @@ COLOURS = ["#4c78a8", "#f58518", "#72b7b2", "#54417e"]
 # %% [markdown]
 # ## Batches in turn, or shards
 #
-# `split="batches"` gives each place a batch of its own, consecutive ones: a step takes four.
-# `split="shards"` cuts each batch into four equal parts: a step is one batch, whatever the number of
-# places.
+# `split="batches"` sends consecutive batches to consecutive places, so a step takes four batches.
+# `split="shards"` splits each batch into four equal parts, so a step is one batch for any number of places.
 
 # %%
 dataset = TensorDataset(np.arange(48))
@@ -38,7 +37,7 @@ options = {"batch_size": 8, "shuffle": True, "seed": 5}
 
 
 def values(entry):
-    """Return the numbers of one place's batch, whose only field they are."""
+    """Return the only field of one place's batch."""
     return np.asarray(entry[0])
 
 
@@ -53,19 +52,19 @@ dealt = {
 
 flat = [part for step in dealt["batches"] for part in step]
 assert all((part == batch).all() for part, batch in zip(flat, alone, strict=True))
-assert [len(step) for step in dealt["batches"]] == [4, 2]  # six batches: the last step is not whole
+assert [len(step) for step in dealt["batches"]] == [4, 2]  # six batches: the last step is incomplete
 
 assert [[len(part) for part in step] for step in dealt["shards"]] == [[2, 2, 2, 2]] * 6
 assert all((np.concatenate(step) == batch).all() for step, batch in zip(dealt["shards"], alone, strict=True))
 
 # %% [markdown]
-# Both are in the order of one place. Each cell is a sample, with its index; each colour is a place, each
+# Both keep the order of a single place. Each cell is a sample with its index, each color a place, and each
 # row a step.
 
 
 # %%
 def show(panel, steps, title, masks=None):
-    """Draw each step as a row of samples, coloured by their place."""
+    """Draw each step as a row of samples, colored by place."""
     most = max(len(part) for step in steps for part in step)
     for row, step in enumerate(steps):
         for place, part in enumerate(step):
@@ -102,11 +101,12 @@ for panel, (split, steps) in zip(panels, dealt.items(), strict=True):
 name_places(figure)
 
 # %% [markdown]
-# ## What does not divide evenly
+# ## Batches that do not divide evenly
 #
-# Of 21 samples in batches of 8 the last batch holds 5, and 5 over 4 places is an error unless you say what
-# you want: `"drop"` what is too much, or `"pad"`: a part that is too short repeats its last sample, and a
-# mask of the samples that count comes as last entry, so that a sum over them is what it would have been.
+# With 21 samples in batches of 8, the last batch holds 5. Five samples do not divide evenly over 4 places,
+# which is an error unless you choose another `remainder`. `"drop"` drops the excess. `"pad"` repeats the
+# last sample of a part that is too short, and adds a mask as the last entry. Sums over the unmasked samples
+# are unchanged.
 
 # %%
 few = TensorDataset(np.arange(21))
@@ -139,9 +139,9 @@ name_places(figure)
 # %% [markdown]
 # ## Training on four places
 #
-# Data parallel by hand: each place computes the gradient of its part, the sums are added, and all
-# parameters move together. The mask makes the repeated samples count nothing. Beside it the same model on
-# one place.
+# This is data-parallel training by hand. Each place computes the gradient of its part, the sums are added,
+# and one update moves the parameters. The mask excludes the repeated samples. For comparison, the same
+# model trains on one place.
 
 # %%
 digits = mnist.sample().train
@@ -151,7 +151,7 @@ RATE = 0.001
 
 
 def slopes(images, labels, weight, counts):
-    """Return sums over the samples that count: squared errors, and their gradient."""
+    """Return sums over the unmasked samples: squared errors, and their gradient."""
     errors = (images @ weight - labels) * counts
     return float((errors**2).sum(dtype=np.float64)), 2 * images.T.astype(np.float64) @ errors
 
@@ -173,13 +173,13 @@ one, one_weight = fit(
 four, four_weight = fit(DataLoader(train, places=PLACES, split="shards", remainder="pad", **common))
 
 assert len(one) == len(four) == 40  # the last batch of 90 is padded to 4 x 23
-print(f"largest difference of a loss: {np.abs(one - four).max():.1e}")
+print(f"largest difference between losses: {np.abs(one - four).max():.1e}")
 assert np.allclose(one, four, rtol=1e-9)
 assert np.allclose(one_weight, four_weight, rtol=1e-9)
 
 # %% [markdown]
-# The samples are the same, bit for bit; the losses agree to the rounding of sums that were added in another
-# order.
+# The samples are the same, bit for bit. The losses agree except for rounding, because the sums were added
+# in another order.
 
 # %%
 figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")

@@ -11,14 +11,15 @@
 # %% [markdown]
 # # The simulated device: watch a race being caught
 #
-# A copy to a GPU runs later than it is asked for, and so does the kernel that reads what it brings. Two
-# events keep them apart: `ready` behind the copy, for which the consumer waits; `released` behind the last
-# kernel, for which the next copy into the same memory waits. A loop that forgets one of them computes on
-# the wrong bytes, sometimes.
+# A copy to a GPU runs later than you request it, and so does the kernel that reads the copied data. Two
+# events order them. `ready` is recorded after the copy, and the consumer waits for it. `released` is
+# recorded after the last kernel, and the next copy into the same memory waits for it. A loop that forgets
+# one of them sometimes computes on the wrong bytes.
 #
-# `gpuloader.testing` has a device on paper: a virtual clock, streams that run as late as they may, and a
-# witness that raises `RaceError` whenever two uses of one memory are not ordered, whether or not it went
-# well this time. It runs anywhere, in tests of your own loading code too.
+# `gpuloader.testing` has a simulated device: a virtual clock, streams that run as late as they may, and a
+# witness that raises `RaceError` whenever two uses of the same memory are not ordered, even if they
+# happened to run in the right order this time. It runs anywhere, including in tests of your own loading
+# code.
 
 # %%
 from types import SimpleNamespace
@@ -36,13 +37,13 @@ BATCHES = 8
 
 
 # %% [markdown]
-# To draw what the device does, ours writes a diary: an event behind each copy and each kernel says when it
-# was done.
+# To draw what the device does, this subclass keeps a diary: it records an event after each copy and each
+# kernel.
 
 
 # %%
 class Diary(SimulatedDevice):
-    """A simulated device that remembers when each copy and kernel ran."""
+    """A simulated device that records when each copy and kernel ran."""
 
     def __init__(self, seed=0):
         super().__init__("simulated:0", seed=seed, copy_time=lambda _: COPY)
@@ -65,7 +66,7 @@ class Diary(SimulatedDevice):
         self.entries.append((name, row, done, duration))
 
     def read(self):
-        """Run all that is left, and return what ran when."""
+        """Finish all work and return its spans."""
         for *_, done, _ in self.entries:
             self.synchronize(done)
         ends = [self.elapsed(self.origin, done) for _, _, done, _ in self.entries]
@@ -78,13 +79,13 @@ class Diary(SimulatedDevice):
 # %% [markdown]
 # ## A loop by hand
 #
-# Two regions on the device take turns, so that a copy runs beside a kernel. Done right it has four lines
+# Two regions on the device take turns, so that copies overlap with kernels. The correct loop has four lines
 # that seem to do nothing.
 
 
 # %%
 def loop(device, *, wait_ready=True, wait_released=True):
-    """Bring batches to a device by hand, and return what the kernels saw."""
+    """Copy batches to a device by hand, and return the values that the kernels read."""
     copies, kernels = device.stream(), device.consumer_stream()
     regions = [
         SimpleNamespace(memory=device.alloc(32), ready=device.event(), released=device.event())
@@ -110,14 +111,14 @@ def loop(device, *, wait_ready=True, wait_released=True):
 right = Diary()
 seen = loop(right)
 by_hand = right.read()
-print("kernels saw batches", seen)
+print("kernels read batches", seen)
 assert seen == list(range(BATCHES))
 
 # %% [markdown]
 # ## Without waiting for `ready`
 #
-# The kernel may run before the copy, and read whatever lay there. The witness raises at the first batch,
-# with any seed of its lots: it looks at what is ordered, not at what happened.
+# The kernel may run before the copy and read stale memory. The witness raises at the first batch, for every
+# seed of the simulation's random choices: it checks the ordering, not what happened to run first.
 
 # %%
 for seed in range(20):
@@ -133,7 +134,7 @@ assert "read before the copy" in message
 # %% [markdown]
 # ## Without waiting for `released`
 #
-# The third copy goes to where the first batch lies, and the first kernel may still be reading that.
+# The third copy overwrites the first batch, which the first kernel may still be reading.
 
 # %%
 for seed in range(20):
@@ -149,8 +150,8 @@ assert "overwritten while a kernel may still read" in message
 # %% [markdown]
 # ## Refilling the host's memory too soon
 #
-# A third race has no second stream: the host writes the next batch into a slot while the copy out of it is
-# yet to run. A copy notices when it runs that its bytes are not those it was asked to bring.
+# A third race needs no second stream: the host writes the next batch into a slot before the copy out of
+# that slot has run. When the copy runs, it detects that the bytes have changed since it was requested.
 
 # %%
 device = SimulatedDevice()
@@ -158,7 +159,7 @@ host, memory = np.zeros(32, np.uint8), device.alloc(32)
 slot = SimpleNamespace(bytes=host, address=host.ctypes.data)
 copies = device.stream()
 device.copy_async(memory, slot, 32, copies)
-host[:] = 1  # too soon: nobody has waited for the copy
+host[:] = 1  # too soon: nothing has waited for the copy
 try:
     device.finish(copies)
 except RaceError as error:
@@ -169,21 +170,21 @@ else:
 # %% [markdown]
 # ## The loader
 #
-# The same device as a place for the loader. Nothing is waited for in your loop: the loader records and
-# waits where it must. Some batches are kept, so that it has to do without their memory; whatever the lots,
-# no race.
+# The same device can be a place for the loader. Your loop waits for nothing; the loader records and waits
+# where needed. This loop also keeps some batches, so that the loader cannot reuse their memory. No seed
+# causes a race.
 
 
 # %%
 def load(device, keep=()):
-    """Return what kernels saw of each batch, and the values of the batches that were kept."""
+    """Return the values that kernels read from each batch, and the values of the kept batches."""
     loader = DataLoader.from_generator(capacity=4)
     loader.set_batch_generator(
         lambda: ([np.full(32, number, np.uint8)] for number in range(BATCHES)), places=CustomPlace(device)
     )
     seen, kept = [], {}
     for number, (batch,) in enumerate(loader):
-        seen.append(batch.launch_read(duration=KERNEL))  # a list that is filled when the kernel has run
+        seen.append(batch.launch_read(duration=KERNEL))  # a list that the kernel fills when it runs
         if number in keep:
             kept[number] = batch
     device.finish(device.consumer_stream())
@@ -199,13 +200,13 @@ print("20 seeds, no race")
 # %% [markdown]
 # ## On the virtual clock
 #
-# By hand and by the loader, copies run beside the kernels, and each kernel begins when its copy is done.
-# All is as fast as it can be: one copy, and then kernels without a pause.
+# Both by hand and with the loader, copies overlap with kernels, and each kernel starts after its copy. No
+# schedule is faster: one copy, then kernels without a pause.
 
 # %%
 ours = Diary()
 load(ours)
-timelines = {"by hand, in the right order": by_hand, "the loader": ours.read()}
+timelines = {"by hand, correctly ordered": by_hand, "the loader": ours.read()}
 
 figure, panels = plt.subplots(2, 1, figsize=(9, 3.6), dpi=90, layout="constrained", sharex=True)
 for panel, (name, spans) in zip(panels, timelines.items(), strict=True):

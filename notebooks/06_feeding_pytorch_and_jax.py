@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Feeding PyTorch and JAX
 #
-# `output='torch'` or `'jax'` makes a batch of that framework's own tensors, in the memory the loader has
-# written: no second copy. Cells of a framework that is not installed say so and are passed over.
+# `output='torch'` or `'jax'` delivers batches as that framework's tensors, in the memory that the loader
+# wrote, without a second copy. If a framework is not installed, its cells do nothing.
 
 # %%
 import importlib.util
@@ -25,7 +25,7 @@ from gpuloader.sources import mnist
 
 HAVE = {name: importlib.util.find_spec(name) is not None for name in ("torch", "jax")}
 for name, there in HAVE.items():
-    print(name, "is here" if there else f"is not installed: its cells do nothing (pip install {name})")
+    print(name, "is installed" if there else f"is not installed; its cells do nothing (pip install {name})")
 
 digits = mnist.sample().train
 dataset = TensorDataset(digits.images, digits.labels.astype(np.float32)[:, None])
@@ -34,9 +34,9 @@ options = {"places": "cpu", "batch_size": 100, "shuffle": True, "seed": 4}
 # %% [markdown]
 # ## Where a batch lies
 #
-# All fields of a batch lie in one slot, one behind the other, each at a multiple of 256 bytes. So the
-# address of the labels follows from that of the images, and a few addresses come again and again. Both are
-# seen in the pointers that the frameworks themselves report.
+# All fields of a batch lie in one slot, one after the other, each at a multiple of 256 bytes. So the
+# address of the labels follows from that of the images, and the same few addresses recur. The pointers that
+# the frameworks themselves report show both.
 
 # %%
 POINTERS = {
@@ -57,13 +57,14 @@ for output in ["numpy", *(name for name in HAVE if HAVE[name])]:
     slots = loader.stats().slots
     starts = {image for image, _ in places}
     assert {label - image for image, label in places} == {BEHIND}  # one slot, two fields
-    assert len(starts) <= slots < len(places) == 40  # and the slots go round
+    assert len(starts) <= slots < len(places) == 40  # and the slots circulate
     assert {(start - min(starts)) % SLOT for start in starts} == {0}  # in the loader's own memory
     pointers[output] = places
     print(f"{output:5} {type(images).__module__.split('.')[0]:6} 40 batches at {len(starts)} addresses")
 
 # %% [markdown]
-# The first twelve batches of each, as they lie in memory: the wide bars are images, the tips labels.
+# The figure shows the first twelve batches of each framework in memory. Wide bars are images, tips are
+# labels.
 
 # %%
 figure, panels = plt.subplots(
@@ -80,10 +81,11 @@ for panel, (output, places) in zip(panels[0], pointers.items(), strict=True):
     panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# ## The same training in each
+# ## The same training in each framework
 #
-# One linear layer on the squared error: by NumPy here, by autograd there. On a GPU the loader has the
-# framework's own stream wait for the copy, so nothing below would change but the place.
+# Each trains one linear layer on the squared error: NumPy with an explicit gradient, the others with
+# automatic differentiation. On a GPU the loader makes the framework's own stream wait for the copy, so only
+# the place below would change.
 
 # %%
 RATE = 0.001
@@ -117,7 +119,7 @@ if HAVE["jax"]:
 
     @jax.jit
     def step(weight, images, labels):
-        """Return the next parameters, and the loss before."""
+        """Return the updated parameters, and the loss before the update."""
 
         def squares(weight):
             return ((images @ weight - labels) ** 2).mean()
@@ -128,7 +130,7 @@ if HAVE["jax"]:
     parameters, losses["jax"] = jax.numpy.zeros((784, 1)), []
     for images, labels in DataLoader(dataset, output="jax", **options):
         parameters, loss = step(parameters, images, labels)
-        losses["jax"].append(loss)  # no float() here: that would wait for the step
+        losses["jax"].append(loss)  # no float() here: it would wait for the step
     losses["jax"] = [float(loss) for loss in losses["jax"]]
     assert np.allclose(losses["jax"], losses["numpy"], rtol=1e-3)
 
@@ -145,8 +147,8 @@ panel.spines[["top", "right"]].set_visible(False)
 # %% [markdown]
 # ## A tensor holds its slot
 #
-# What you hold is yours in every framework: the slot is lent until the tensor, and whatever shares its
-# memory, is gone.
+# A batch you hold is never overwritten, in any framework. The loader lends you the slot until the tensor,
+# and everything that shares its memory, is gone.
 
 # %%
 for output in pointers:

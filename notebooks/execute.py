@@ -1,10 +1,10 @@
-"""Write each notebook's .ipynb: the text beside it, run, with what it says and draws.
+"""Run each notebook's .py and write its .ipynb, with all outputs.
 
-    python notebooks/execute.py            # all of them
-    python notebooks/execute.py 02 05      # those whose names begin so
+    python notebooks/execute.py            # all notebooks
+    python notebooks/execute.py 02 05      # those whose names begin with 02 or 05
 
-The text is the source; the .ipynb is made of it and never edited. What differs from run to run and says
-nothing (times, random ids, where it ran) is left out, so that what two commits differ in is in the notebook.
+The .py is the source; the .ipynb is generated from it and never edited. It leaves out metadata that differs
+between runs (timing, random IDs, paths), so that diffs show only real changes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
 LARGEST = 200_000
-"""Bytes of an .ipynb: pictures are few and small."""
+"""The most bytes of an .ipynb; keep pictures few and small."""
 PATHS = re.compile(r"/(?:home|root|tmp|Users|work|opt|usr)/")
 
 
 def execute(text: Path) -> Path:
-    """Run the notebook of a text and write its .ipynb; it must leave nothing behind and name no path."""
+    """Run a .py and write its .ipynb; it must leave no files behind and show no path."""
     notebook = jupytext.read(text, fmt="py:percent")
     with tempfile.TemporaryDirectory() as empty:
         client = NotebookClient(
@@ -50,7 +50,7 @@ def execute(text: Path) -> Path:
 
 
 def tidy(notebook: Any) -> None:
-    """Keep what a reader sees, and leave out what differs from run to run."""
+    """Keep what readers see and remove metadata that differs between runs."""
     kernel = notebook.metadata["kernelspec"]
     notebook.metadata = {
         "jupytext": {"formats": notebook.metadata["jupytext"]["formats"]},
@@ -68,7 +68,7 @@ def tidy(notebook: Any) -> None:
 
 
 def check(name: str, notebook: Any, written: str) -> None:
-    """Raise `SystemExit` where an output is no good to commit."""
+    """Raise `SystemExit` if an output is not fit to commit."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     if wrong := [output for output in outputs if output.get("name") == "stderr"]:
         raise SystemExit(f"{name} writes to stderr: {wrong[0]['text']}")
@@ -78,13 +78,13 @@ def check(name: str, notebook: Any, written: str) -> None:
     if paths := [text for text in told if PATHS.search(text)]:
         raise SystemExit(f"{name} shows a path of this machine: {paths[0]}")
     if len(written) > LARGEST:
-        raise SystemExit(f"{name} becomes {len(written):,} bytes, of {LARGEST:,}: draw less, or smaller")
+        raise SystemExit(f"{name} has {len(written):,} bytes, more than {LARGEST:,}: draw less, or smaller")
 
 
 def main() -> None:
-    """Execute the notebooks that are asked for."""
+    """Execute the requested notebooks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", default=[""], help="the beginnings of names; without, all")
+    parser.add_argument("names", nargs="*", default=[""], help="beginnings of names (default: all notebooks)")
     names = tuple(parser.parse_args().names)
     for text in sorted(FOLDER.glob("[0-9]*.py")):
         if text.name.startswith(names):

@@ -1,4 +1,4 @@
-"""Fixtures for the whole suite: the full MNIST file, where there is one."""
+"""Fixtures for the whole suite: signals, garbage collection, and the full MNIST file if there is one."""
 
 import gc
 import os
@@ -15,14 +15,14 @@ BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.j
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard():
-    """Have interrupts back where a shell that runs the suite in the background had them ignored."""
+    """Restore the default SIGINT handler, because shells make background jobs ignore Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def what_is_there_is_no_garbage():
-    """Take what lives before a module's tests out of the garbage collector's sight: many of them call it."""
+    """Exclude objects that exist before a module's tests from garbage collection, which many tests call."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Stand-ins and waits that several tests share."""
+"""Fakes and waits shared by several tests."""
 
 import gc
 import multiprocessing
@@ -6,17 +6,26 @@ import os
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpuloader.staging.arena import Arena
 
 
 def wait_until(condition, seconds=10.0):
-    """Return once `condition()` holds; fail where it does not in time."""
+    """Return once `condition()` holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.0005)
+
+
+def is_running(pid):
+    """Return whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 _arenas = weakref.WeakSet()
@@ -27,16 +36,16 @@ def _remember(arena, *arguments, initialize=Arena.__init__, **options):
     initialize(arena, *arguments, **options)
 
 
-Arena.__init__ = _remember  # to look through all objects there are would take most of the suite's time
+Arena.__init__ = _remember  # searching all objects would take most of the suite's time
 
 
 def loader_threads():
-    """Return the threads that loaders and readers have started; other packages leave theirs behind."""
+    """Return the threads of loaders and readers only, because other packages leave threads behind."""
     return [one for one in threading.enumerate() if one.name.startswith("gpuloader")]
 
 
 def count_arenas():
-    """Return how many arenas are alive: objects, and mappings of those that have a file."""
+    """Return the number of live arena objects plus the number of mapped arena files."""
     with open("/proc/self/maps") as maps:
         mapped = sum("gpuloader-arena" in line for line in maps)
     return mapped + len(_arenas)
@@ -44,7 +53,7 @@ def count_arenas():
 
 @contextmanager
 def nothing_left_behind():
-    """Fail if the block leaves a thread, a process, a descriptor or a mapping behind."""
+    """Fail if the block leaves behind a thread, process, descriptor or mapping."""
     gc.collect()
     threads = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -58,8 +67,31 @@ def nothing_left_behind():
     wait_until(lambda: count_arenas() <= arenas)
 
 
+def leave_early(loader, ending):
+    """Leave a loader's epoch after its first batch, by `ending`.
+
+    'break', 'exception': end the loop. 'dropped', 'cycle', 'closed': drop the epoch's iterator, drop it in a
+    reference cycle, or close it.
+    """
+    if ending == "break":
+        for _ in loader:
+            break
+    elif ending == "exception":
+        with suppress(ZeroDivisionError):
+            for _ in loader:
+                raise ZeroDivisionError
+    else:
+        epoch = iter(loader)
+        next(epoch)
+        if ending == "closed":
+            epoch.close()
+        elif ending == "cycle":
+            itself = [epoch]
+            itself.append(itself)
+
+
 def limit_memory(root, limit, used, cached=0):
-    """Write below `root` what a kernel says of a process in a control group with so much memory."""
+    """Write the kernel's files for a process in a control group with these memory limits below `root`."""
     group = root / "sys/fs/cgroup"
     group.mkdir(parents=True, exist_ok=True)
     (group / "cgroup.controllers").write_text("cpu memory\n")

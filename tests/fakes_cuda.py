@@ -1,13 +1,15 @@
-"""A stand-in for the CUDA runtime, under the real CuPy arrays: `cuda.py` runs on it where no GPU is.
+"""A fake CUDA runtime under real CuPy arrays: `devices/cuda.py` runs on it without a GPU.
 
-Device memory is host memory. Streams are queues that run only when an event is queried or waited for, so
-what the device does not order does not happen in time. As in CUDA, the current device is the thread's, the
-handle 0 means the default stream of that device, a failed device refuses everything, and so does any device
-in a forked child. Pointers, memory, arrays and their lifetimes are CuPy's own, which need no driver as long
-as the device is named.
+Device memory is host memory. Streams are queues that run only when an event is queried or waited for, so work
+that is not ordered does not run in time. As in CUDA, each thread has a current device, the handle 0 means the
+default stream of that device, a failed device refuses every call, and so does any device in a forked child.
+Pointers, memory, arrays and their lifetimes are CuPy's own, which need no driver as long as the device is
+given explicitly.
 """
 
+import contextlib
 import ctypes
+import gc
 import itertools
 import os
 import threading
@@ -17,6 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from gpuloader.devices import cuda, opening
 from gpuloader.kernels import gather, shuffle
 from gpuloader.transforms import operations
 
@@ -27,7 +30,7 @@ OUT_OF_MEMORY = 2
 
 
 class CudaError(RuntimeError):
-    """In the place of CUDARuntimeError."""
+    """Stands in for CUDARuntimeError."""
 
     def __init__(self, status, text="cudaError"):
         super().__init__(f"{text}: status {status}")
@@ -35,7 +38,7 @@ class CudaError(RuntimeError):
 
 
 class DriverError(RuntimeError):
-    """In the place of CUDADriverError, which launches raise."""
+    """Stands in for CUDADriverError, which kernel launches raise."""
 
     def __init__(self, status, text="CUDA_ERROR"):
         super().__init__(f"{text}: status {status}")
@@ -52,7 +55,7 @@ class Mark:
 
 
 class Thread(threading.local):
-    """What CUDA and CuPy keep for each thread."""
+    """CUDA's and CuPy's state for each thread."""
 
     def __init__(self):
         self.device = 0
@@ -60,18 +63,18 @@ class Thread(threading.local):
 
 
 class FakeRuntime:
-    """Counts its calls, and fails where a test tells it to.
+    """Counts its calls, and fails when a test says so.
 
     Attributes
     ----------
     failed : int
-        If not 0, the status that every call gives, as after a kernel that wrote where it must not.
+        If not 0, the status with which every call fails, as after a kernel's illegal memory access.
     memory_left : int
-        Largest allocation that succeeds.
+        The largest allocation that succeeds.
     capturing : set of int
-        Streams that are captured into a graph: work put on them joins it and does not run.
+        The streams that are being captured into a graph. Work put on them would become part of it.
     registered : dict
-        Address to size of page-locked memory.
+        Maps the address of page-locked memory to its size.
     """
 
     CUDARuntimeError = CudaError
@@ -89,7 +92,7 @@ class FakeRuntime:
         self.numbers = itertools.count(1)
         self.work = {}
         self.marks = {}
-        self.device_of = {}  # of streams and events
+        self.device_of = {}  # maps streams and events to their device
         self.timed = set()
 
     def check(self, name):
@@ -126,8 +129,8 @@ class FakeRuntime:
         return stream in self.capturing
 
     def queue(self, stream):
-        """Return a stream's work; the default stream's is its own on every device."""
-        assert stream not in self.capturing, "work of the loader's has become part of a graph"
+        """Return a stream's pending work; every device has its own default stream."""
+        assert stream not in self.capturing, "the loader's work has become part of a graph"
         return self.work.setdefault(stream or -1 - self.thread.device, deque())
 
     def device_of_stream(self, stream):
@@ -153,14 +156,14 @@ class FakeRuntime:
         try:
             self.check("eventQuery")
         except CudaError as error:
-            return error.status  # CuPy hands the status on and raises nothing
+            return error.status  # CuPy returns the status and raises nothing
         self.step()
         return 0 if self.is_reached(event) else NOT_READY
 
     def eventSynchronize(self, event):
         self.check("eventSynchronize")
         while not self.is_reached(event):
-            assert self.step(), "the host waits for an event that nothing will reach"
+            assert self.step(), "the host waits for an event that will never be reached"
 
     def eventElapsedTime(self, start, end):
         self.check("eventElapsedTime")
@@ -180,7 +183,7 @@ class FakeRuntime:
 
     def hostUnregister(self, address):
         self.check("hostUnregister")
-        ctypes.string_at(address, 1)  # still mapped
+        ctypes.string_at(address, 1)  # crashes unless the memory is still mapped
         del self.registered[address]
 
     def is_reached(self, event):
@@ -188,7 +191,10 @@ class FakeRuntime:
         return mark is None or mark.reached
 
     def step(self):
-        """Run the newest stream that can go on, so that copies come before kernels that forgot to wait."""
+        """Run one step of the newest stream that can proceed; return False if none can.
+
+        The newest first, so that kernels that forgot to wait run at the wrong time.
+        """
         for number in sorted(self.work, reverse=True):
             work = self.work[number]
             if work and (work[0][0] is None or work[0][0].reached):
@@ -202,11 +208,11 @@ class FakeRuntime:
         assert not any(self.work.values())
 
     def launch(self, kernel, stream=0):
-        """Put a kernel on a stream: a function without arguments."""
+        """Launch a kernel, a function without arguments, on a stream."""
         self.queue(stream).append((None, kernel))
 
     def launch_read(self, array, stream=0):
-        """Put a kernel on a stream that reads an array; return a list that it puts the values into."""
+        """Launch a kernel that reads an array; it appends the values it saw to the returned list."""
         assert array.flags.c_contiguous
         address, nbytes, dtype, shape = array.data.ptr, array.nbytes, array.dtype, array.shape
         seen = []
@@ -229,12 +235,12 @@ class FakeMemory:
 
 
 def make_cupy(real, runtime):
-    """Return what `cuda.py` knows as cupy: the real arrays over the fake runtime."""
+    """Return a module to replace cupy in `devices/cuda.py`: real arrays over the fake runtime."""
 
     class Device:
         def __init__(self, index):
             self.id = index
-            self.stack = []  # the object's own, as in CuPy: not to be shared by threads
+            self.stack = []  # stored in the object, as in CuPy, so threads must not share it
 
         def __enter__(self):
             self.stack.append(runtime.getDevice())
@@ -293,29 +299,45 @@ def make_cupy(real, runtime):
     )
 
 
+@contextlib.contextmanager
+def use_cupy(monkeypatch, module):
+    """Run the CUDA device over a module from `make_cupy`; at the end, no memory may be page-locked."""
+    monkeypatch.setattr(cuda, "cupy", module)
+    opening._open.cache_clear()
+    yield
+    gc.collect()
+    opening._open.cache_clear()
+    assert not module.cuda.runtime.registered  # every page-locked arena was unlocked before it was freed
+
+
 def read(array):
-    """Return a device array's bytes as NumPy; the work before it must have been finished."""
+    """Return a copy of a device array as a NumPy array; the work that fills it must have run."""
     assert array.flags.c_contiguous
     data = ctypes.string_at(array.data.ptr, array.nbytes)
     return np.frombuffer(data, array.dtype).reshape(array.shape)
 
 
 def as_host(array):
-    """Return a device array as the NumPy array it is here, to compute with once a kernel's turn has come."""
+    """Return a NumPy array over a device array's memory, for a twin that runs in a kernel's place."""
     assert array.flags.c_contiguous
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.data.ptr)
     return np.frombuffer(memory, array.dtype).reshape(array.shape)
 
 
 def run_twins(monkeypatch, runtime):
-    """Put twins in the place of kernels: on the same streams, over the same memory."""
+    """Replace kernels by their twins, on the same streams and over the same memory."""
 
     def call(operation, inputs, outputs, stream):
         runtime.check("launch")
-        runtime.launch(lambda: operation.twin(*map(as_host, inputs), out=as_host(outputs[0])), stream.ptr)
+        runtime.launch(
+            lambda: operation.twin(
+                **dict(zip(operation.inputs, map(as_host, inputs), strict=True)), out=as_host(outputs[0])
+            ),
+            stream.ptr,
+        )
 
     def later(twin):
-        """Return what puts a twin on a stream; arguments that are arrays lie on the device."""
+        """Return a function that enqueues a twin on a stream; its array arguments are on the device."""
 
         def call(*arguments, stream, **named):
             runtime.check("launch")

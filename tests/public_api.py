@@ -1,6 +1,6 @@
-"""The public face of the package as plain text, a line for each thing that users may call or read.
+"""The package's public API as plain text, one line for each thing that users may call or read.
 
-``python -m tests.public_api > tests/public_api.txt`` writes it anew after a change that is meant.
+After an intended change, ``python -m tests.public_api > tests/public_api.txt`` updates the file.
 """
 
 import importlib
@@ -25,14 +25,14 @@ MODULES = (
     "gpuloader.fluid.io",
     "gpuloader.fluid.layers",
 )
-"""Where users import from; what these list in ``__all__`` is public, and so are its public members."""
+"""The modules that users import from. The names in their ``__all__`` and the names' members are public."""
 
 RETURNED = ("gpuloader.loader.generator_loader.GeneratorLoader",)
-"""Classes that users have objects of, but never name."""
+"""Classes whose objects users receive but which they never name."""
 
 
 def find(path):
-    """Return what a dotted path means."""
+    """Return the object at a dotted path."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:
@@ -41,7 +41,7 @@ def find(path):
 
 
 def describe_api():
-    """Return the lines, sorted within each module; what was described before is only pointed to."""
+    """Return the lines, sorted within each module; a repeated object refers to its first name."""
     lines, home = [], {}
     for module in MODULES:
         own = []
@@ -60,7 +60,7 @@ def describe_api():
 
 
 def describe(path, thing):
-    """Yield the lines of a function, or of a class and its members."""
+    """Yield the lines for a function, or for a class and its members."""
     if not inspect.isclass(thing):
         yield f"{path}{parameters(thing)}"
         return
@@ -82,7 +82,7 @@ def describe(path, thing):
 
 
 def parameters(function, *, bound=False):
-    """Return names, kinds and defaults of a callable's parameters, without the object of a method."""
+    """Return the names, kinds and defaults of a callable's parameters, without a method's ``self``."""
     signature = inspect.signature(function)
     found = list(signature.parameters.values())[1 if bound else 0 :]
     plain = [one.replace(annotation=inspect.Parameter.empty, default=shown(one.default)) for one in found]
@@ -90,7 +90,7 @@ def parameters(function, *, bound=False):
 
 
 class Shown:
-    """Stands for a default; its `repr` is the same whatever NumPy or Python there is."""
+    """A default whose `repr` is the same for all versions of NumPy and Python."""
 
     def __init__(self, text):
         self.text = text
@@ -100,7 +100,7 @@ class Shown:
 
 
 def shown(default):
-    """Return a default as it is to be written."""
+    """Return a default in the form in which to write it."""
     if default is inspect.Parameter.empty:
         return default
     if isinstance(default, np.generic):

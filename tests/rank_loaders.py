@@ -1,10 +1,10 @@
-"""Loaders of all ranks of a run, in one process, and what their batches hold."""
+"""Loaders for all ranks of a run in one process, and the contents of their batches."""
 
 from gpuloader import DataLoader, IterableDataset
 
 
 class Stream(IterableDataset):
-    """Whole numbers; counts how many were read."""
+    """Integers below `count`; counts how many were read."""
 
     def __init__(self, count):
         self.count = count
@@ -29,7 +29,7 @@ def loaders(count, world_size, *, kind=range, **options):
 
 
 def numbers(batch, masked):
-    """Return the samples of a batch that count."""
+    """Return the samples of a batch that its mask counts."""
     if not masked:
         return batch.tolist()
     values, mask = batch
@@ -43,12 +43,12 @@ def epoch_of(loader, masked=True):
 
 
 def order_of(count, epoch=0, **options):
-    """Return the order of an epoch that nobody divides."""
+    """Return the order of an epoch that is not divided among ranks."""
     loader = DataLoader(range(count), places="cpu", batch_size=max(count, 1), shuffle=True, seed=5, **options)
     loader.set_epoch(epoch)
     return [number for batch in loader for number in batch.tolist()]
 
 
 def loaders_of(dataset, world_size, **options):
-    """Return one loader a rank, all of one dataset."""
+    """Return one loader per rank, all for the same dataset object."""
     return [make(dataset, rank, world_size, **options) for rank in range(world_size)]

@@ -1,4 +1,4 @@
-"""Datasets that several tests read, and a plain collation to compare with."""
+"""Datasets shared by several tests, and a plain collation to compare with."""
 
 import collections
 
@@ -10,18 +10,18 @@ INLINE = {"num_workers": 0}
 ONE_THREAD = {"num_workers": 1, "worker_type": "thread"}
 THREADS = {"num_workers": 3, "worker_type": "thread"}
 PROCESSES = {"num_workers": 2, "start_method": "fork"}
-"""Costs some 40 ms an epoch, so only a few tests ask for it."""
+"""Costs about 40 ms per epoch, so only a few tests use it."""
 
 WORKERS = [INLINE, ONE_THREAD, THREADS]
 
 
 def name_workers(options):
-    """Return what to call a choice of workers in a test's id."""
+    """Return the name of a choice of workers for test ids."""
     return f"{options['num_workers']} {options.get('worker_type', 'inline')}"
 
 
 class Made(Dataset):
-    """Samples made from their index by a function."""
+    """A dataset whose samples a function makes from their indices."""
 
     def __init__(self, make, count=7):
         self.make = make
@@ -35,12 +35,12 @@ class Made(Dataset):
 
 
 class MadeAtOnce(Made):
-    """The same, a whole batch at a time; counts how often."""
+    """The same, for a whole batch at once; counts the calls."""
 
     calls = 0
 
     def __getitem__(self, index):
-        raise AssertionError("__getitems__ is to be asked")
+        raise AssertionError("__getitems__ should be called instead")
 
     def __getitems__(self, indices):
         self.calls += 1
@@ -49,7 +49,7 @@ class MadeAtOnce(Made):
 
 
 class Counting(IterableDataset):
-    """Whole numbers below `count`, divided among workers."""
+    """Integers below `count`, divided among workers."""
 
     def __init__(self, count):
         self.count = count
@@ -61,7 +61,7 @@ class Counting(IterableDataset):
 
 
 class Stateful(Counting):
-    """The same, with a state of its own: which number comes next. Remembers what it gave."""
+    """The same, with a state: the next number. Records what it has yielded."""
 
     def __init__(self, count):
         super().__init__(count)
@@ -79,7 +79,7 @@ class Stateful(Counting):
         self.state["next"] = None
 
     def state_dict(self):
-        return self.state  # the very object, which goes on changing
+        return self.state  # the object itself, which keeps changing
 
     def load_state_dict(self, state):
         self.state = dict(state)
@@ -89,7 +89,7 @@ Pair = collections.namedtuple("Pair", "left right")
 
 
 def stack(samples):
-    """Return the batch of some samples, the plain way."""
+    """Return the batch of some samples, collated in plain Python."""
     first = samples[0]
     if isinstance(first, dict):
         batch = {key: _stack([sample[key] for sample in samples]) for key in first}
@@ -115,7 +115,7 @@ def _stack(samples):
 
 
 def assert_same(got, wanted):
-    """Compare batches: containers, dtypes, shapes and values."""
+    """Assert that two batches are equal: containers, dtypes, shapes and values."""
     assert type(got) is type(wanted), (got, wanted)
     if isinstance(wanted, dict):
         assert list(got) == list(wanted)
@@ -133,5 +133,5 @@ def assert_same(got, wanted):
 
 
 def values(loader):
-    """Return the batches of an epoch of arrays as plain lists."""
+    """Return the batches of an epoch as plain lists."""
     return [batch.tolist() for batch in loader]

@@ -1,4 +1,4 @@
-"""Every kind of bad input: one typed error that says where, at once, and nothing left behind."""
+"""Every kind of bad input raises one typed error that says where, immediately, and leaves nothing behind."""
 
 import _thread
 import os
@@ -23,11 +23,11 @@ def loader(request):
     with nothing_left_behind():
         loader = DataLoader.from_generator(FEEDS, capacity=3, use_double_buffer=request.param)
         yield loader
-        loader._idle.clear()  # its slots outlast an epoch; what else is left would be a leak
+        loader._idle.clear()  # slots outlive an epoch on purpose; anything else left is a leak
 
 
 def consume(loader):
-    """Return how many steps came before the error, and the error; the loader stays at its end after it."""
+    """Return the number of steps before the error, and the error; check that the epoch then stays ended."""
     epoch, steps = iter(loader), 0
     with pytest.raises(Exception) as caught:  # noqa: PT011
         while True:
@@ -39,7 +39,7 @@ def consume(loader):
 
 
 class Attached:
-    """As a tensor that requires a gradient."""
+    """Behaves like a tensor that requires a gradient."""
 
     def __array__(self, dtype=None, copy=None):
         raise RuntimeError("use detach() first")
@@ -50,10 +50,10 @@ SAMPLES = {
         (Attached(), 1),
         "field 'image': expected an array of numbers, got Attached: use detach",
     ),
-    "none": (None, "expected a tuple with one value a field, got NoneType"),
-    "dict": ({"image": 1}, "expected a tuple with one value a field, got dict"),
-    "set": ({1, 2}, "expected a tuple with one value a field, got set"),
-    "bytes": (b"ab", "expected a tuple with one value a field, got bytes"),
+    "none": (None, "expected a tuple with one value per field, got NoneType"),
+    "dict": ({"image": 1}, "expected a tuple with one value per field, got dict"),
+    "set": ({1, 2}, "expected a tuple with one value per field, got set"),
+    "bytes": (b"ab", "expected a tuple with one value per field, got bytes"),
     "field missing": ((np.zeros(784),), r"expected 2 fields \(image, label\), got 1"),
     "a none field": ((None, 1), "field 'image': expected numbers, got None"),
     "objects": ((np.array([object()] * 784), 1), "field 'image': .*dtype object"),
@@ -105,7 +105,7 @@ BATCHES = {
         r"field 'image': expected shape \(-, 784\), got \(2, 100\)",
     ),
     "number": ([3.0, np.zeros((2, 1))], "batch dimension"),
-    "counts": ([np.zeros((2, 784)), np.zeros((3, 1))], "equally many samples"),
+    "counts": ([np.zeros((2, 784)), np.zeros((3, 1))], "the same number of samples"),
     "objects": ([np.zeros((2, 784)), np.array([[None], [1]])], "field 'label': .*dtype object"),
     "ragged": ([[[1, 2], [3]], np.zeros((2, 1))], "field 'image': expected an array of numbers"),
     "text": ([np.zeros((2, 784)), [["a"], ["b"]]], "field 'label': expected numbers, got text"),
@@ -235,9 +235,9 @@ def test_a_reader_that_waits_for_ever_does_not_hold_the_consumer():
         for _ in loader:
             break
         del loader, _
-        assert not reader.closed.is_set()  # it still waits, in a daemon thread, and holds nobody up
+        assert not reader.closed.is_set()  # it still waits in a daemon thread, and blocks nobody
         assert len(loader_threads()) == 1
-        reader.allow(1)  # as soon as it comes back, the thread ends
+        reader.allow(1)  # the thread ends as soon as the reader returns
 
 
 def test_keyboard_interrupt_in_the_consumer():
@@ -251,7 +251,7 @@ def test_keyboard_interrupt_in_the_consumer():
 
     with pytest.raises(KeyboardInterrupt):
         loop()
-    reader.allow(1)  # the reader of the epoch that was left comes back, and its thread ends
+    reader.allow(1)  # the reader of the abandoned epoch returns, and its thread ends
     wait_until(lambda: not loader_threads())
     reader.allow(4)
     assert len(list(loader)) == 3

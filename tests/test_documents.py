@@ -1,18 +1,22 @@
-"""Every page of the README and the docs: its Python runs, its commands exist, its links lead somewhere.
+"""Tests of every page of the README and the docs: Python blocks run, commands exist, links lead somewhere.
 
-Blocks of a page run in their order, in one namespace and a fresh folder. A comment before a block, which
-readers do not see, says what it takes beyond the `dev` extra::
+A page's blocks run in order, in one namespace and in an empty folder. They may be indented, as they are in
+tabs. A ``text`` block right after a ``python`` block must show exactly what that block prints, up to trailing
+whitespace. Two comments, which readers do not see, change this::
 
-    <!-- needs: torch -->      a package, or `gpu`, or `network`, which tests never have
+    <!-- needs: torch -->      before a block: it needs a package outside the `dev` extra, `gpu` or `network`
+    <!-- output varies -->     between a block and its output: what it prints is not compared
 
-Where that is missing, the block is compiled and left out.
+A block whose need is missing is compiled but not run. `network` is always missing.
 """
 
 import builtins
+import contextlib
 import doctest
 import gc
 import importlib.util
 import inspect
+import io
 import re
 import shlex
 import warnings
@@ -33,34 +37,43 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)")
 NEEDS = re.compile(r"^ *<!-- needs: (?P<words>[\w ,.]+) -->$")
+VARIES = "<!-- output varies -->"
 SHELL = ("sh", "bash", "console")
 ELSEWHERE = {"cd", "export", "git", "source", "docker", "nsys", "compute-sanitizer", "curl", "ssh"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Block:
     language: str
-    text: str
     line: int
     needs: tuple[str, ...]
+    text: str = ""
+    output: "Block | None" = None
+    varies: bool = False
 
 
 def read_blocks(path):
-    blocks, opened, above = [], None, ""
+    """Return the fenced blocks of a page. A Python block's `output` is the ``text`` block right after it."""
+    blocks, block, indent = [], None, ""
+    above = ""  # the last line that is not empty
+    before, varies = None, False  # the block that ended right above, and whether its output varies
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        fence = FENCE.match(line)
-        if opened is None and fence:
+        if block is None and (fence := FENCE.match(line)):
             needs = NEEDS.match(above)
             words = tuple(re.split(r"[ ,]+", needs["words"])) if needs else ()
-            opened = fence["language"], fence["indent"], number, [], words
-        elif opened is not None and line.strip() == "```":
-            language, _, begun, lines, words = opened
-            blocks.append(Block(language, "\n".join(lines) + "\n", begun, words))
-            opened = None
-        elif opened is not None:
-            opened[3].append(line.removeprefix(opened[1]))
+            block, indent = Block(fence["language"], number, words), fence["indent"]
+            if block.language == "text" and before is not None and before.language == "python":
+                before.output, before.varies = block, varies
+        elif block is None:
+            varies = varies or line.strip() == VARIES
+            before = before if line.strip() in ("", VARIES) else None
+        elif line.strip() == "```":
+            blocks.append(block)
+            before, block, varies = block, None, False
+        else:
+            block.text += line.removeprefix(indent) + "\n"
         above = line or above
-    assert opened is None, f"{path}: the block of line {opened[2]} has no end"
+    assert block is None, f"{path}: the block that begins on line {block.line} has no end"
     return blocks
 
 
@@ -83,7 +96,7 @@ def have(needs):
     if not all(is_there(what) for what in needs):
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what others warn of when they are first imported
+        warnings.simplefilter("ignore")  # some packages warn when they are first imported
         for what in needs:
             if what != "gpu":
                 importlib.import_module(what)
@@ -93,12 +106,28 @@ def have(needs):
 def run_python(block, name, namespace):
     code = compile("\n" * block.line + block.text, name, "exec")
     if have(block.needs):
+        execute(code, block, f"{name}:{block.line}", namespace)
+
+
+def execute(code, block, where, namespace):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, namespace)
+    got = lines_of(printed.getvalue())
+    if block.output is None:
+        assert not got, f"{where} prints, but no text block after it shows the output"
+    elif block.varies:
+        assert got, f"{where} prints nothing, but the page shows output"
+    else:
+        assert got == lines_of(block.output.text), f"{where} prints something else than the page shows"
+
+
+def lines_of(text):
+    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def run_session(block, name, namespace):
     test = doctest.DocTestParser().get_doctest(block.text, namespace, name, name, block.line)
-    assert test.examples, f"{name}:{block.line} is a session without a prompt"
+    assert test.examples, f"{name}:{block.line} has no prompt"
     if have(block.needs):
         told = []
         doctest.DocTestRunner(verbose=False).run(test, out=told.append, clear_globs=False)
@@ -109,7 +138,7 @@ def run_session(block, name, namespace):
 RUNNERS = {"python": run_python, "pycon": run_session}
 
 
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, which another page has imported
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, if another page has imported it
 @pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
 def test_python_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -117,13 +146,23 @@ def test_python_runs(path, tmp_path, monkeypatch):
     for block in read_blocks(path):
         if block.language in RUNNERS:
             RUNNERS[block.language](block, by_name(path), namespace)
-    namespace.clear()  # epochs that a page left open end with their names
+    namespace.clear()  # ends the epochs that the page left open
     gc.collect()
     assert not loader_threads()
 
 
+def test_every_example_of_a_guide_shows_its_output():
+    blocks = [(path, block) for path in DOCS if path.parent.name == "guides" for block in read_blocks(path)]
+    silent = [
+        f"{by_name(path)}:{block.line}"
+        for path, block in blocks
+        if block.language == "python" and not block.needs and block.output is None
+    ]
+    assert silent == []
+
+
 def commands():
-    """Return every command of every shell block, its lines joined, comments and prompts gone."""
+    """Return every command of every shell block, with lines joined and without comments and prompts."""
     found = []
     for path in DOCUMENTS:
         for block in read_blocks(path):
@@ -206,7 +245,7 @@ def test_commands_exist(words):
 
 
 def text_of(path):
-    """Return a page without its blocks, whose brackets are no links."""
+    """Return a page without its blocks, because brackets in code are not links."""
     return re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
@@ -231,12 +270,12 @@ OWN_ERRORS = {
 }
 
 
-def test_every_error_has_its_place_among_the_faults():
-    page = (ROOT / "docs/guides/faults.md").read_text()
+def test_the_guide_explains_every_error():
+    page = (ROOT / "docs/guides/errors.md").read_text()
     assert set(re.findall(r"^### ([A-Z]\w+)", page, re.MULTILINE)) == OWN_ERRORS
 
 
-def test_the_tree_of_errors_is_the_one_there_is():
+def test_the_tree_of_errors_is_complete():
     page = (ROOT / "docs/reference/errors.md").read_text()
     tree = dict(re.findall(r"── (\w+)(?: +also an? (\w+))?", page))
     assert set(tree) == OWN_ERRORS - {"LoaderError"}
@@ -245,7 +284,7 @@ def test_the_tree_of_errors_is_the_one_there_is():
 
 
 def first_column(path, heading):
-    """Return the code in the first cells of the table under a heading."""
+    """Return the code in the first column of the table under a heading."""
     section = path.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
     return [word for row in rows for word in re.findall(r"`(\w+)`", row)]
@@ -269,6 +308,11 @@ def test_every_option_of_the_loader_is_in_a_guide():
     assert [name for name in options if not re.search(rf"`{name}\b|\b{name}=", told)] == []
 
 
+def test_every_option_of_the_loader_is_in_one_group_of_the_reference():
+    grouped = first_column(ROOT / "docs/reference/loaders.md", "DataLoader by topic")
+    assert sorted(grouped) == sorted(inspect.signature(gpuloader.DataLoader).parameters)
+
+
 def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
     cupy = pytest.importorskip("cupy")
     runtime = FakeRuntime()
@@ -278,7 +322,8 @@ def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
     blocks = [(path, block) for path in DOCS for block in read_blocks(path) if block.needs == ("gpu",)]
     assert blocks
     for path, block in blocks:
-        exec(compile("\n" * block.line + block.text, by_name(path), "exec"), {"__name__": "__main__"})
+        code = compile("\n" * block.line + block.text, by_name(path), "exec")
+        execute(code, block, f"{by_name(path)}:{block.line}", {"__name__": "__main__"})
     gc.collect()
     opening._open.cache_clear()
     assert not runtime.registered

@@ -1,4 +1,4 @@
-"""Notebooks: each is what its text says, fit to be committed, and runs anywhere, leaving nothing behind."""
+"""Each notebook matches its .py, is fit to commit, runs anywhere and leaves nothing behind."""
 
 import json
 import os
@@ -16,7 +16,7 @@ each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
 
 
 def cells_of_text(path):
-    """The cells of a text in the percent format: whether it is code, and its source."""
+    """Return the cells of a .py in percent format: whether each is code, and its source."""
     _, *parts = re.split(r"^# %%(.*)\n", path.read_text(), flags=re.MULTILINE)
     cells = []
     for kind, body in zip(parts[::2], parts[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""What ships: both archives hold the same package, and it imports where only it is installed."""
+"""Wheel and sdist contain the same package, which imports where nothing else is installed."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def build(kind, source, target):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of what is packed, so that building leaves nothing behind in the working tree."""
+    """A copy of the files to package, so that building leaves nothing behind in the working tree."""
     folder = tmp_path_factory.mktemp("tree")
     for name in TREE:
         if (ROOT / name).is_dir():
@@ -73,7 +73,7 @@ def sdist(tree, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A folder with the wheel in it; NumPy comes from the interpreter that runs the tests."""
+    """A folder with the installed wheel; NumPy comes from the interpreter that runs the tests."""
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "--no-deps", "--no-index", "--no-compile", "--target", folder, wheel, cwd=folder)
@@ -81,7 +81,7 @@ def installed(wheel, tmp_path_factory):
 
 
 def run_installed(installed, code):
-    """Run code that sees the installed package, and neither the checkout nor its editable install."""
+    """Run code that sees the installed package but neither the checkout nor its editable install."""
     prelude = """
         import sys
         sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]

@@ -1,4 +1,4 @@
-"""Statistics as Prometheus metrics, as a scrape sees them."""
+"""Statistics as Prometheus metrics, as seen by a scrape."""
 
 import gc
 import sys

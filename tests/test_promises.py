@@ -1,4 +1,4 @@
-"""The promises, by hypothesis over the simulated device: what users keep stays, and nothing deadlocks."""
+"""The promises, tested by hypothesis on simulated devices: kept batches stay valid, nothing deadlocks."""
 
 import gc
 
@@ -19,7 +19,7 @@ batch_counts = st.lists(st.integers(0, 12), min_size=1, max_size=3)
 
 
 def numbered_batches(count):
-    """Batch i is full of numbers that tell which batch and which row they belong to."""
+    """Return a reader whose batches contain numbers that identify batch and row."""
 
     def read():
         buffer = np.empty((3, 5), np.int64)
@@ -35,12 +35,12 @@ def expected(number):
 
 
 def assert_whole_again(loader: GeneratorLoader):
-    """Every slot is back where it came from, once a last look at the freed has been taken."""
+    """Assert that every slot is free again after a last drain."""
     gc.collect()
     [road] = loader._idle
     road.ring.drain()
     assert road.ring.leased == 0
-    assert road.ring.free in (0, road.ring.count)  # 0: no batch was ever staged
+    assert road.ring.free in (0, road.ring.count)  # 0 if no batch was ever staged
     for lane in road.lanes:
         lane.drain()
         assert not lane._freed
@@ -49,7 +49,7 @@ def assert_whole_again(loader: GeneratorLoader):
 
 
 def drive(places, counts, pattern, *, capacity, double_buffer):
-    """Loop over epochs as a user who keeps batches by `pattern`, and check each at the end of its life."""
+    """Loop over epochs like a user who keeps batches by `pattern`; return the loader and the kept batches."""
     kept = []
     loader = DataLoader.from_generator(capacity=capacity, return_list=True, use_double_buffer=double_buffer)
     for count in counts:
@@ -75,7 +75,7 @@ def drive(places, counts, pattern, *, capacity, double_buffer):
 
 def check(kept):
     for array, wanted in kept:
-        # A kernel launched long ago, whose batch was dropped at once, must have seen that batch.
+        # A kernel launched earlier must have read its batch, although the batch was dropped immediately.
         seen = array[0] if isinstance(array, list) else np.asarray(array)
         np.testing.assert_array_equal(seen, wanted)
 
@@ -111,7 +111,7 @@ def test_held_batches_survive_on_the_cpu(counts, pattern, places, capacity, doub
     loader, kept = drive(
         [CPUPlace()] * places, counts, pattern, capacity=capacity, double_buffer=double_buffer
     )
-    del loader  # what a user keeps outlives the loader
+    del loader  # kept batches outlive the loader
     gc.collect()
     check(kept)
 
@@ -144,7 +144,7 @@ def test_a_consumer_may_change_streams(streams, seed):
 
 
 def test_a_pipeline_without_waits_is_caught(monkeypatch):
-    """The witness is not asleep: with the waits left out it reports the race, whatever the lots say."""
+    """The witness works: without the waits it reports a race for every seed."""
     for seed in range(5):
         device = SimulatedDevice(seed=seed)
         monkeypatch.setattr(device, "wait", lambda stream, event: None)
@@ -182,7 +182,7 @@ def _mark_all(device):
 
 @pytest.mark.parametrize(("copy", "compute"), [(1.0, 2.0), (1.0, 1.0), (2.0, 1.0)])
 def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
-    """On the virtual clock: a step takes as long as the longer of the two, not as their sum."""
+    """On the virtual clock, a step takes as long as the longer of the two, not their sum."""
     steps = 50
 
     def epoch_time(double_buffer):
@@ -191,7 +191,7 @@ def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
         loader = DataLoader.from_generator(capacity=4, return_list=True, use_double_buffer=double_buffer)
         loader.set_batch_generator(numbered_batches(steps), places=place)
         for number, (images, _) in enumerate(loader):
-            if double_buffer:  # the clock knows copies and kernels alone, so the reader must not be late
+            if double_buffer:  # the clock counts only copies and kernels, so the reader must not be late
                 wait_until(lambda: loader.stats().batches >= min(number + 4, steps))  # noqa: B023
             images.launch_read(duration=compute)
             device.finish(device.consumer_stream())
@@ -208,5 +208,5 @@ def test_full_device_memory_is_one_typed_error():
     loader.set_batch_generator(numbered_batches(20), places=place)
     kept = []
     with pytest.raises(StagingMemoryError, match="bytes on simulated:0"):
-        kept.extend(loader)  # keeps them all, so each needs memory of its own
+        kept.extend(loader)  # every kept batch needs its own memory
     assert not loader_threads()

@@ -1,4 +1,4 @@
-"""The public names: a change here is a change for users, and belongs into the changelog."""
+"""The public names. A change to them is a change for users and belongs in the changelog."""
 
 import pickle
 import subprocess
@@ -15,10 +15,10 @@ TWO = np.float64(2)
 
 
 def test_the_public_face_is_the_one_that_is_written_down():
-    """After a change that is meant: ``python -m tests.public_api > tests/public_api.txt``."""
+    """After an intended change, run ``python -m tests.public_api > tests/public_api.txt``."""
     written = FILE.read_text().splitlines()
     found = describe_api()
-    assert [line for line in written if line not in found] == []  # what is gone or different now
+    assert [line for line in written if line not in found] == []  # removed or changed
     assert found == written
 
 
@@ -30,7 +30,7 @@ def test_whoever_lists_public_names_is_described():
         if "\n__all__ = " in path.read_text()
     }
     described = {find(module).__name__ for module in MODULES}
-    assert listing - described == {"gpuloader.sources.dataset"}  # from which the package takes its own
+    assert listing - described == {"gpuloader.sources.dataset"}  # the package re-exports its names
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -41,7 +41,7 @@ def test_every_public_name_says_what_it_is(module):
 
 
 def test_the_description_notices_what_users_would():
-    """Names, kinds and defaults of parameters; attributes; nothing that differs between two runs."""
+    """It has the names, kinds and defaults of parameters and the attributes, and is the same in every run."""
 
     class Public:
         def __init__(self, a, /, b=1.5, *rest, c=TWO, d=len, **more):
@@ -83,7 +83,7 @@ def test_every_error_is_a_loader_error():
 
 
 def test_importing_the_package_imports_no_gpu_library_and_nothing_for_tests():
-    """On a machine without a GPU nothing may be paid, or fail, for one."""
+    """On a machine without a GPU, GPU support must cost no time and cause no failure."""
     code = "import gpuloader, sys; print(*sorted(sys.modules))"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in listed.stdout.split()}
@@ -107,7 +107,7 @@ def test_an_error_is_also_the_builtin_one_a_caller_may_expect():
 
 
 def test_every_error_keeps_its_particulars_through_a_pickle():
-    """Errors cross from a reader's process to the consumer's."""
+    """Errors travel from a reader's process to the consumer's."""
     sample = gpuloader.SampleError("expected 1, got 2", batch=3, index=4, field="image")
     feed = gpuloader.FeedError("expected 1, got 2", index=4, field="image")
     worker = gpuloader.WorkerError("it died", pid=5, signal=9, indices=(1, 2))

@@ -1,4 +1,4 @@
-"""The reference shows everything that is public, each with an example."""
+"""Tests that the reference shows every public name, each with an example."""
 
 import inspect
 import re
@@ -10,10 +10,10 @@ REFERENCE = sorted((Path(__file__).parents[1] / "docs/reference").glob("*.md"))
 
 
 def shown():
-    """Yield every object that a page of the reference shows, and the code of that page."""
+    """Yield every object that a page of the reference shows, with the code of that page."""
     for path in REFERENCE:
         text = path.read_text()
-        code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+        code = "".join(re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE))
         for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
             found = find(name)
             yield found, code

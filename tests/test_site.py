@@ -1,4 +1,4 @@
-"""What is done to docstrings and pages on their way to the site."""
+"""Tests of the site's tools, which rewrite docstrings and pages."""
 
 import importlib.util
 import re
@@ -85,7 +85,7 @@ def test_documents_of_the_root_are_pages_whose_links_lead_to_pages():
 def test_drawings_are_put_into_the_page():
     html = pages.on_page_content('<p><img alt="A road." src="../images/road.svg" /></p>')
     assert html.startswith('<p><svg role="img" aria-label="A road." class="drawing"')
-    assert "<style>" not in html  # the page's own colours
+    assert "<style>" not in html  # drawings use the page's own colors
 
 
 def test_every_drawing_follows_the_readers_colours():

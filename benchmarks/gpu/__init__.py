@@ -1,1 +1,1 @@
-"""Figures that need a GPU: `python benchmarks/gpu/run.py`."""
+"""Benchmarks that need a GPU: `python benchmarks/gpu/run.py`."""

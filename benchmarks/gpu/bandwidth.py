@@ -1,4 +1,4 @@
-"""How much of the bus a loader uses: copies one after another, beside bare ones."""
+"""Measure how much of the bus bandwidth a loader uses, compared with bare copies."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ WORKERS = 8
 
 BARE = "bare memcpyAsync, cudaHostAlloc"
 REGISTERED = "bare memcpyAsync, registered memory file"
-OURS = "gpuloader, slots full already"
-DEEP = "gpuloader, slots full already, prefetch=4"
-WORKED = f"gpuloader, {WORKERS} processes filling them"
+OURS = "gpuloader, prefilled slots"
+DEEP = "gpuloader, prefilled slots, prefetch=4"
+WORKED = f"gpuloader, slots filled by {WORKERS} processes"
 
 
 def bandwidth(repeats: int) -> list[Judged]:
-    """Time copies of each size: bare, through the road, and through a whole loader.
+    """Time copies of each size: bare, through the pipeline alone, and through a whole loader.
 
-    Bare copies go from as many buffers in turn as the road has slots, so that both read host memory that the
-    processor's caches do not hold. The whole loader shows how fast processes fill slots; it has no goal here.
+    Bare copies rotate through as many buffers as the pipeline has slots, so that both read host memory that
+    is not in the processor's caches. The whole loader shows how fast processes fill slots; it has no goal.
     """
     return [_one(nbytes, repeats) for nbytes in SIZES]
 
@@ -53,7 +53,7 @@ def _one(nbytes: int, repeats: int) -> Judged:
     return measure(
         Judged(
             f"copies of {name}",
-            "µs a copy",
+            "µs per copy",
             BARE,
             "none" if share is None else f"{share:g} of the bare copy's bandwidth",
             {},
@@ -95,7 +95,7 @@ def _worked(nbytes: int, count: int) -> Candidate:
             del batch
         synchronize()
         if seen != count:
-            raise RuntimeError(f"{seen} batches of {count}")
+            raise RuntimeError(f"expected {count} batches, got {seen}")
         return (perf_counter() - start) / count * 1e6
 
     return run

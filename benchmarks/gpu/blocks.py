@@ -1,4 +1,4 @@
-"""Datasets for worker processes; nothing here imports CuPy."""
+"""Datasets for worker processes; this module must not import CuPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 class Blocks:
-    """Samples of so many bytes, views of one array."""
+    """Samples of `nbytes` bytes, all views of one array."""
 
     def __init__(self, nbytes: int, length: int) -> None:
         self.block = np.zeros(nbytes, np.uint8)
@@ -30,7 +30,7 @@ class Blocks:
 
 
 class Pictures:
-    """`length` pictures, 256 different ones again and again, uint8, height x width x 3, with their labels."""
+    """`length` pictures with labels, uint8, height x width x 3; 256 different ones, repeated."""
 
     def __init__(self, length: int) -> None:
         size = DISTINCT, HEIGHT, WIDTH, 3
@@ -44,7 +44,7 @@ class Pictures:
         return self.images[index % DISTINCT], np.int64(index % DISTINCT)
 
     def total(self) -> float:
-        """Return the sum of all pictures' normalised values, in float64."""
+        """Return the sum of all pictures' normalized values, in float64."""
         seen = np.bincount(np.arange(self.length) % DISTINCT, minlength=DISTINCT)
         sums = self.images.sum(axis=(1, 2), dtype=np.float64)
         means = np.asarray(MEAN) * HEIGHT * WIDTH
@@ -52,7 +52,7 @@ class Pictures:
 
 
 class PlanarPictures(Pictures):
-    """The same as 3 x height x width, which is how `timm` collates arrays."""
+    """The same pictures as 3 x height x width, the layout in which `timm` collates arrays."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)

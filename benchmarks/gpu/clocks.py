@@ -1,4 +1,4 @@
-"""Time on the device and on the host."""
+"""Clocks for device time and host time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class Pinned:
-    """Page-locked memory of exactly this size from cudaHostAlloc, every page of it written once.
+    """Page-locked memory of exactly `nbytes` bytes from cudaHostAlloc, with every page written once.
 
     Attributes
     ----------
     ptr : int
-        Its address.
+        The memory's address.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -30,7 +30,7 @@ class Pinned:
 
 
 def copies(nbytes: int, sources: list[int], count: int) -> Callable[[], float]:
-    """Return what copies `count` times from the given host addresses in turn, in microseconds a copy."""
+    """Return a function that times `count` copies from the host addresses in turn, in µs per copy."""
     stream = cupy.cuda.Stream(non_blocking=True)
     target = cupy.cuda.Memory(nbytes)
     copy = cupy.cuda.runtime.memcpyAsync
@@ -46,9 +46,9 @@ def copies(nbytes: int, sources: list[int], count: int) -> Callable[[], float]:
 
 
 def on_device(launch: Callable[[], object], count: int, ahead: float = 0.02) -> Callable[[], float]:
-    """Return what times `count` launches on the current stream, in microseconds of the device each.
+    """Return a function that times `count` launches on the current stream, in device µs per launch.
 
-    The device spins for `ahead` seconds meanwhile, so that all of them are queued when the first one starts
+    The device spins for `ahead` seconds first, so that all launches are queued when the first one starts
     and none waits for the host.
     """
 
@@ -66,7 +66,7 @@ def on_device(launch: Callable[[], object], count: int, ahead: float = 0.02) -> 
 
 
 def on_host(launch: Callable[[], object], count: int, ahead: float = 0.02) -> Callable[[], float]:
-    """Return what times the same launches, in microseconds of the host each."""
+    """Return a function that times the same launches, in host µs per launch."""
 
     def run() -> float:
         spin(int(ahead * 1e9))
@@ -81,5 +81,5 @@ def on_host(launch: Callable[[], object], count: int, ahead: float = 0.02) -> Ca
 
 
 def synchronize() -> None:
-    """Wait for everything on the current device."""
+    """Wait for all work on the current device."""
     cupy.cuda.runtime.deviceSynchronize()

@@ -1,4 +1,4 @@
-"""The consumer that all loaders have: it sums up every batch on the device, and waits once, at the end."""
+"""The consumer that all loaders share: it sums every batch on the device and waits once, at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEVICE = "cuda"
 
 
 class TorchConsumer:
-    """Sums with torch, on its current stream."""
+    """A consumer that sums with torch, on torch's current stream."""
 
     output = "torch"
 
@@ -21,35 +21,35 @@ class TorchConsumer:
         self._torch = torch
 
     def start(self) -> Any:
-        """Return a sum of nothing."""
+        """Return a sum of zero on the device."""
         return self._torch.zeros((), dtype=self._torch.float64, device=DEVICE)
 
     def add(self, total: Any, batch: Any) -> None:
-        """Add a batch."""
+        """Add a batch to the sum."""
         total.add_(batch.sum(dtype=self._torch.float64))
 
     def finish(self, total: Any) -> float:
-        """Wait, and return the sum."""
+        """Wait for the device and return the sum."""
         return float(total.item())
 
 
 class CupyConsumer:
-    """Sums with CuPy, where torch is not installed."""
+    """A consumer that sums with CuPy, for machines without torch."""
 
     output = "cupy"
 
     def start(self) -> Any:
-        """Return a sum of nothing."""
+        """Return a sum of zero on the device."""
         import cupy
 
         return cupy.zeros((), cupy.float64)
 
     def add(self, total: Any, batch: Any) -> None:
-        """Add a batch."""
+        """Add a batch to the sum."""
         total += batch.sum(dtype=total.dtype)
 
     def finish(self, total: Any) -> float:
-        """Wait, and return the sum."""
+        """Wait for the device and return the sum."""
         return float(total)
 
 
@@ -57,16 +57,16 @@ Consumer = TorchConsumer | CupyConsumer
 
 
 def choose_consumer() -> Consumer:
-    """Return torch's if it is installed: then every loader's batches go through the same one."""
+    """Return the torch consumer if torch is installed, so that all loaders feed the same consumer."""
     return TorchConsumer() if importlib.util.find_spec("torch") else CupyConsumer()
 
 
 def epoch_of(
     consumer: Consumer, batches: Callable[[], Iterable[Any]], expected: float, values: float
 ) -> Callable[[], float]:
-    """Return what loops over an epoch, in milliseconds.
+    """Return a function that times an epoch, in milliseconds.
 
-    `batches` gives the epoch's batches, on the device. Their sum must be what is expected, but for 1e-4 for
+    `batches` returns the epoch's batches, on the device. Their sum must equal `expected` within 1e-4 for
     each of the `values` in them.
     """
 
@@ -79,7 +79,7 @@ def epoch_of(
         found = consumer.finish(total)
         milliseconds = (perf_counter() - begun) * 1e3
         if not abs(found - expected) <= 1e-4 * values:
-            raise RuntimeError(f"the batches sum up to {found:,.1f}, expected {expected:,.1f}")
+            raise RuntimeError(f"the batches sum to {found:,.1f}, expected {expected:,.1f}")
         return milliseconds
 
     return run

@@ -1,4 +1,4 @@
-"""The same pictures through torch and timm, as careful users of them write it."""
+"""The same pictures through torch and timm, as their careful users would write it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from benchmarks.gpu.blocks import MEAN, STD, Pictures, PlanarPictures
 
 Batches = Callable[[], Iterator[Any]]
 SHARED_MEMORY = "/dev/shm"
-"""Where torch's workers put their batches."""
+"""The folder where torch's workers put their batches."""
 
 
 class Floats(Pictures):
-    """Pictures normalised by the worker that fetches them, as torchvision's transforms do it."""
+    """Pictures normalized by the worker that fetches them, as torchvision's transforms do."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Return one as 3 x height x width float32."""
+        """Return a picture as 3 x height x width float32, and its label."""
         image, label = super().__getitem__(index)
         planes = torch.from_numpy(image.transpose(2, 0, 1)).contiguous()
         return planes.to(torch.float32).div_(255).sub_(self.mean).div_(self.std), int(label)
 
 
 def floats(length: int, batch: int, workers: int) -> Batches:
-    """Return torch's loader of floats: pinned, copied without blocking on the stream that computes."""
+    """Return torch's loader of pinned float batches, copied without blocking on the compute stream."""
     loader = _loader(Floats(length), batch, workers, itemsize=4)
 
     def batches() -> Iterator[Any]:
@@ -45,7 +45,7 @@ def floats(length: int, batch: int, workers: int) -> Batches:
 
 
 def prefetched(length: int, batch: int, workers: int) -> Batches:
-    """Return torch's loader of bytes; the next batch is copied and normalised on a stream of its own."""
+    """Return torch's loader of bytes, which copies and normalizes the next batch on a separate stream."""
     loader = _loader(Pictures(length), batch, workers, itemsize=1)
     device = consumers.DEVICE
     mean, std = (
@@ -80,7 +80,7 @@ def prefetched(length: int, batch: int, workers: int) -> Batches:
 
 
 def timms(length: int, batch: int, workers: int) -> Batches:
-    """Return timm's loader: bytes collated by `fast_collate`, copied and normalised by `PrefetchLoader`."""
+    """Return timm's loader: `fast_collate` collates bytes, `PrefetchLoader` copies and normalizes them."""
     from timm.data.loader import PrefetchLoader, fast_collate
 
     loader = PrefetchLoader(
@@ -98,11 +98,11 @@ def timms(length: int, batch: int, workers: int) -> Batches:
 
 
 def _loader(dataset: Pictures, batch: int, workers: int, *, itemsize: int, **options: Any) -> Any:
-    """Return torch's loader; its workers die of a bus error where shared memory is short."""
+    """Return torch's loader, after checking for shared memory: without enough, its workers die of SIGBUS."""
     needed = 3 * workers * batch * int(np.prod(dataset.images.shape[1:])) * itemsize
     free = shutil.disk_usage(SHARED_MEMORY).free
     if free < needed:
-        raise RuntimeError(f"{SHARED_MEMORY} has {free:,} bytes free, torch's workers need some {needed:,}")
+        raise RuntimeError(f"{SHARED_MEMORY} has {free:,} bytes free, torch's workers need about {needed:,}")
     return torch.utils.data.DataLoader(
         dataset,
         batch_size=batch,

@@ -1,4 +1,4 @@
-"""Pictures end to end: from a dataset of bytes to normalised floats on the GPU, through eight processes."""
+"""Pictures end to end: from a dataset of bytes through eight processes to normalized floats on the GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOOR = "torch, floats from the workers, pinned"
 
 
 def images(repeats: int) -> list[Judged]:
-    """Time whole epochs; every batch is 128 x 3 x 224 x 224 float32 on the device, and is summed up there."""
+    """Time whole epochs; each batch becomes 128 x 3 x 224 x 224 float32 on the device and is summed there."""
     consumer = choose_consumer()
     dataset = Pictures(LENGTH)
     expected, values = dataset.total(), float(LENGTH * HEIGHT * WIDTH * 3)
@@ -38,8 +38,9 @@ def images(repeats: int) -> list[Judged]:
         print("left out: torch is not installed", file=sys.stderr)
     sources["gpuloader, bytes, Normalize on the device"] = _ours(dataset, consumer.output)
     case = Judged(
-        f"{LENGTH:,} pictures, 224 x 224 x 3 bytes, by {BATCH}, {WORKERS} processes, to float32 there",
-        "ms an epoch",
+        f"{LENGTH:,} pictures, 224 x 224 x 3 bytes, to float32 on the GPU, batches of {BATCH}, "
+        f"{WORKERS} processes",
+        "ms per epoch",
         FLOOR,
         "3 times torch",
         {},

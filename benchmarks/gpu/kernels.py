@@ -1,4 +1,4 @@
-"""Kernels that move memory, beside the device's own copy of as many bytes."""
+"""Measure kernels that move memory, compared with a device-to-device copy of the same number of bytes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from gpuloader.order.permutation import SORTED_AT_MOST
 LAUNCHES = 20
 PICTURES = 1024
 GATHERED = ((3136, 1 << 20, 1 << 17), (128, 1 << 24, 1 << 22), (150_528, 1 << 14, 1 << 12))
-"""Bytes of a row, rows there are, rows taken."""
+"""Bytes per row, rows in the source, rows gathered."""
 SHARE = 0.8
 
 
 def kernels(repeats: int) -> list[Judged]:
-    """Time both, over several times the bytes that the device's caches hold.
+    """Time kernels and copies over several times the bytes that the device's caches hold.
 
-    A copy of n bytes moves 2 n: n are read, n are written. The floor copies half as many bytes as the kernel
-    reads and writes together. Each is queued behind a spin, so that only the device's time counts.
+    A copy of n bytes reads n and writes n, so the floor copies half as many bytes as the kernel reads and
+    writes together. Both are queued behind a spin, so that only device time counts.
     """
     return [*_normalize(repeats), *_crop(repeats), *_gather(repeats), *_others(repeats), _shuffle(repeats)]
 
@@ -86,7 +86,7 @@ def _crop(repeats: int) -> list[Judged]:
 
 
 def _others(repeats: int) -> list[Judged]:
-    """Time what is left: a cast with a factor, labels, and words of varying length."""
+    """Time the other kernels: a cast with a factor, one-hot labels, and padding of ragged rows."""
     numbers = cupy.empty(1 << 28, cupy.uint8)
     floats = cupy.empty(numbers.shape, cupy.float32)
     labels = cupy.zeros(1 << 18, cupy.int64)
@@ -116,14 +116,14 @@ def _others(repeats: int) -> list[Judged]:
 
 
 def _shuffle(repeats: int) -> Judged:
-    """Time the permutation of an epoch, the host's part too: a cached dataset's first batch waits for it."""
+    """Time an epoch's permutation, including the host's part: a cached dataset's first batch waits for it."""
     turns: dict[str, Candidate] = {}
     for count in (60_000, SORTED_AT_MOST, 1_281_167, 1 << 24):
         out = cupy.empty(count, cupy.int64)
         way = "sorted" if count <= SORTED_AT_MOST else "computed"
         turns[f"{count:,} samples, {way}"] = _whole(partial(shuffle, count, 0, 0, out=out))
-        turns[f"{count:,} samples, by the host"] = _whole(partial(shuffle_on_host, count, 0, 0))
-    return measure(Judged("the permutation of an epoch", "µs", None, "none", {}), turns, repeats)
+        turns[f"{count:,} samples, on the host"] = _whole(partial(shuffle_on_host, count, 0, 0))
+    return measure(Judged("an epoch's permutation", "µs", None, "none", {}), turns, repeats)
 
 
 def _whole(work: Callable[[], object]) -> Candidate:
@@ -163,11 +163,11 @@ def _beside(name: str, launch: Callable[[], object], moved: int, repeats: int) -
         stream = cupy.cuda.get_current_stream()
         cupy.cuda.runtime.memcpyAsync(target.ptr, source.ptr, half, DEVICE_TO_DEVICE, stream.ptr)
 
-    copied = "device-to-device copy of as many bytes"
+    copied = "device-to-device copy moving as many bytes"
     return measure(
         Judged(
             f"{name}: {moved / MIB:,.0f} MiB read and written",
-            "µs of the device",
+            "µs of device time",
             copied,
             f"{SHARE:g} of the copy's bandwidth",
             {},

@@ -1,4 +1,4 @@
-"""What the figures depend on, the GPU included."""
+"""Describe the hardware and software that figures depend on, including the GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.measure import describe_machine
 
 
 def describe_gpu_machine(commit: str | None) -> dict[str, str]:
-    """Return the machine as `describe_machine` does, with its first GPU, the driver and the libraries."""
+    """Return `describe_machine`'s description with the first GPU, the driver and the GPU libraries."""
     import cupy
 
     try:
         machine = describe_machine()
-    except OSError as error:  # no git here
+    except OSError as error:  # git is not installed
         machine = {
             "cores": str(os.cpu_count()),
             "python": platform.python_version(),
@@ -44,7 +44,7 @@ def describe_gpu_machine(commit: str | None) -> dict[str, str]:
 
 
 def slug(name: str) -> str:
-    """Return a device's name as part of a file's.
+    """Return a device's name in a form that suits file names.
 
     >>> slug("NVIDIA H200")
     'nvidia-h200'

@@ -1,4 +1,4 @@
-"""Run one case in a process of its own, so that a device it breaks is nobody else's.
+"""Run one case in its own process, so that a CUDA error in it does not affect the other cases.
 
 python -m benchmarks.gpu.one CASE REPEATS FILE
 """
@@ -18,11 +18,11 @@ CASES = {
     "images": "benchmarks.gpu.images",
     "resident": "benchmarks.gpu.resident",
 }
-"""Name of a case's function, and the module it is in."""
+"""The module of each case's function, by the function's name."""
 
 
 def main() -> None:
-    """Measure, and write the results."""
+    """Measure the case and write its results."""
     name, repeats, file = sys.argv[1:]
     results = getattr(importlib.import_module(CASES[name]), name)(int(repeats))
     Path(file).write_text(json.dumps([result.to_json() for result in results]))

@@ -1,4 +1,4 @@
-"""The road with nothing to fetch: slots that are full already, to measure what comes behind them."""
+"""The pipeline without fetching: prefilled slots, to measure the stages after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuloader.watch.stats import Meter
 
 
 class ReadyFetch:
-    """Hands out free slots as they are, `count` of them: fetching and staging take no time."""
+    """A fetch stage that delivers `count` free slots unchanged: fetching and staging take no time."""
 
     def __init__(self, ring: Ring, layout: Layout, count: int) -> None:
         self._ring = ring
@@ -24,7 +24,7 @@ class ReadyFetch:
         self._given = 0
 
     def get(self) -> StagedBatch:
-        """Return the next batch, waiting for a slot."""
+        """Return the next batch, waiting for a free slot."""
         self._check()
         return self._stage(self._ring.acquire(self._layout.nbytes))
 
@@ -37,7 +37,7 @@ class ReadyFetch:
         return None if slot is None else self._stage(slot)
 
     def close(self) -> bool:
-        """Return that nothing runs on."""
+        """Return True: nothing is left running."""
         return True
 
     def _check(self) -> None:
@@ -50,16 +50,16 @@ class ReadyFetch:
 
 
 class ReadyRoad:
-    """A road to the first GPU for batches of one size; its slots stay from epoch to epoch.
+    """A road to the first GPU for batches of one size, which keeps its slots across epochs.
 
     Parameters
     ----------
     nbytes : int
-        Of a batch.
+        Bytes per batch.
     prefetch : int
-        Steps copied ahead of the consumer; a loader's default is 1.
+        Steps to copy ahead of the consumer; a loader's default is 1.
     capacity : int
-        Batches a queue would hold: it decides how many host slots there are.
+        Batches that a queue would hold, which determines the number of host slots.
     """
 
     def __init__(self, nbytes: int, prefetch: int = 1, capacity: int = 2) -> None:
@@ -70,7 +70,7 @@ class ReadyRoad:
 
     @property
     def slots(self) -> int:
-        """Host slots that go round."""
+        """The number of host slots."""
         return self._road.ring.count
 
     def epoch(self, count: int) -> Epoch:
@@ -87,4 +87,4 @@ class ReadyRoad:
 
 
 def _leave(road: Road) -> None:
-    """Take a road back that is kept anyway."""
+    """Do nothing with a returned road, which is kept anyway."""

@@ -1,4 +1,4 @@
-"""A small dataset that lies on the device: MNIST's size, many small steps."""
+"""A small dataset in device memory: MNIST's size, many small steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = "gpuloader, cache='device'"
 
 
 def resident(repeats: int) -> list[Judged]:
-    """Time shuffled epochs of 600 steps; every batch is summed up on the device."""
+    """Time shuffled epochs of 600 steps; every batch is summed on the device."""
     generator = np.random.default_rng(0)
     images = generator.random((ROWS, COLUMNS), np.float32)
     labels = generator.integers(0, 10, ROWS)
@@ -33,8 +33,8 @@ def resident(repeats: int) -> list[Judged]:
     for name, cache in ((OURS, "device"), ("gpuloader, no cache", None)):
         sources[name] = _ours(images, labels, consumer.output, cache)
     case = Judged(
-        f"{ROWS:,} x {COLUMNS} float32 with labels, shuffled, by {BATCH}",
-        "ms an epoch",
+        f"{ROWS:,} x {COLUMNS} float32 with labels, shuffled, batches of {BATCH}",
+        "ms per epoch",
         FLOOR,
         "20 times torch's DataLoader",
         {},
@@ -64,7 +64,7 @@ def _ours(images: Any, labels: Any, output: str, cache: str | None) -> Any:
 
 
 def _torch(images: Any, labels: Any) -> dict[str, Any]:
-    """Return torch's loader without workers, and the loop over an index that needs no loader at all."""
+    """Return torch's loader without workers, and a loop that indexes device tensors without a loader."""
     import torch
     import torch.utils.data
 

@@ -2,8 +2,9 @@
 
 python benchmarks/gpu/run.py [--case NAME ...] [--repeats N] [--output FILE]
 
-Each case runs in a process of its own. One that fails or takes too long is reported, and the others go on;
-the file is written anew after each. `benchmarks/run.py --table FILE` prints the tables of an earlier run.
+Each case runs in its own process. If one fails or takes too long, the report says so and the others still
+run. The file is rewritten after each case. `benchmarks/run.py --table FILE` prints the tables of an earlier
+run.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from benchmarks.gpu.one import CASES
 from benchmarks.gpu.turns import verdict
 from benchmarks.measure import write_report
 from benchmarks.run import render
+from benchmarks.script import make_parser
 
 ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Run the chosen cases, print their tables and verdicts, write them; return 1 if a case failed."""
+    """Run the chosen cases, print and write their tables and verdicts; return 1 if a case failed."""
     options = _parse()
     import cupy
 
     from benchmarks.gpu.machine import describe_gpu_machine, slug
 
     if not cupy.cuda.is_available():
-        print("no GPU that CuPy can use is here", file=sys.stderr)
+        print("CuPy finds no usable GPU; gpuloader doctor says why", file=sys.stderr)
         return 2
     machine = describe_gpu_machine(options.commit)
     output = options.output or ROOT / "benchmarks" / "results" / f"{slug(machine['gpu'])}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)  # to fail before anything is measured
+    output.parent.mkdir(parents=True, exist_ok=True)  # fail now rather than after measuring
     report: dict[str, Any] = {"machine": machine, "repeats": options.repeats, "cases": [], "failed": {}}
     print(render(report), flush=True)
     end = monotonic() + 60 * options.minutes
@@ -49,7 +51,7 @@ def main() -> int:
         begun = monotonic()
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         limit = min(options.limit, end - begun)
-        cases, failure = _run(name, options.repeats, limit) if limit > 0 else ([], "no time was left")
+        cases, failure = _run(name, options.repeats, limit) if limit > 0 else ([], "no time left")
         print(f"{name}: {monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
         report["cases"] += cases
         if failure:
@@ -62,20 +64,18 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--repeats", type=int, default=5, help="turns of each candidate (default: 5)")
-    parser.add_argument("--output", type=Path, help="JSON file to write; by default named after the GPU")
-    parser.add_argument("--minutes", type=float, default=8, help="for all cases together (default: 8)")
-    parser.add_argument("--limit", type=float, default=150, help="seconds for one case (default: 150)")
-    parser.add_argument("--commit", help="what to write down as the commit, where git cannot tell")
+    parser.add_argument("--output", type=Path, help="JSON file to write (default: named after the GPU)")
+    parser.add_argument("--minutes", type=float, default=8, help="minutes for all cases (default: 8)")
+    parser.add_argument("--limit", type=float, default=150, help="seconds per case (default: 150)")
+    parser.add_argument("--commit", help="commit to record if git cannot tell")
     return parser.parse_args()
 
 
 def _run(name: str, repeats: int, limit: float) -> tuple[list[Any], str]:
-    """Return a case's results as plain data, and in words why there are none."""
+    """Run a case in its process; return its results as plain data and, if it failed, the reason."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "results.json")
         process = subprocess.Popen(
@@ -94,12 +94,12 @@ def _run(name: str, repeats: int, limit: float) -> tuple[list[Any], str]:
             os.killpg(process.pid, signal.SIGKILL)
             raise
         if not file.is_file():
-            return [], f"its process ended with code {process.returncode}; stderr says why"
+            return [], f"its process ended with code {process.returncode}; see stderr"
         return json.loads(file.read_text()), ""
 
 
 def render_verdicts(report: dict[str, Any]) -> str:
-    """Return which goals were met as a Markdown table."""
+    """Return a Markdown table of the goals and whether they were met."""
     lines = ["", "**Goals**", "", "| case | goal | reached | at most | |", "|---|---|---:|---:|---|"]
     for case in report["cases"]:
         found = verdict(case)

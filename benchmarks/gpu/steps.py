@@ -1,4 +1,4 @@
-"""What a training step pays for its batch: time of the device, and time of the host."""
+"""Measure the cost of a batch to a training step, in device time and in host time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def steps(repeats: int) -> list[Judged]:
 
 
 def _steps(nbytes: int, ratio: float, repeats: int) -> Judged:
-    """Time one of them: the time between the ends of consecutive kernels, on the device's clock."""
+    """Time one kind of step as the interval between the ends of consecutive kernels, in device time."""
     road = ReadyRoad(nbytes)
     pinned = Pinned(nbytes * road.slots)
     copy = copies(nbytes, [pinned.ptr + number * nbytes for number in range(road.slots)], STEPS)
@@ -55,8 +55,8 @@ def _steps(nbytes: int, ratio: float, repeats: int) -> Judged:
     )
     longest = max((rows["copy alone"], rows["compute alone"]), key=lambda one: one.median)
     return Judged(
-        f"steps of {nbytes // MIB} MiB, compute {ratio:g} times the copy, slots full already",
-        "µs a step",
+        f"steps of {nbytes // MIB} MiB, compute {ratio:g} times the copy, prefilled slots",
+        "µs per step",
         LONGEST,
         "1.02 times the longer of copy and compute",
         {LONGEST: longest, **rows},
@@ -66,10 +66,10 @@ def _steps(nbytes: int, ratio: float, repeats: int) -> Judged:
 
 
 def host_time(repeats: int) -> list[Judged]:
-    """Time what `next` takes of the host when a batch is ready.
+    """Time the host's part of `next` when a batch is ready.
 
-    From a reader: its thread fills slots while the consumer computes outside the interpreter's lock; only
-    `next` is timed. From slots that are full, one batch after another: the road by itself.
+    With a reader, its thread fills slots while the consumer computes with the GIL released, and only `next`
+    is timed. Prefilled slots, one batch after another, time the pipeline by itself.
     """
     batch = [np.zeros((32, 784), np.float32), np.zeros((32, 1), np.int64)]
     count = 400
@@ -83,10 +83,10 @@ def host_time(repeats: int) -> list[Judged]:
     taken = DataLoader(TensorDataset(images), places="gpu:0", batch_size=100, shuffle=True)
     resident = DataLoader(TensorDataset(images), places="gpu:0", batch_size=100, shuffle=True, cache="device")
     road = ReadyRoad(32 * 784 * 4 + 256)
-    name = "from_generator, its reader ahead"
+    name = "from_generator, reader ahead"
     case = Judged(
         "host time of a ready batch, 32 x 784 float32 and labels",
-        "µs a call of next",
+        "µs per call of next",
         None,
         "at most 25",
         {},
@@ -95,22 +95,22 @@ def host_time(repeats: int) -> list[Judged]:
     )
     candidates = {
         name: lambda: _calls(iter(read), pause=0.0005),
-        "slots full already, one after another": lambda: _calls(road.epoch(count), pause=0),
-        "arrays, 100 x 784, fetched by the call": lambda: _calls(iter(taken), pause=0),
+        "prefilled slots, one after another": lambda: _calls(road.epoch(count), pause=0),
+        "arrays, 100 x 784, fetched by next itself": lambda: _calls(iter(taken), pause=0),
         "arrays on the device, 100 x 784, gathered there": lambda: _calls(iter(resident), pause=0),
     }
     return [measure(case, candidates, repeats)]
 
 
 def compute_on_host(seconds: float) -> None:
-    """Keep the calling thread busy for a while, with the interpreter's lock released nearly all the time."""
+    """Keep the calling thread busy for a while, with the GIL released nearly all the time."""
     end = perf_counter() + seconds
     while perf_counter() < end:
         zlib.crc32(_WORK)
 
 
 def _calls(epoch: Any, pause: float) -> float:
-    """Return the median of an epoch's calls; a batch is dropped within the next call's time, as in a loop."""
+    """Return the median time of an epoch's calls; as in a loop, each includes dropping the previous batch."""
     times = []
     batch: Any = next(epoch)
     while True:

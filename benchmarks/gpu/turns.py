@@ -1,13 +1,12 @@
-"""Cases with a verdict, and candidates that take turns although one of them fails."""
+"""Cases with a verdict, and candidates that take turns even if one of them fails."""
 
 from __future__ import annotations
 
-import statistics
 import sys
 import traceback
 from dataclasses import dataclass
 
-from benchmarks.measure import Candidate, Result, Spread
+from benchmarks.measure import Candidate, Result, Spread, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +16,9 @@ class Judged(Result):
     Attributes
     ----------
     row : str or None
-        The candidate that is judged; None: the case only informs.
+        The candidate to judge; None if the case has no goal.
     limit : float or None
-        The most its median may be: times the floor's, or in the unit where there is no floor.
+        The largest median that meets the goal, as a multiple of the floor's, or in `unit` without a floor.
     """
 
     row: str | None = None
@@ -27,7 +26,7 @@ class Judged(Result):
 
 
 def measure(value: Judged, candidates: dict[str, Candidate], repeats: int) -> Judged:
-    """Return a case with the rows of its candidates; those that fail are left out, as `take_turns` does."""
+    """Measure the candidates and return the case with their rows, without those that failed."""
     rows = {**value.rows, **take_turns(candidates, repeats)}
     floor = value.floor if value.floor in rows else None
     limit = value.limit if floor == value.floor else None
@@ -35,9 +34,9 @@ def measure(value: Judged, candidates: dict[str, Candidate], repeats: int) -> Ju
 
 
 def take_turns(candidates: dict[str, Candidate], repeats: int) -> dict[str, Spread]:
-    """Run all candidates in turn, `repeats` times after a turn to warm up.
+    """Run all candidates in turn, `repeats` times after a warm-up turn.
 
-    A candidate that raises is left out from then on, and its traceback goes to stderr.
+    Leave out a candidate from its first exception on, and print the traceback to stderr.
     """
     runs: dict[str, list[float]] = {}
     for name, candidate in candidates.items():
@@ -50,7 +49,7 @@ def take_turns(candidates: dict[str, Candidate], repeats: int) -> dict[str, Spre
                 del runs[name]
             else:
                 runs[name].append(seen)
-    return {name: Spread(statistics.median(seen), min(seen), max(seen)) for name, seen in runs.items()}
+    return {name: spread(seen) for name, seen in runs.items()}
 
 
 def _try(name: str, candidate: Candidate) -> float | None:
@@ -62,7 +61,7 @@ def _try(name: str, candidate: Candidate) -> float | None:
 
 
 def verdict(case: dict[str, object]) -> tuple[str, float, float] | None:
-    """Return a case's judged row, what it reached and the limit; None where there is no verdict."""
+    """Return a case's judged row, its figure and the limit, or None if the case has no verdict."""
     rows: dict[str, dict[str, float]] = case["rows"]  # type: ignore[assignment]
     row, limit, floor = case.get("row"), case.get("limit"), case["floor"]
     if not isinstance(limit, float) or not isinstance(row, str) or row not in rows:

@@ -1,4 +1,4 @@
-"""Docstrings on their way to the reference: examples as blocks, our names as links."""
+"""Turns examples in docstrings into blocks, and public names into links."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 import griffe
 
 _NAME = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)(?:\(\))?`(?!`)")
-_LIKE = re.compile(r"(?<= : )(array|dtype|path)-like")  # would be read as a difference
+# The parser would take the hyphen for a minus sign.
+_LIKE = re.compile(r"(?<= : )(array|dtype|path)-like")
 _COMMON = {"batch", "data", "reader", "fluid"}
-"""Public names that are words as well."""
+"""Public names that are also ordinary words, so they are not linked."""
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites docstrings as they are collected."""
+    """Rewrites docstrings when griffe has collected a package."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Rewrite every docstring of a package."""
+        """Rewrite every docstring of the package."""
         names = {
             str(name): f"{pkg.path}.{name}"
             for name in pkg.exports or ()
@@ -34,7 +35,7 @@ class Docstrings(griffe.Extension):
 
 
 def _fence(text: str) -> str:
-    """Give examples outside a section of their own one, or a block."""
+    """Put each example outside an Examples section into one, or into a fenced block."""
     lines: list[str] = []
     section, inside = "", False
     rows = _LIKE.sub(r"\1_like", text).splitlines()

@@ -1,4 +1,4 @@
-"""Pages on their way to the site: documents of the root, drawings, nothing from afar."""
+"""MkDocs hooks: include documents of the root, inline drawings, refuse remote loads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[2]
 WHOLE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-"""Pages that are documents of the root."""
+"""Pages whose text is a document in the repository root."""
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]*?)(images/[\w-]+\.svg)"[^>]*>')
+_CELL = re.compile(r"(?<=<code>)[\w./:]+(?=</code>[^\n]*</td>)")
 _LOADED = re.compile(
     r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//'
 )
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the root's documents in their pages, with links that hold there."""
+    """Return a page's Markdown. A page of the root gets its text, with links adjusted."""
     source = WHOLE.get(page.file.src_uri)
     if source is None:
         return markdown
@@ -35,8 +36,12 @@ def _relink(found: re.Match[str]) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Put drawings into the page itself, where they take its colours."""
-    return _DRAWING.sub(_draw, html)
+    """Inline drawings, which then use the page's colors; let paths in tables wrap."""
+    return _CELL.sub(_let_wrap, _DRAWING.sub(_draw, html))
+
+
+def _let_wrap(found: re.Match[str]) -> str:
+    return re.sub(r"(?<=\w)(/|::)(?=\w)", r"\1<wbr>", found[0])
 
 
 def _draw(found: re.Match[str]) -> str:
@@ -49,7 +54,7 @@ def _draw(found: re.Match[str]) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuse a page that would load something from another host."""
+    """Raise `PluginError` if a page loads anything from another host."""
     if found := _LOADED.search(output):
         raise PluginError(f"{page.file.src_uri} loads from another host: {found[0]}")
     return output

@@ -1,10 +1,10 @@
-"""Record a trace of a loader and draw it: docs/images/trace.png.
+"""Record a trace of a loader and draw it as docs/images/trace.png.
 
     python docs/tools/trace_picture.py [trace.json]
 
-Two worker processes make a batch of pictures in some 7 ms each, and a simulated device,
-run by the wall clock, copies one in 1.5 ms and computes on it for 4 ms. The consumer
-waits for each step's loss.
+Two worker processes take about 7 ms each to make a batch of images. A simulated device
+runs in real time: it copies a batch in 1.5 ms and computes on it for 4 ms. The consumer
+waits for the loss in each step.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COPY, STEP, SAMPLE, BATCH = 0.0015, 0.004, 0.0006, 10
 
 
 class WallClockDevice(SimulatedDevice):
-    """A simulated device whose clock is the wall's: who waits for it really does."""
+    """A simulated device that runs in real time, so that waiting for it takes time."""
 
     _begun: float | None = None
 
     @property
     def now(self) -> float:
-        """Seconds since the device was made."""
+        """Seconds since the device was created."""
         return 0.0 if self._begun is None else time.perf_counter() - self._begun
 
     @now.setter
@@ -44,13 +44,13 @@ class WallClockDevice(SimulatedDevice):
             time.sleep(left)
 
     def record(self, event: Any, stream: Any) -> None:
-        """Mark the end of a stream; of an idle one that is now, not long ago."""
+        """Record an event. On an idle stream its time is now, not the last work's end."""
         self.launch(lambda: None, [], stream)
         super().record(event, stream)
 
 
 class Pictures(Dataset):
-    """Noise in the shape of pictures, each as long in the making as a small JPEG."""
+    """Images that each take as long to make as decoding a small JPEG."""
 
     def __len__(self) -> int:
         return 1000
@@ -64,7 +64,7 @@ class Pictures(Dataset):
 
 
 def main() -> None:
-    """Record and draw."""
+    """Record a trace and draw it."""
     device = WallClockDevice("simulated:0", copy_time=lambda _: COPY)
     loader = DataLoader(
         Pictures(), places=CustomPlace(device), batch_size=BATCH, num_workers=2

@@ -1,4 +1,6 @@
-"""What every room may use: errors, checks of arguments, the operating system, other processes.
+"""Shared foundations: exceptions, argument checks, operating-system differences, child processes.
 
-In and out: plain values. Anyone may call it; it imports nothing of the package.
+In: plain values; `processes` also takes process objects of `multiprocessing`.
+Out: checked values, exceptions, descriptors and memory mappings.
+Callers: any package; this one imports nothing else from gpuloader.
 """

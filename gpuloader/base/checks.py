@@ -1,15 +1,15 @@
-"""Checks of arguments that several rooms make."""
+"""Argument checks shared by several packages."""
 
 from __future__ import annotations
 
 import numpy as np
 
 AUTO = "auto"
-"""The word for an option that the loader chooses itself."""
+"""The value that lets the loader choose an option itself."""
 
 
 def check_count(name: str, value: object) -> int:
-    """Return `value` if it is an integer of 1 or more, else raise `ValueError` naming the parameter.
+    """Return `value` as an int; raise `ValueError` naming the parameter unless it is an integer of 1 or more.
 
     >>> check_count("capacity", 4)
     4
@@ -20,7 +20,7 @@ def check_count(name: str, value: object) -> int:
 
 
 def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bool = False) -> None:
-    """Raise `ValueError` naming the parameter unless `value` is one of the known words, or None if optional.
+    """Raise `ValueError` naming the parameter unless `value` is in `known`, or is None and `optional` is set.
 
     >>> check_word("split", "shards", ("batches", "shards"))
     """
@@ -30,7 +30,7 @@ def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bo
 
 
 def check_flags(**flags: object) -> None:
-    """Raise `TypeError` naming the parameter for a flag that is neither True nor False.
+    """Raise `TypeError` naming the parameter if a flag is neither True nor False.
 
     >>> check_flags(shuffle=True)
     """

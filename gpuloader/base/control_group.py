@@ -1,4 +1,4 @@
-"""What the control group of this process allows, in either of the kernel's two ways of telling it."""
+"""Read the memory and CPU limits of this process's control group, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _UNLIMITED = 1 << 60
-"""The first version tells "no limit" as the greatest number of whole pages."""
+"""Bytes; version 1 reports "no limit" as a number beyond this, the largest multiple of the page size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """Limits on this process; those of the groups above its own count as well.
+    """Limits on this process, including those inherited from parent groups.
 
     Attributes
     ----------
     version : int or None
-        1 or 2; None where there are no control groups.
+        1 or 2; None without control groups.
     memory_limit : int or None
-        Bytes; None where nothing limits them.
+        Memory limit in bytes; None if there is none.
     memory_used : int
-        Bytes counted against that limit, less the file cache, which the kernel gives back when asked.
+        Bytes counted against that limit, minus the file cache, which the kernel reclaims on demand.
     processors : float or None
-        How many processors' time it may take; None where nothing limits it.
+        CPU quota in processors; None if there is none.
     """
 
     version: int | None = None
@@ -38,7 +38,7 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     Parameters
     ----------
     root : path
-        Where ``proc`` and ``sys`` lie.
+        The folder that contains ``proc`` and ``sys``.
 
     >>> read_control_group(Path("/nowhere"))
     ControlGroup(version=None, memory_limit=None, memory_used=0, processors=None)
@@ -64,7 +64,7 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
 
 
 def _own_paths(file: Path) -> dict[str, str]:
-    """Return the path of this process's group for each controller; of the second version, for ''."""
+    """Return the path of this process's group for each controller; version 2 uses the key ''."""
     paths: dict[str, str] = {}
     for line in (read_text(file) or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -73,7 +73,7 @@ def _own_paths(file: Path) -> dict[str, str]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield a group's folder and those above it; in a container, only the mount may be there."""
+    """Yield a group's folder and its parents, as far as they exist; a container may see only the mount."""
     own = PurePosixPath(path.lstrip("/"))
     for part in (own, *own.parents):
         if ".." not in part.parts and (mount / part).is_dir():
@@ -83,7 +83,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 def _tightest(
     groups: list[Path], limit_name: str, used_name: str, cached: tuple[str, ...]
 ) -> tuple[int | None, int]:
-    """Return limit and use of the group that has least left."""
+    """Return the limit and usage of the group with the least memory left."""
     found: list[tuple[int, int]] = []
     for group in groups:
         limit, used = _number(group / limit_name), _number(group / used_name)
@@ -110,7 +110,7 @@ def _number(file: Path) -> int | None:
 
 
 def read_text(file: Path) -> str | None:
-    """Return what a file of the kernel's says, or None where it is not there or not ours to read."""
+    """Return the text of a kernel file, or None if it is missing or unreadable."""
     try:
         return file.read_text()
     except OSError:

@@ -1,23 +1,23 @@
 """Every exception the package raises.
 
 LoaderError
- ├── SampleError        a sample cannot be had or does not fit its field (also a ValueError)
- │    └── FeedError     the same, met while feeding by hand          (also a ValueError)
- ├── ReaderError        a reader, generator or setter is misused     (also a TypeError)
- ├── ComposeNotAligned  composed readers differ in length             (also a ValueError)
- ├── DataFileError      a data file is truncated, foreign or too big  (also a ValueError)
- ├── SourceError        a file or URL cannot be read, now or at all   (also an OSError)
- ├── PlaceError         a place is unknown or its device is missing  (also a ValueError)
- ├── MissingPackage     an optional package is not installed           (also an ImportError)
- ├── StagingMemoryError the host or device memory asked for is not there (also a MemoryError)
- ├── WorkerError        a process that fetched for the loader died
- │    └── WorkerTimeout one did not answer in time                   (also a TimeoutError)
- ├── QueueClosed        the other end of a queue or ring went away
- └── EOFException       a start/reset epoch has no further batch
+ ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
+ │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also a ValueError)
+ ├── ReaderError        a reader, generator or setter is misused                (also a TypeError)
+ ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
+ ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
+ ├── SourceError        a file or URL could not be read                         (also an OSError)
+ ├── PlaceError         a place is unknown, or its device is missing            (also a ValueError)
+ ├── MissingPackage     an optional package is not installed                    (also an ImportError)
+ ├── StagingMemoryError host or device memory for batches could not be reserved (also a MemoryError)
+ ├── WorkerError        a worker process died
+ │    └── WorkerTimeout a worker did not deliver its batch in time              (also a TimeoutError)
+ ├── QueueClosed        the other end of a queue or ring was closed
+ └── EOFException       an epoch begun with start() has no more batches
 
-An exception raised by the user's own reader is never wrapped: it reaches the consumer as it is, with a
-note that names the batch (see :func:`note_batch`). One raised by a dataset is the cause of a
-`SampleError`, which says which sample it was.
+An exception raised by the user's own reader is never wrapped: it reaches the consumer unchanged, with a
+note that names the batch (see :func:`note_batch`). An exception raised by a dataset becomes the cause of
+a `SampleError` that names the sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 
 class LoaderError(Exception):
-    """The root of everything gpuloader raises on its own account.
+    """Base class of all exceptions gpuloader raises itself.
 
     >>> issubclass(EOFException, LoaderError)
     True
@@ -36,7 +36,7 @@ class LoaderError(Exception):
 
 
 class SampleError(LoaderError, ValueError):
-    """A sample or a ready batch does not fit the field it belongs to.
+    """A sample could not be loaded, or a sample or ready-made batch does not fit its field.
 
     Attributes
     ----------
@@ -47,9 +47,9 @@ class SampleError(LoaderError, ValueError):
     field : str or None
         Name of the field.
     dataset_index : object
-        Where the sample lies in its dataset: the index the sampler gave. None for readers.
+        The sample's index in its dataset, as the sampler yielded it. None for readers.
     worker : int or None
-        Number of the worker that fetched it, None where there are no workers.
+        Number of the worker that fetched the sample; None without workers.
 
     >>> error = SampleError("expected shape (784,), got (100,)", batch=3, index=7, field="image")
     >>> str(error)
@@ -87,28 +87,31 @@ class SampleError(LoaderError, ValueError):
 
 
 class FeedError(SampleError):
-    """A sample handed to a `DataFeeder` does not fit its feed, or a feed list is wrong."""
+    """A sample passed to a `DataFeeder` does not fit its feed, or a feed list is invalid."""
 
 
 class ReaderError(LoaderError, TypeError):
-    """A reader is not what a reader must be: a function without arguments that gives an iterable."""
+    """A reader, generator or setter is misused.
+
+    A reader must be a function without arguments that returns an iterable.
+    """
 
 
 class ComposeNotAligned(LoaderError, ValueError):
-    """Readers given to `compose` do not have equally many items."""
+    """The readers passed to `compose` have different numbers of items."""
 
 
 class DataFileError(LoaderError, ValueError):
-    """A data file does not hold what its format promises; the message says where it departs.
+    """A data file violates its format; the message says where.
 
     Attributes
     ----------
     file : str or None
-        Its path or URL, where the message does not name it otherwise.
+        The file's path or URL, unless `problem` names it.
     row_group : int or None
-        Of a Parquet file, from 0.
+        Number of the Parquet row group, from 0.
     column : str or None
-        Column or array.
+        Name of the column or array.
 
     >>> print(DataFileError("3 values are null", file="a.parquet", row_group=2, column="label"))
     a.parquet, row group 2, column 'label': 3 values are null
@@ -139,14 +142,14 @@ class DataFileError(LoaderError, ValueError):
 
 
 class SourceError(LoaderError, OSError):
-    """A file or URL cannot be read: it is not there, may not be read, or its server stays away.
+    """A file or URL could not be read: it is missing, access is denied, or its server does not respond.
 
     Attributes
     ----------
     url : str
-        What was to be read.
+        The path or URL.
     attempts : int
-        How often that was tried.
+        Number of attempts to read it.
 
     >>> print(SourceError("the connection was refused", url="http://host/a.tar", attempts=5))
     http://host/a.tar: the connection was refused (5 attempts)
@@ -164,11 +167,11 @@ class SourceError(LoaderError, OSError):
 
 
 class PlaceError(LoaderError, ValueError):
-    """A place is not known, or the device it names is not there."""
+    """A place is unknown, or the device it names is missing."""
 
 
 class MissingPackage(LoaderError, ImportError):
-    """What was asked for needs a package that is not installed; the message says how to install it.
+    """An optional package is not installed; the message says how to install it.
 
     >>> issubclass(MissingPackage, ImportError)
     True
@@ -176,20 +179,20 @@ class MissingPackage(LoaderError, ImportError):
 
 
 class StagingMemoryError(LoaderError, MemoryError):
-    """The memory for the slots could not be had; the message gives the bytes and what to change."""
+    """Memory for the slots could not be reserved; the message names the size and what to change."""
 
 
 class WorkerError(LoaderError):
-    """A process that fetched for the loader died.
+    """A worker process died.
 
     Attributes
     ----------
     pid : int
-        The process that died.
+        Process id of the worker.
     signal : int or None
-        The signal that ended it, None if it exited by itself.
+        The signal that killed it; None if it exited by itself.
     indices : tuple of int
-        The samples it held.
+        Dataset indices of the samples in the batches it was working on.
     """
 
     def __init__(
@@ -201,31 +204,31 @@ class WorkerError(LoaderError):
         self.indices = tuple(indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is made again from its positional arguments, and `pid` is none of them.
+        # Unpickling calls the class with the positional arguments, and `pid` is keyword-only.
         return partial(type(self), pid=self.pid), self.args, self.__dict__
 
 
 class WorkerTimeout(WorkerError, TimeoutError):
-    """A worker did not bring its batch within the loader's ``timeout``."""
+    """A worker did not deliver its batch within the loader's ``timeout``."""
 
 
 class QueueClosed(LoaderError):
-    """The other end of a queue or ring was closed, so nothing more can pass."""
+    """The other end of a queue or ring was closed."""
 
 
 class EOFException(LoaderError):
-    """The epoch begun by ``start()`` has no further batch; call ``reset()`` before the next."""
+    """The epoch begun with ``start()`` has no more batches; call ``reset()`` before the next ``start()``."""
 
 
 def note_batch(error: BaseException, batch: int) -> None:
-    """Say in a note on the user's own exception which batch was being read."""
+    """Add a note to an exception of the user's reader that names the batch being read."""
     note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception in a line: its type and what it says, if it says anything.
+    """Return a one-line description of an exception: its type, and its message if it has one.
 
     >>> describe_error(KeyError("label")), describe_error(StopIteration())
     ("KeyError: 'label'", 'StopIteration')
@@ -234,12 +237,12 @@ def describe_error(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:
-        text = "its message cannot be had"
+        text = "the message is unavailable: str() raised"
     return f"{name}: {text}" if text else name
 
 
 def missing_package(what: str, package: str, extra: str) -> MissingPackage:
-    """Return the error that says which optional package is needed for what, and how to install it.
+    """Return the error for a feature whose optional package is not installed.
 
     >>> print(missing_package("reading Parquet files", "pyarrow", "parquet"))
     reading Parquet files needs pyarrow, which is not installed: pip install 'gpuloader[parquet]'

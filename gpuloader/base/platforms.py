@@ -1,18 +1,18 @@
-"""What differs between operating systems, all of it, and what stands in where a system lacks something.
+"""Everything that differs between operating systems, with fallbacks for missing features.
 
-| what                           | Linux                   | macOS and other POSIX       | Windows           |
-|--------------------------------|-------------------------|-----------------------------|-------------------|
-| memory that processes share    | sealed memory file      | file that has lost its name | none: use threads |
-| memory reserved in full        | ``posix_fallocate``     | zeros written               | by the mapping    |
-| pages faulted in               | ``MADV_POPULATE_WRITE`` | one write a page            | none              |
-| huge pages, memory malloc keeps| yes                     | none                        | none              |
-| memory there is                | ``/proc``, ``/sys``     | not known: none refused     | not known         |
-| messages with descriptors      | ``SOCK_SEQPACKET``      | ``SOCK_STREAM``             | none: use threads |
-| a process's death              | its descriptor (pidfd)  | a pipe that it inherited    | its handle        |
-| forking without being asked    | yes                     | not on macOS                | none              |
+| feature                        | Linux                   | macOS and other POSIX     | Windows           |
+|--------------------------------|-------------------------|---------------------------|-------------------|
+| memory shared by processes     | sealed memory file      | unlinked file             | none: use threads |
+| reserving memory in full       | ``posix_fallocate``     | writing zeros             | by the mapping    |
+| faulting in pages              | ``MADV_POPULATE_WRITE`` | one write per page        | none              |
+| huge pages, malloc tuning      | yes                     | no                        | no                |
+| available memory               | ``/proc``, ``/sys``     | unknown: nothing refused  | unknown           |
+| messages with descriptors      | ``SOCK_SEQPACKET``      | ``SOCK_STREAM``           | none: use threads |
+| detecting a process's death    | its descriptor (pidfd)  | a pipe it inherited       | its handle        |
+| forking by default             | yes                     | not on macOS              | no                |
 
-What is there is looked up when it is asked for, so that a test can take it away. Everything here may be
-called from any thread.
+Features are looked up at each call, so that a test can remove them. All functions may be called from
+any thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from gpuloader.base.control_group import read_control_group, read_text
 from gpuloader.base.errors import LoaderError
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
 _F_ADD_SEALS = 1033
 _SEAL_AGAINST_RESIZE = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _SEAL_AGAINST_WRITING = 0x0008
@@ -45,51 +45,51 @@ _PIECE = 1 << 20  # bytes of zeros written at a time
 
 
 def check_processes() -> None:
-    """Raise `LoaderError` on a system where worker processes cannot share the loader's memory.
+    """Raise `LoaderError` if worker processes cannot share the loader's memory on this system.
 
     >>> check_processes()
     """
     if not can_share_memory():
         raise LoaderError(
-            f"worker processes need memory files and sockets that carry them, which {sys.platform} has not; "
-            "use worker_type='thread' or num_workers=0"
+            "worker processes need memory files and sockets that pass their descriptors, which "
+            f"{sys.platform} does not have; use worker_type='thread' or num_workers=0"
         )
 
 
 def can_share_memory() -> bool:
-    """Return whether processes can share memory by its descriptor."""
+    """Return whether processes can share memory by passing its descriptor."""
     return os.name == "posix"
 
 
 def may_fork_unasked() -> bool:
-    """Return whether a process may be forked where its user did not ask for it.
+    """Return whether the package may fork processes although the user did not ask for it.
 
-    On macOS a forked process may not use what the system's own libraries do, linear algebra among it.
+    On macOS, a forked process must not use the system's own libraries, which include linear algebra.
     """
     return sys.platform not in ("darwin", "win32") and hasattr(os, "fork")
 
 
 def after_fork(function: Callable[[], object]) -> None:
-    """Have `function` called in every process that is forked from this one, if there can be any."""
+    """Call `function` in every process forked from this one; do nothing on systems without fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
 
 
 def has_memory_files() -> bool:
-    """Return whether the system has files that lie in memory alone and can be sealed."""
+    """Return whether the system has sealable files that exist only in memory."""
     return hasattr(os, "memfd_create")
 
 
 def open_memory_file(name: str) -> int:
-    """Return the descriptor of a new, empty file in memory: nameless, so a crash leaves nothing behind.
+    """Return the descriptor of a new, empty file in memory. It has no name, so a crash leaves nothing behind.
 
-    Without memory files it is a file that has lost its name, in ``/dev/shm`` where that is, else in
-    the folder for temporary files: the system then may write to a disk what nobody waits for.
+    Without memory files it is an unlinked file in ``/dev/shm`` or, if that is missing, in the folder for
+    temporary files. The system may then write its contents to disk in the background.
 
     Raises
     ------
     OSError
-        There are no descriptors left, or no room in that folder.
+        There are no descriptors left, or that folder is full.
     """
     if has_memory_files():
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -100,7 +100,7 @@ def open_memory_file(name: str) -> int:
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Let a memory file grow to so many bytes, which are there from now on, or raise `OSError`."""
+    """Grow a memory file to `nbytes` and reserve all of it, or raise `OSError`."""
     start = os.fstat(descriptor).st_size
     os.ftruncate(descriptor, nbytes)
     if hasattr(os, "posix_fallocate"):
@@ -112,9 +112,9 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 
 def seal(descriptor: int, *, writable: bool) -> None:
-    """Have a memory file keep its size, and its contents too if it is not to be `writable` any more.
+    """Seal a memory file against resizing and, unless `writable`, against further writes.
 
-    Does nothing where files cannot be sealed: then it is only that nobody else has the descriptor.
+    Does nothing if files cannot be sealed. The only protection then is that nobody else has the descriptor.
     """
     if has_memory_files():
         import fcntl
@@ -125,44 +125,47 @@ def seal(descriptor: int, *, writable: bool) -> None:
 
 
 def map_private(nbytes: int) -> mmap.mmap:
-    """Map fresh memory of this process alone, in huge pages where there are any, and fault it in.
+    """Map new private memory, in huge pages if available, and fault it in.
 
-    Raises `OSError` or `ValueError` where it cannot be had.
+    Raises
+    ------
+    OSError, ValueError
+        The memory is not available.
     """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     prefault(mapping)
     return mapping
 
 
 def map_shared(nbytes: int) -> mmap.mmap:
-    """Map fresh memory that stays where it is when this process forks, and fault it in; raises as above."""
+    """Map new memory whose pages do not move when this process forks; otherwise as `map_private`."""
     mapping = mmap.mmap(-1, nbytes)
     prefault(mapping)
     return mapping
 
 
 def prefault(mapping: mmap.mmap) -> None:
-    """Fault all pages of a mapping that nobody wrote to yet; raise `OSError` where there are too few."""
+    """Fault in all pages of a mapping that nobody has written to yet; raise `OSError` if memory runs out."""
     if sys.platform == "linux":
         try:
             mapping.madvise(_MADV_POPULATE_WRITE)
             return
         except OSError as error:
-            if error.errno != errno.EINVAL:  # else an older kernel
+            if error.errno != errno.EINVAL:  # EINVAL: an older kernel
                 raise
     pages: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
     pages[:: mmap.PAGESIZE] = 0
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes this process may still take, by the kernel's estimate and its control groups' limits.
+    """Return how many bytes this process can still allocate, by the kernel's estimate and its control groups.
 
-    None where neither is known (no ``proc`` and ``sys`` below `root`).
+    Returns None if neither is known (no ``proc`` and ``sys`` below `root`).
 
     >>> available_memory() is None or available_memory() > 0
     True
@@ -180,10 +183,10 @@ def _system_available(table: Path) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library reuse the memory of a sample for the next one, instead of returning it each time.
+    """Make the C library keep a sample's memory for the next sample, instead of returning it to the system.
 
-    A young process hands every array of more than 128 KiB back to the system, and pays for fresh pages with
-    the next: some 150 page faults a picture. Does nothing without GNU's C library.
+    A new process returns every freed array of more than 128 KiB to the system, so that the next array faults
+    in new pages: about 150 page faults per image. Does nothing without the GNU C library.
     """
     if sys.platform != "linux":
         return
@@ -194,9 +197,9 @@ def keep_freed_memory() -> None:
 
 
 def message_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets that carry descriptors, and keep messages apart where the system can.
+    """Return two connected sockets that can pass descriptors and, if possible, preserve message boundaries.
 
-    Where it cannot they are of the type ``SOCK_STREAM``, and who reads has to know how long a message is.
+    Otherwise their type is ``SOCK_STREAM``, and the reader must know the length of each message.
     """
     if hasattr(socket, "SOCK_SEQPACKET"):
         try:
@@ -208,7 +211,7 @@ def message_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def open_process(pid: int) -> int | None:
-    """Return a descriptor that is ready once the process is dead, the caller's to close; None without any."""
+    """Return a descriptor that becomes readable when the process dies, or None if unsupported; close it."""
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):  # an old or sandboxed kernel
             return os.pidfd_open(pid)
@@ -216,9 +219,9 @@ def open_process(pid: int) -> int | None:
 
 
 def kill_process(descriptor: int) -> bool:
-    """End the process of a descriptor that `open_process` gave; return False where that is not allowed.
+    """Kill the process of a descriptor that `open_process` returned; return False if that is not allowed.
 
-    By number it could be another one by now: a fork server gives the numbers of its children back.
+    A process id might already belong to another process: a fork server reaps its children.
     """
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -230,7 +233,7 @@ def kill_process(descriptor: int) -> bool:
 
 
 def allowed_cores() -> int:
-    """Return how many processor cores this process may run on.
+    """Return the number of processor cores this process may run on.
 
     >>> 1 <= allowed_cores() <= (os.cpu_count() or 1)
     True
@@ -239,7 +242,7 @@ def allowed_cores() -> int:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return as how many cores this process can compute: those allowed, if its control group lets it.
+    """Return how many cores' worth of CPU time this process gets: `allowed_cores`, limited by its CPU quota.
 
     >>> 1 <= usable_cores() <= allowed_cores()
     True

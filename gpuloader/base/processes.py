@@ -1,4 +1,4 @@
-"""The life of a process that works for this one: its start, its death, and that it never outlives us."""
+"""Start child processes, detect their death, and make sure that they never outlive this process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _starting = threading.Lock()
 
 
 def starting() -> AbstractContextManager[Any]:
-    """Return what to hold while a process starts: one start at a time.
+    """Return the lock to hold while starting a process, so that only one starts at a time.
 
-    A child forked by another thread meanwhile would inherit this child's end of the pipe and hide its
-    death; and the filters of `warnings`, changed while forking, belong to all threads.
+    If another thread forked a child at the same time, that child would inherit this child's end of the pipe
+    and hide its death. Also, `start_process` changes the `warnings` filters, which all threads share.
     """
     return _starting
 
@@ -32,10 +32,10 @@ _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _begin_as_child() -> None:
-    """Have a process that was just forked not wait for its parent's locks, nor end its parent's children."""
+    """Prevent a newly forked process from waiting for its parent's lock and from killing its siblings."""
     global _starting
-    _starting = threading.Lock()  # a child is forked while the lock is held
-    # What `multiprocessing` takes for children of ours, it ends when this process ends.
+    _starting = threading.Lock()  # the parent holds the inherited one while it forks
+    # `multiprocessing` takes them for children of this process and would kill them when it exits.
     children: set[Any] = getattr(sys.modules.get("multiprocessing.process"), "_children", set())
     for process in list(_started):
         children.discard(process)
@@ -45,34 +45,34 @@ after_fork(_begin_as_child)
 
 
 def start_process(process: Any) -> None:
-    """Start a process of `multiprocessing`, forked or not; `starting()` must be held."""
+    """Start a `multiprocessing` process with any start method; the caller holds `starting()`."""
     with warnings.catch_warnings():
-        # Python warns of forking beside threads because the child may need a lock that one of them holds.
-        # The children here run what they were given alone and take no lock of the parent's.
+        # Python warns about forking a multi-threaded process, because the child may need a lock that another
+        # thread holds. The children here run only their own target and take no lock of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     _started.add(process)
 
 
 def close_process(process: Any) -> None:
-    """Wait for a process that ends, and free what `multiprocessing` holds for it."""
+    """Wait for a process to exit, and free its `multiprocessing` resources."""
     process.join()
-    # Another thread, which starts a process, may have waited for it just now and not yet have noted that.
+    # A thread that is starting another process may have reaped this one and not yet recorded that.
     with contextlib.suppress(ValueError):
         process.close()
 
 
 def open_sentinel(process: Any) -> int:
-    """Return a descriptor that is ready once the process is dead, whoever inherited its pipes.
+    """Return a descriptor that becomes readable when the process dies, whoever inherited its pipes.
 
-    It is the process's own ``sentinel`` where the system has nothing better; otherwise the caller's to close.
+    The caller closes it, unless it is the process's own ``sentinel``, the fallback on systems without pidfd.
     """
     descriptor = open_process(process.pid)
     return int(process.sentinel) if descriptor is None else descriptor
 
 
 def describe_death(code: int | None) -> tuple[str, int | None]:
-    """Return in words how a process with this exit code ended, and the signal that ended it.
+    """Return a description of how a process with this exit code ended, and the signal that killed it, if any.
 
     >>> describe_death(-9)
     ('was ended by signal 9 (SIGKILL)', 9)
@@ -91,14 +91,14 @@ def describe_death(code: int | None) -> tuple[str, int | None]:
 
 
 def die_with_parent() -> None:
-    """End this process, whatever it does, as soon as the one that asked for it is dead."""
+    """Make this process exit as soon as the process that requested it dies, whatever it is doing."""
     import multiprocessing
     from multiprocessing.connection import wait
 
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    # The parent's own sentinel is a pipe that processes forked later inherit, and so may outlive it.
+    # The parent's own sentinel is a pipe that later forked processes inherit, so it may outlive the parent.
     sentinel = open_sentinel(parent)
 
     def watch() -> None:
@@ -109,7 +109,7 @@ def die_with_parent() -> None:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return the exception, or one that says the same where it does not survive pickling."""
+    """Return the exception itself, or a `LoaderError` with the same message if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

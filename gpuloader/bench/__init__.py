@@ -1,6 +1,6 @@
-"""Our loader beside others that are installed, over the same datasets: what ``gpuloader bench`` measures.
+"""Compare gpuloader with other installed loaders over the same datasets, for ``gpuloader bench``.
 
-Every library has a process of its own, in which its loader is written as its users would write it and read
-by the same consumer; the libraries take turns, with a bare NumPy loop as the floor. Tables belong to the
-command line; the plot needs the extra ``bench``.
+Each library runs in its own process, uses its loader as its users would write it, and feeds the same
+consumer. The libraries take turns, with a bare NumPy loop as the floor. The command line renders the tables;
+the plot needs the extra ``bench``.
 """

@@ -1,4 +1,4 @@
-"""What is loaded: ten datasets, and in what batches."""
+"""The benchmark's cases: ten datasets and the batches to load them in."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from gpuloader.bench import samples
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One dataset and how it is to be read.
+    """One dataset and how to read it.
 
     Attributes
     ----------
     name : str
-        What the command line calls it.
+        The case's name on the command line.
     title : str
-        What tables and plots call it.
+        The case's title in tables and plots.
     make : callable
-        Makes the dataset, of `length` samples.
+        A function that makes the dataset, given `length`.
     length : int
-        Samples in an epoch; of streams of ready batches, batches.
+        Samples per epoch; batches per epoch for streams of ready batches.
     batch_size : int or None
-        Samples in a batch; None where batches are ready.
+        Samples per batch; None if the dataset yields ready batches.
     shuffle : bool
-        Whether samples come in an order drawn for each epoch.
+        Whether to draw a new order for each epoch.
     needs : str or None
-        A package that the dataset itself needs, as it is imported.
+        The import name of a package that the dataset itself needs.
     note : str
-        What one has to know to compare its figures.
+        A remark needed to compare the case's figures.
     """
 
     name: str
@@ -42,31 +42,38 @@ class Case:
 
     @property
     def size(self) -> int:
-        """The batch size of a case that has one."""
+        """Samples per batch, for a case that has a batch size."""
         assert self.batch_size is not None
         return self.batch_size
 
     @property
     def batches(self) -> int:
-        """Batches in an epoch."""
+        """Batches per epoch."""
         return -(-self.length // (self.batch_size or 1))
 
 
 _PASSED_ON = (
-    "We copy each batch once, so that what you hold stays as it is. Whoever takes less than the bare loop, "
-    "which copies too, hands on the reader's own memory."
+    "gpuloader copies each batch once, so that a batch you hold never changes. The bare loop copies too. "
+    "A loader faster than the bare loop passes on the reader's own memory."
 )
-_OWN_DECODER = "tf.data decodes and resizes by code of its own; all others call Pillow."
+_OWN_DECODER = "tf.data decodes and resizes with its own code; all others call Pillow."
 
 _ALL = (
     Case("arrays", "Arrays in memory, 100 × 784 float32, shuffled", samples.flat_images, 50_000, 100, True),
-    Case("lists", "Lists of 784 floats made arrays, by 100, shuffled", samples.digit_lists, 4_000, 100, True),
+    Case(
+        "lists",
+        "Lists of 784 floats to arrays, batches of 100, shuffled",
+        samples.digit_lists,
+        4_000,
+        100,
+        True,
+    ),
     Case("images", "Images, 64 × 3 × 224 × 224 uint8", samples.pictures, 4_096, 64),
     Case("jpeg", "JPEG files, 32 decoded and resized", samples.jpegs, 512, 32, False, "PIL", _OWN_DECODER),
-    Case("waits", "Samples that wait 2 ms, by 32", samples.Waits, 640, 32),
+    Case("waits", "Samples that wait 2 ms, batches of 32", samples.Waits, 640, 32),
     Case("small", "Small batches, 8 × 32 float32", samples.Rows, 8_000, 8),
     Case("stream", "Stream of samples, 100 × 784 float32", samples.row_stream, 5_000, 100),
-    Case("stream_lists", "Stream of lists of 784 floats, by 100", samples.list_stream, 2_000, 100),
+    Case("stream_lists", "Stream of lists of 784 floats, batches of 100", samples.list_stream, 2_000, 100),
     Case("ready", "Ready batches, 32 × 784 float32", samples.ready_rows, 3_000, None, note=_PASSED_ON),
     Case(
         "ready_images",

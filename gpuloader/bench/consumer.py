@@ -1,4 +1,4 @@
-"""Who reads the batches: the same for every library."""
+"""The consumer of the batches, the same for every library."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from time import perf_counter, sleep
 from typing import Any
 
 LEAST = 0.2
-"""Seconds that a turn takes at least."""
+"""Minimum seconds per turn."""
 
 
 class Endless:
-    """Epochs out of an iterator that never ends, for loaders whose workers only live as long as it.
+    """Epochs cut from an endless iterator, for loaders whose workers live only as long as their iterator.
 
     Parameters
     ----------
     batches : iterator
-        Endless.
+        An endless iterator of batches.
     epoch : int
-        Batches that are taken for an epoch.
+        Batches per epoch.
     ahead : int
-        Batches, at most, that are made while nobody asks for any.
+        The most batches that the loader prefetches while the consumer is idle.
     """
 
     def __init__(self, batches: Iterator[Any], epoch: int, ahead: int = 0) -> None:
@@ -33,16 +33,16 @@ class Endless:
         return itertools.islice(self._batches, self._epoch)
 
     def drop_what_was_made_ahead(self) -> None:
-        """Take what was made between turns, which must not count as fast."""
+        """Discard the batches prefetched between turns, which would make this turn look faster than it is."""
         for _ in itertools.islice(self._batches, self.ahead):
             pass
 
 
 def turn(loader: Iterable[Any], touch: Callable[[Any], object], least: float = LEAST) -> float:
-    """Return the microseconds a batch of whole epochs takes, as many as fill `least` seconds.
+    """Return the microseconds per batch, over as many whole epochs as fill `least` seconds.
 
-    Of each batch the consumer reads one number, the very first, and drops it: a loader that hands over
-    memory which is not mapped yet, as from worker processes, pays for one page of it and not for all.
+    The consumer reads the first number of each batch, then drops the batch. So a loader that hands over
+    memory not yet mapped, as from worker processes, pays for mapping one page of it and not for all.
     """
     endless = loader if isinstance(loader, Endless) else None
     if endless is not None:
@@ -57,8 +57,8 @@ def turn(loader: Iterable[Any], touch: Callable[[Any], object], least: float = L
         if seconds >= least or not count:
             break
     if not count:
-        raise ValueError("the loader gave no batch")
+        raise ValueError("the loader yielded no batches")
     if endless is not None:
-        # Its workers are filling up what is made ahead, which is not to disturb whose turn is next.
+        # Let its workers finish prefetching, so that they do not disturb the next library's turn.
         sleep(min(1.0, endless.ahead * seconds / count))
     return seconds / count * 1e6

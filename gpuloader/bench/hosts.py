@@ -1,7 +1,7 @@
-"""A side in a process of its own, which runs a turn when it is asked to.
+"""Run a side in its own process, one turn per request.
 
-``python -m gpuloader.bench.hosts MODULE FUNCTION ARGUMENT...`` is what runs there; it says a line of JSON a
-turn.
+The process runs ``python -m gpuloader.bench.hosts MODULE FUNCTION ARGUMENT...`` and writes one line of JSON
+per turn.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ from gpuloader.bench.peers import Peer
 from gpuloader.bench.sides import Side, TurnFailed
 
 LIMIT = 90.0
-"""Seconds that an answer may take, imports and data of the first one included."""
+"""Seconds to wait for an answer; the first one includes imports and making the data."""
 _FAREWELL = 10.0
+"""Seconds to wait for a process to exit after it was asked to finish."""
 
 
 class Host:
-    """The process of a side; it starts at once, and imports while others do.
+    """The process of one side. It starts at once, so that all hosts import at the same time.
 
     Parameters
     ----------
     module, function : str
-        What returns the side when it is called there.
+        The function that makes the side, and its module; the host process calls it.
     arguments : str
-        What it is called with.
+        The function's arguments.
     limit : float
-        Seconds an answer may take. A host that fails to answer is ended, with every process it started.
+        Seconds to wait for an answer. A host that does not answer is killed, with every process it started.
 
     Raises
     ------
     LoaderError
-        This system has no groups of processes to be ended together.
+        This system has no process groups, so the host could not kill its children.
     """
 
     def __init__(self, module: str, function: str, *arguments: str, limit: float = LIMIT) -> None:
         if not hasattr(os, "killpg"):
-            raise LoaderError("the benchmark runs each library in a process of its own, which needs POSIX")
+            raise LoaderError(
+                "the benchmark runs each library in its own process group, which needs a POSIX system"
+            )
         self._limit = limit
-        # What the library writes, of which the last line is told if its process ends.
+        # Everything the library prints; an error for a process that ended quotes the last line.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the side
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, module, function, *arguments],
@@ -65,26 +68,26 @@ class Host:
         )
 
     def ways(self) -> list[str]:
-        """Return the names of the loaders once they are open."""
+        """Return the names of the side's ways, once they are open."""
         return [str(way) for way in self._answer()]
 
     def turn(self, way: str) -> float:
-        """Return the microseconds a batch took."""
+        """Run one turn of a way and return its measurement."""
         if self._process is None:
             raise TurnFailed("its process has ended")
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer tells
+        with contextlib.suppress(BrokenPipeError):  # the missing answer raises below
             self._process.stdin.write(f"{way}\n".encode())
         return float(self._answer())
 
     def finish(self) -> None:
-        """Let the process end when its turn is over."""
+        """Ask the process to exit after its current turn."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Wait for the process, ten seconds at most if it was asked to finish, and end what is left of it."""
+        """Kill the process and its children; if it was asked to finish, wait up to ten seconds first."""
         if self._process is not None:
             assert self._process.stdin is not None
             if self._process.stdin.closed:
@@ -103,7 +106,7 @@ class Host:
             raise TurnFailed(f"no answer within {self._limit:.0f} s")
         line = os.read(answers, 1 << 16) if answers in ready else b""
         if not line:
-            self._await_readable(None, 1.0)  # its pipe may close a moment before it is gone
+            self._await_readable(None, 1.0)  # the pipe may close a moment before the process exits
             raise TurnFailed(self._last_words(self._end()))
         answer = json.loads(line)
         if "failure" in answer:
@@ -111,9 +114,10 @@ class Host:
         return answer["value"]
 
     def _await_readable(self, descriptor: int | None, seconds: float) -> list[int]:
-        """Wait for a descriptor to be readable or the process to end; empty if neither comes in time.
+        """Wait until a descriptor is readable or the process ends; return an empty list on timeout.
 
-        The process itself is watched, as one that it forked may outlive it and hold its pipes open.
+        Watching the pipes alone is not enough: a process that the host forked may outlive it and keep them
+        open.
         """
         assert self._process is not None
         watch = open_process(self._process.pid)
@@ -124,11 +128,11 @@ class Host:
                 os.close(watch)
 
     def _end(self) -> int:
-        """End the process and return its exit code, or minus a signal."""
+        """Kill the process group; return the process's exit code, or minus the signal that ended it."""
         assert self._process is not None
         process, self._process = self._process, None
-        # It leads a group, so that workers which would be left behind end with it; before it is waited for,
-        # while its number is surely its own. macOS refuses where only the dead are left.
+        # Killing the group takes orphaned workers along. It must come before the wait, while the process ID
+        # cannot have been reused. macOS refuses if the group holds only dead processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -145,19 +149,19 @@ class Host:
 
 
 def _environment() -> dict[str, str]:
-    """Let the process find this very package, in a checkout that is not installed too."""
+    """Return an environment that makes the process import this very package, even if it is not installed."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def open_host(peer: Peer, case: Case) -> Host:
-    """Return the process of one library for one case."""
+    """Start the process of one library for one case."""
     return Host(sides.__name__, sides.open_here.__name__, peer.name, case.name, str(case.length))
 
 
 def serve(module: str, function: str, *arguments: str) -> None:
-    """Open the side, say the names of its ways, and run one for every line on stdin."""
-    # What libraries print must not get between the answers.
+    """Open the side, write the names of its ways, then run the way named by each line on stdin."""
+    # Keep the libraries' own output out of the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     side: Side = getattr(importlib.import_module(module), function)(*arguments)

@@ -1,4 +1,4 @@
-"""What figures depend on, without anything that names the machine itself."""
+"""Describe the hardware and software that figures depend on, without naming the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def describe_machine() -> dict[str, str]:
-    """Return processor, cores, memory, system, and the versions of Python, NumPy and this package.
+    """Return the processor, cores, memory, system, and versions of Python, NumPy and this package.
 
     >>> sorted(describe_machine())
     ['cores', 'gpuloader', 'memory', 'numpy', 'processor', 'python', 'system']

@@ -1,4 +1,4 @@
-"""Interleaved measurements, and what several runs came to."""
+"""Interleaved measurements and their summaries."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 Candidate = Callable[[], float]
-"""Runs once and returns what it measured, e.g. microseconds a batch."""
+"""Runs once and returns its measurement, e.g. microseconds per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and greatest of several runs."""
+    """Median, minimum and maximum of several runs."""
 
     median: float
     low: float
@@ -20,7 +20,7 @@ class Spread:
 
 
 def spread(runs: Sequence[float]) -> Spread:
-    """Return what runs came to.
+    """Summarize several runs.
 
     >>> spread([3.0, 1.0, 2.0])
     Spread(median=2.0, low=1.0, high=3.0)
@@ -29,7 +29,7 @@ def spread(runs: Sequence[float]) -> Spread:
 
 
 def interleave(candidates: dict[str, Candidate], repeats: int) -> dict[str, Spread]:
-    """Run all candidates in turn, `repeats` times after a turn to warm up, so all meet the same noise."""
+    """Run all candidates in turn, `repeats` times after a warm-up turn, so that noise hits all alike."""
     for candidate in candidates.values():
         candidate()
     runs: dict[str, list[float]] = {name: [] for name in candidates}
@@ -41,20 +41,20 @@ def interleave(candidates: dict[str, Candidate], repeats: int) -> dict[str, Spre
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case of figures that belong together.
+    """The figures of one case.
 
     Attributes
     ----------
     case : str
-        Name of the case.
+        The case's title.
     unit : str
-        Of every spread; smaller is better.
+        The unit of every spread; smaller is better.
     floor : str or None
         The row that ratios refer to.
     goal : str
-        What was wished for.
+        The target, in words.
     rows : dict
-        Candidate to spread.
+        The spread of each candidate, by name.
     """
 
     case: str

@@ -1,4 +1,4 @@
-"""A picture of a report: for each case, how many times the floor the fastest loader of each library takes."""
+"""Plot a report: for each case, the time of each library's fastest loader, in multiples of the floor."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OUR_COLOUR = "#f58518"
 PEER_COLOUR = "#a8b4c4"
 _INK = "#444444"
 _LEAST = 0.03
-"""Times the floor, below which a bar ends at the edge; what it takes is written beside it."""
+"""The smallest multiple of the floor on the axis. A shorter bar is clipped; its label has the true ratio."""
 
 
 def check_plotting() -> None:
-    """Find out before the measurement that its plot can be drawn.
+    """Raise an error before the measurement if its plot could not be drawn.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def draw(report: Report, path: Path) -> None:
     Parameters
     ----------
     report : Report
-        What was measured.
+        The figures to plot.
     path : pathlib.Path
         The file to write.
     """
@@ -58,17 +58,17 @@ def draw(report: Report, path: Path) -> None:
         _draw_case(panel, case, limits)
     for panel in list(panels)[len(cases) :]:
         panel.set_axis_off()
-    title = "Time a batch takes, in multiples of a bare NumPy loop: the fastest way of each library"
+    title = "Time per batch of each library's fastest loader, in multiples of a bare NumPy loop"
     figure.text(0.01, 1 - 0.1 / height, title, fontsize=13, fontweight="bold", color=_INK, va="top")
     figure.text(0.01, 1 - 0.42 / height, _describe(report), fontsize=9, color=_INK, va="top")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
-    # Few colours make a small file, which is committed.
+    # The file is committed, so a small palette keeps it small.
     Image.open(drawn).convert("RGB").quantize(64).save(path, format="png", optimize=True)
 
 
 def _fastest(case: Measured) -> list[tuple[Row, float]]:
-    """Return the fastest row of ourselves and of each library, with its ratio to the floor, least first."""
+    """Return the fastest row of each library, ours included, with its ratio to the floor, smallest first."""
     names = dict.fromkeys(row.peer for row in case.rows if row.peer != FLOOR.name)
     rows = [row for name in names if (row := case.best(name)) is not None]
     return sorted(
@@ -89,7 +89,7 @@ def _draw_case(panel: Any, case: Measured, limits: tuple[float, float]) -> None:
     for position, (row, share) in enumerate(fastest):
         ours = row.peer == OURS.name
         end = max(share, limits[0])
-        # From the floor on: to the left is faster than it, to the right slower.
+        # Bars start at the floor: left of it is faster, right of it slower.
         panel.barh(position, end - 1, left=1, height=0.72, color=OUR_COLOUR if ours else PEER_COLOUR)
         panel.annotate(
             f"{format_ratio(share)}×  {row.way}",
@@ -103,7 +103,7 @@ def _draw_case(panel: Any, case: Measured, limits: tuple[float, float]) -> None:
         )
     panel.axvline(1, color=_INK, linewidth=1)
     panel.set_xscale("log")
-    panel.set_xlim(limits[0], limits[1] * 12)  # room for what is written at the longest bar
+    panel.set_xlim(limits[0], limits[1] * 12)  # room for the longest bar's label
     panel.set_yticks(range(len(fastest)), [row.peer for row, _ in fastest], fontsize=9.5)
     for label, (row, _) in zip(panel.get_yticklabels(), fastest, strict=True):
         if row.peer == OURS.name:

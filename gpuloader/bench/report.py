@@ -1,4 +1,4 @@
-"""What was measured, as plain data: rows, ratios, and where others are better."""
+"""A report's figures as plain data: rows, ratios, and the cases in which a peer is faster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpuloader.bench.measure import Spread
 from gpuloader.bench.peers import FLOOR, OURS
 
-UNIT = "µs a batch"
+UNIT = "µs per batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Row:
     Attributes
     ----------
     peer : str
-        Who loads: a library, ourselves, or the floor.
+        The name of the library, of gpuloader, or of the floor.
     way : str
-        What is particular about this loader; empty where the library gave none.
+        The name of this loader among the library's loaders; empty if the library failed to open any.
     spread : Spread or None
-        Microseconds a batch; None if it failed before its first measured turn, or failed at all.
+        Microseconds per batch; None if the loader failed in any turn or had no measured one.
     runs : int
-        Turns that were measured.
+        The number of measured turns.
     error : str or None
-        In a line, why there is no figure.
+        Why there is no figure, in one line.
     """
 
     peer: str
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Return who and how, as tables name it."""
+        """The row's name in tables: the peer and its way."""
         return ", ".join(filter(None, (self.peer, self.way)))
 
 
@@ -49,11 +49,11 @@ class Measured:
     Attributes
     ----------
     case : str
-        Its name.
+        The case's name on the command line.
     title : str
-        What tables and plots call it.
+        The case's title in tables and plots.
     rows : tuple of Row
-        The floor's first, then ours, then the peers'.
+        The floor's rows first, then gpuloader's, then the peers'.
     """
 
     case: str
@@ -61,22 +61,22 @@ class Measured:
     rows: tuple[Row, ...]
 
     def best(self, peer: str) -> Row | None:
-        """Return the row of a peer with the least median, or None if it has no figure."""
+        """Return the peer's row with the smallest median, or None if none of its rows has a figure."""
         found = [row for row in self.rows if row.peer == peer and row.spread is not None]
         return min(found, key=lambda row: row.spread.median if row.spread else 0.0, default=None)
 
     @property
     def floor(self) -> Row | None:
-        """The row that ratios to the floor refer to: the floor's first."""
+        """The row that "× floor" refers to: the floor's first."""
         return next((row for row in self.rows if row.peer == FLOOR.name and row.spread is not None), None)
 
     @property
     def ours(self) -> Row | None:
-        """The row that ratios to ours refer to: our fastest."""
+        """The row that "× ours" refers to: gpuloader's fastest."""
         return self.best(OURS.name)
 
     def better(self) -> list[tuple[Row, float]]:
-        """Return peers' rows that are faster than our fastest, with their share of its time, least first.
+        """Return the peers' rows faster than our fastest, with their share of its time, fastest first.
 
         >>> from gpuloader.bench.measure import spread
         >>> rows = [Row("gpuloader", "a", spread([4.0])), Row("gpuloader", "b", spread([2.0]))]
@@ -107,18 +107,18 @@ class Measured:
 
 @dataclass(slots=True)
 class Report:
-    """All that was measured in a run.
+    """All figures of one run.
 
     Attributes
     ----------
     machine : dict
-        What the figures depend on.
+        The hardware and software that the figures depend on.
     versions : dict
-        Of every library that was asked for; None where it is not installed.
+        The version of every requested library; None if it is not installed.
     repeats : int
-        Turns that each loader was to have.
+        The number of measured turns that each loader was meant to have.
     cases : list of Measured
-        Grows as cases are done; the last one has fewer turns if the run was interrupted.
+        The finished cases, which grow during the run; the last has fewer turns if the run was interrupted.
     """
 
     machine: dict[str, str]
@@ -127,7 +127,7 @@ class Report:
     cases: list[Measured] = field(default_factory=list)
 
     def failures(self) -> list[tuple[Measured, Row]]:
-        """Return what has an error instead of a figure."""
+        """Return the rows that have an error instead of a figure, with their cases."""
         return [(case, row) for case in self.cases for row in case.rows if row.error is not None]
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Report:
 
     @classmethod
     def from_json(cls, written: dict[str, Any]) -> Report:
-        """Return the report that `to_json` gave.
+        """Rebuild the report from the data that `to_json` returned.
 
         >>> report = Report({"cores": "2"}, {"torch": None}, 5)
         >>> Report.from_json(report.to_json()) == report
@@ -155,14 +155,14 @@ class Report:
 
 
 def ratio(row: Row, reference: Row | None) -> float | None:
-    """Return how many times the reference's median a row takes, or None if either has no figure."""
+    """Return the row's median as a multiple of the reference's, or None if either has no figure."""
     if row.spread is None or reference is None or reference.spread is None:
         return None
     return row.spread.median / reference.spread.median
 
 
 def format_number(value: float) -> str:
-    """Return a number as tables show it.
+    """Format a number for tables: three significant digits below 100, an integer above.
 
     >>> format_number(17_683.2), format_number(99.96), format_number(8.481)
     ('17,683', '100', '8.48')
@@ -171,7 +171,7 @@ def format_number(value: float) -> str:
 
 
 def format_ratio(value: float) -> str:
-    """Return a ratio with the digits that it deserves.
+    """Format a ratio with as many digits as its size needs.
 
     >>> format_ratio(456.99), format_ratio(13.694), format_ratio(0.068), format_ratio(0.000086)
     ('457', '13.7', '0.07', '0.00009')

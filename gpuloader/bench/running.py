@@ -1,4 +1,4 @@
-"""Runs the cases: all libraries' loaders in turn."""
+"""Run the cases, with all libraries' loaders taking turns."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpuloader.bench.report import Measured, Row
 from gpuloader.bench.sides import Side, TurnFailed
 
 Opener = Callable[[Peer, Case], Side]
-"""Opens a library's side of a case."""
+"""Opens the side of a library for a case."""
 
 Tell = Callable[[str, int, int], None]
-"""Is told what runs next, how many turns the case has had, and how many it will have, if known by then."""
+"""Called before each turn with what runs next, the case's finished turns, and all its turns, 0 if unknown."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A loader, or a library that has none, while a case runs."""
+    """A loader, or a library that could not open any, while a case runs."""
 
     peer: str
     way: str
@@ -44,29 +44,29 @@ def run_cases(
     open_side: Opener = open_host,
     tell: Tell | None = None,
 ) -> Iterator[Measured]:
-    """Measure cases, one after the other, and give each as it is done.
+    """Measure the cases one after the other and yield each when it is finished.
 
-    All loaders of a case take turns, `repeats` times after a turn to warm up, so all meet the same noise. A
-    loader that fails has no further turn and keeps its error. Libraries that are not installed are to be
-    left out by the caller.
+    All loaders of a case take turns, `repeats` times after a warm-up turn, so that noise hits all alike. A
+    loader that fails gets no further turns and keeps its error. The caller leaves out libraries that are not
+    installed.
 
     Parameters
     ----------
     cases : sequence of Case
-        What to load.
+        The cases to measure.
     peers : sequence of Peer
-        Who does, beside the floor and ourselves.
+        The libraries to measure, in addition to the floor and gpuloader.
     repeats : int
-        Turns of each loader.
+        Measured turns of each loader.
     open_side : callable
-        Where a library runs: in a process of its own, unless a test wants it here.
+        A function that opens a library's side; the default starts a process for it.
     tell : callable
-        Is told of each turn before it starts.
+        A function called before each turn.
 
     Raises
     ------
     KeyboardInterrupt
-        On Ctrl-C, after the case that it came in was given with the turns it had.
+        On Ctrl-C, after yielding the interrupted case with the turns it had.
     """
     for case in cases:
         rows, interrupted = _run_case(case, [FLOOR, OURS, *peers], repeats, open_side, tell)
@@ -79,12 +79,12 @@ def run_cases(
 def take_turns(
     sides: Mapping[str, Side], repeats: int, tell: Tell | None = None
 ) -> tuple[tuple[Row, ...], bool]:
-    """Run all ways of all sides in turn, `repeats` times after a turn to warm up; the sides stay open.
+    """Run all ways of all sides in turn, `repeats` times after a warm-up turn; the sides stay open.
 
     Returns
     -------
     tuple of Row, bool
-        What they came to, and whether Ctrl-C ended it: then rows have fewer turns, or are missing.
+        The figures, and whether Ctrl-C ended the run. If it did, rows have fewer turns or are missing.
     """
     entries: list[_Entry] = []
     try:

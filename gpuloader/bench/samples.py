@@ -1,4 +1,4 @@
-"""The datasets that every library loads: plain classes over NumPy, importable by worker processes."""
+"""The datasets that every library loads: plain NumPy classes that worker processes can import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = tuple[Any, ...]
 
 
 class Arrays:
-    """Rows of two arrays; a sample is views of them. `length` samples, the rows again and again."""
+    """Rows of two arrays, repeated up to `length` samples; a sample is a view of each array."""
 
     def __init__(self, images: NDArray[Any], labels: NDArray[Any], length: int | None = None) -> None:
         self.images = images
@@ -31,13 +31,13 @@ class Arrays:
         return self.images[row], self.labels[row]
 
     def take(self, indices: list[int]) -> Sample:
-        """Return whole fields of these samples, as those who index once a batch do."""
+        """Return the fields of all these samples at once, for loaders that index once per batch."""
         rows = np.asarray(indices) % len(self.images)
         return self.images[rows], self.labels[rows]
 
 
 class DigitLists:
-    """Digits as JSON gives them, lists of 784 Python floats, made into arrays a sample at a time."""
+    """Digits as parsed from JSON, lists of 784 Python floats; each sample is converted to arrays."""
 
     def __init__(self, images: list[list[float]], labels: list[int]) -> None:
         self.images = images
@@ -53,7 +53,7 @@ class DigitLists:
 
 
 class Jpegs:
-    """JPEG files in memory, decoded by Pillow and made 224 x 224 x 3 uint8."""
+    """JPEG files in memory, decoded and resized by Pillow to 224 x 224 x 3 uint8."""
 
     def __init__(self, files: list[bytes], length: int) -> None:
         self.files = files
@@ -70,7 +70,7 @@ class Jpegs:
 
 
 class Waits:
-    """Samples that a disk or a server takes 2 ms to give."""
+    """Samples that take 2 ms to arrive, as from a disk or a server."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -84,7 +84,7 @@ class Waits:
 
 
 class Rows:
-    """Samples of a single field, a row of 32 float32."""
+    """Samples with one field, a row of 32 float32."""
 
     def __init__(self, length: int) -> None:
         self.rows = np.random.default_rng(0).random((length, 32), np.float32)
@@ -96,12 +96,12 @@ class Rows:
         return (self.rows[index],)
 
     def take(self, indices: list[int]) -> Sample:
-        """Return the whole field of these samples."""
+        """Return the field of all these samples at once."""
         return (self.rows[indices],)
 
 
 class Stream:
-    """What can only be read from its beginning: samples, or batches that are ready; `length` of them."""
+    """A stream of `length` samples or ready batches, which can be read only from its beginning."""
 
     def __init__(self, items: list[Any], length: int) -> None:
         self.items = items
@@ -111,25 +111,25 @@ class Stream:
         return itertools.islice(itertools.cycle(self.items), self.length)
 
     def samples(self) -> Iterator[Any]:
-        """Give the items with lists made into arrays, for loaders that would take a list for many fields."""
+        """Return the items with lists as arrays, for loaders that would treat a list as many fields."""
         if isinstance(self.items[0][0], list):
             return ((np.asarray(image, np.float32), label) for image, label in self)
         return iter(self)
 
 
-# One copy a process, shared by its candidates.
+# The cache keeps one copy per process, which its candidates share.
 
 
 @cache
 def flat_images(length: int) -> Arrays:
-    """Return rows of 784 float32 and their labels."""
+    """Return a dataset of rows of 784 float32 and their labels."""
     generator = np.random.default_rng(0)
     return Arrays(generator.random((length, 784), np.float32), generator.integers(0, 10, length))
 
 
 @cache
 def digit_lists(length: int) -> DigitLists:
-    """Return the first digits of those in the package, 4,000 at most, as lists."""
+    """Return the first of the packaged digits, at most 4,000, as lists."""
     from gpuloader.sources import mnist
 
     digits = mnist.sample().train
@@ -145,7 +145,7 @@ def pictures(length: int) -> Arrays:
 
 @cache
 def jpegs(length: int) -> Jpegs:
-    """Return 64 files of 256 x 256 pixels, gradients under noise, as a dataset of any length."""
+    """Return 64 files of 256 x 256 pixels, noisy gradients, as a dataset of any length."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def jpegs(length: int) -> Jpegs:
 
 @cache
 def row_stream(length: int) -> Stream:
-    """Return digits one by one, a row of 784 float32 and a label each."""
+    """Return a stream of digits: a row of 784 float32 and a label each."""
     from gpuloader.sources import mnist
 
     digits = mnist.sample().train
@@ -172,7 +172,7 @@ def row_stream(length: int) -> Stream:
 
 @cache
 def list_stream(length: int) -> Stream:
-    """Return digits one by one, a list of 784 Python floats and an int each, 400 of them in turn."""
+    """Return a stream of 400 digits, repeated: a list of 784 Python floats and an int each."""
     from gpuloader.sources import mnist
 
     images, labels = _fields(mnist.sample().train)
@@ -181,13 +181,13 @@ def list_stream(length: int) -> Stream:
 
 @cache
 def ready_rows(length: int) -> Stream:
-    """Return one batch of 32 x 784 float32 with labels, again and again."""
+    """Return a stream that repeats one batch of 32 x 784 float32 with labels."""
     return Stream([[np.random.default_rng(0).random((32, 784), np.float32), np.arange(32)[:, None]]], length)
 
 
 @cache
 def ready_images(length: int) -> Stream:
-    """Return one batch of 64 x 3 x 224 x 224 uint8 with labels, again and again."""
+    """Return a stream that repeats one batch of 64 x 3 x 224 x 224 uint8 with labels."""
     pictures = np.random.default_rng(0).integers(0, 255, (64, 3, 224, 224), np.uint8)
     return Stream([[pictures, np.arange(64)]], length)
 
@@ -197,4 +197,4 @@ def _fields(digits: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 Maker = Callable[[int], Any]
-"""Makes a dataset of so many samples, or of so many ready batches."""
+"""Makes a dataset of the given number of samples, or of ready batches."""

@@ -1,104 +1,109 @@
-"""Where a library's loaders run: in this process, or in one of its own.
+"""Run a library's candidates, in this process or in a separate one.
 
-Importing torch or Paddle starts threads that slow every loop in the process, workers forked from one
-library's process inherit the other's, and a loader that hangs or crashes takes down whatever runs beside
-it. So a library is measured in a process that has imported it alone, and runs a turn when it is asked to.
+Importing torch or Paddle starts threads that slow every loop in the process. Workers forked from one
+library's process inherit the other's threads. A loader that hangs or crashes takes down everything else in
+its process. So each library is measured in a process that imports no other, one turn per request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from gpuloader.base.errors import describe_error
 from gpuloader.bench.cases import CASES, Case
 from gpuloader.bench.consumer import LEAST, turn
-from gpuloader.bench.peers import Loader, Loading, Peer, find_peer
+from gpuloader.bench.measure import Candidate
+from gpuloader.bench.peers import Peer, find_peer
 
 
 class TurnFailed(Exception):
-    """A library raised, took too long, or its process ended; the message is a line."""
+    """A library raised an error, took too long, or its process ended; the message is one line."""
 
 
 class Side(Protocol):
-    """One library and one case. Used by one thread."""
+    """One library's candidates, used by one thread."""
 
     def ways(self) -> list[str]:
-        """Open the loaders and return their names.
+        """Open the candidates and return their names.
 
         Raises
         ------
         TurnFailed
-            The library cannot do it.
+            The library cannot open them.
         """
 
     def turn(self, way: str) -> float:
-        """Return the microseconds a batch took.
+        """Run one turn of a candidate and return its measurement.
 
         Raises
         ------
         TurnFailed
-            This loader cannot do it; others may.
+            The candidate failed; the side's others may still work.
         """
 
     def finish(self) -> None:
-        """Ask it to end, and do not wait."""
+        """Ask the side to end, without waiting."""
 
     def close(self) -> None:
-        """End it, with every process that it started."""
+        """End the side, with every process that it started."""
 
 
 class Here:
-    """A library in this process.
+    """A side that runs in this process.
 
     Parameters
     ----------
-    peer : Peer
-        Which.
-    case : Case
-        What it loads.
-    least : float
-        Seconds that a turn takes at least.
+    open_candidates : callable
+        A function that returns the candidates by name.
     """
 
-    def __init__(self, peer: Peer, case: Case, least: float = LEAST) -> None:
-        self._peer = peer
-        self._case = case
-        self._least = least
-        self._loading: Loading | None = None
-        self._loaders: dict[str, Loader] = {}
+    def __init__(self, open_candidates: Callable[[], dict[str, Candidate]]) -> None:
+        self._open = open_candidates
+        self._candidates: dict[str, Candidate] = {}
 
     def ways(self) -> list[str]:
-        """Open the loaders and return their names."""
+        """Open the candidates and return their names."""
         try:
-            self._loading = self._peer.load()
-            self._loaders = self._loading.open_loaders(self._case)
+            self._candidates = self._open()
         except Exception as error:
-            raise TurnFailed(one_line(error)) from error
-        return list(self._loaders)
+            raise TurnFailed(_one_line(error)) from error
+        return list(self._candidates)
 
     def turn(self, way: str) -> float:
-        """Return the microseconds a batch took."""
-        assert self._loading is not None
+        """Run one turn of a candidate and return its measurement."""
         try:
-            return turn(self._loaders[way], self._loading.touch, self._least)
+            return self._candidates[way]()
         except Exception as error:
-            raise TurnFailed(one_line(error)) from error
+            raise TurnFailed(_one_line(error)) from error
 
     def finish(self) -> None:
-        """Let go of the loaders, which ends their workers."""
-        self._loaders = {}
+        """Drop the candidates, which ends their workers."""
+        self._candidates = {}
 
     def close(self) -> None:
-        """Let go of the loaders."""
+        """Drop the candidates."""
         self.finish()
 
 
+def open_peer(peer: Peer, case: Case, least: float = LEAST) -> Here:
+    """Return a library's side for a case in this process; turns take at least `least` seconds."""
+
+    def open_candidates() -> dict[str, Candidate]:
+        loading = peer.load()
+        loaders = loading.open_loaders(case)
+        return {way: partial(turn, loader, loading.touch, least) for way, loader in loaders.items()}
+
+    return Here(open_candidates)
+
+
 def open_here(peer: str, case: str, length: str) -> Here:
-    """Return a side by the names of its library and its case, which has so many samples."""
-    return Here(find_peer(peer), replace(CASES[case], length=int(length)))
+    """Return the side of a library for a case of `length` samples, all given as strings."""
+    return open_peer(find_peer(peer), replace(CASES[case], length=int(length)))
 
 
-def one_line(error: Exception) -> str:
-    """Return an error's type and the first line of what it says, 200 characters at most."""
+def _one_line(error: Exception) -> str:
+    """Return an error's type and the first line of its message, cut to 200 characters."""
     return next(iter(describe_error(error).splitlines()), "")[:200]

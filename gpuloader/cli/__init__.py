@@ -1,6 +1,6 @@
 """The command line: ``gpuloader mnist``, ``gpuloader doctor`` and ``gpuloader bench``.
 
-Nothing but this file may be imported without typer and rich, which the extra ``cli`` installs.
+Only this file can be imported without typer and rich, which the extra ``cli`` installs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from gpuloader.base.errors import missing_package
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells give it."""
+"""Exit code after Ctrl-C, by the shells' convention."""
 
 
 def main() -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # where the locale has no µ, a question mark will do
+        if isinstance(stream, io.TextIOWrapper):  # print a question mark if the locale has no µ
             stream.reconfigure(errors="replace")
     try:
         try:

@@ -1,4 +1,4 @@
-"""The commands and what they share: how a mistake is told, how Ctrl-C ends, the version."""
+"""The commands and what they share: reporting mistakes, ending on Ctrl-C, the version."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gpuloader.cli.consoles import say_failure
 from gpuloader.cli.doctor import doctor
 from gpuloader.cli.mnist import mnist
 
-HELP = """The loader that keeps a GPU fed.
+HELP = """A data loader that keeps a GPU fed.
 
 \b
 [bold]Examples[/bold]
-  gpuloader doctor                 does everything a loader needs work here?
-  gpuloader doctor --place gpu:0   and on this GPU?
+  gpuloader doctor                 check whether loaders work on this machine
+  gpuloader doctor --place gpu:0   and on this GPU
   gpuloader mnist                  train with and without reading ahead
   gpuloader mnist --async --epochs 5 --save digits.npz
-  gpuloader bench --peer torch     our loader beside another
+  gpuloader bench --peer torch     compare loading times with torch
 """
 
 
 class Commands(TyperGroup):
-    """Tells what was wrong with a command in one red line, and ends quietly on Ctrl-C."""
+    """A group of commands that reports a mistake in one red line and ends quietly on Ctrl-C."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command and, unless told otherwise by ``standalone_mode``, exit with its code."""
+        """Run a command and exit with its code, unless ``standalone_mode`` is False."""
         exits = options.pop("standalone_mode", True)
         run: Any = super().main
         try:
             code = run(*arguments, **options, standalone_mode=False)
         except Exception as error:
-            # What typer raises for a wrong command line; older and newer ones name its class differently.
+            # typer raises this for a wrong command line; the name of its class depends on typer's version.
             if not exits or not hasattr(error, "format_message"):
                 raise
             say_failure(error.format_message())
@@ -68,7 +68,7 @@ app.command("bench")(bench)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata  # takes longer to import than most of what is here
+        from importlib import metadata  # slower to import than the rest of this module
 
         try:
             version = metadata.version("gpuloader")
@@ -85,6 +85,6 @@ def gpuloader(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Show the help where no command is given."""
+    """Show the help if no command is given."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""``gpuloader bench``: our loader beside others that are installed, case by case."""
+"""``gpuloader bench``: compare gpuloader with other installed loaders, case by case."""
 
 from __future__ import annotations
 
@@ -30,25 +30,27 @@ def bench(
         typer.Option(
             "--peer",
             metavar="NAME",
-            help="A library to measure beside ours; again for another. Without: all.",
+            help="A library to compare with; repeat for more. Default: all.",
         ),
     ] = None,
     case: Annotated[
         list[str] | None,
-        typer.Option("--case", metavar="NAME", help="What to load; again for another. Without: all."),
+        typer.Option("--case", metavar="NAME", help="A case to measure; repeat for more. Default: all."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each loader, after one to warm up.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Measured turns of each loader, after a warm-up turn.")
+    ] = 5,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the figures there, as JSON.")
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the figures to this file, as JSON.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them there, as PNG.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Plot the figures to this file, as PNG.")
     ] = None,
 ) -> None:
-    """Measure how long a batch takes with ours, with other loaders, and with a bare NumPy loop.
+    """Measure the time per batch of gpuloader, other loaders and a bare NumPy loop.
 
-    Libraries take turns, each in a process of its own. Those that are not installed are named, and what
-    fails is told. The exit code is 1 if a loader of ours failed.
+    The libraries take turns, each in its own process. The report names those
+    that are not installed and every error. The exit code is 1 if gpuloader failed.
     """
     from gpuloader.bench.cases import CASES
     from gpuloader.bench.machine import describe_machine
@@ -65,7 +67,7 @@ def bench(
     console.print(show_machine(report))
     try:
         _measure(report, cases, [one for one in peers if versions[one.name] is not None], console)
-    finally:  # Ctrl-C is told behind what was measured until then
+    finally:  # on Ctrl-C, show the figures so far before the message
         console.print(show_better(report))
     _write(report, output, plot, console)
     raise typer.Exit(1 if any(row.peer == OURS.name for _, row in report.failures()) else 0)
@@ -75,12 +77,12 @@ def _choose(names: list[str] | None, known: Iterable[str], what: str) -> list[st
     chosen = list(dict.fromkeys(names or known))
     for name in chosen:
         if name not in known:
-            fail(f"no {what} is called {name!r}; there are {', '.join(known)}")
+            fail(f"no {what} is named {name!r}; choose from {', '.join(known)}")
     return chosen
 
 
 def _check_targets(output: Path | None, plot: Path | None) -> None:
-    """Find out before the measurement that its results can be written."""
+    """Fail before the measurement if its results could not be written."""
     try:
         if plot is not None:
             from gpuloader.bench.plot import check_plotting
@@ -92,7 +94,7 @@ def _check_targets(output: Path | None, plot: Path | None) -> None:
                 new = not path.exists()
                 with path.open("ab"):
                     pass
-                if new:  # nothing is left behind if the measurement is interrupted
+                if new:  # leave nothing behind if the measurement is interrupted
                     path.unlink()
     except (MissingPackage, OSError) as error:
         fail(error)
@@ -110,7 +112,7 @@ def _measure(report: Report, cases: list[Case], peers: list[Peer], console: Cons
 
 @contextmanager
 def _show_progress(console: Console, cases: int, report: Report) -> Iterator[Tell | None]:
-    """Show which turn of which case runs; None where nobody would see it move."""
+    """Show which turn of which case is running; yield None if the output is not a terminal."""
     if not console.is_terminal:
         yield None
         return
@@ -122,7 +124,7 @@ def _show_progress(console: Console, cases: int, report: Report) -> Iterator[Tel
         TextColumn("{task.percentage:>3.0f} %"),
         TextColumn("{task.description}", style="dim"),
     )
-    # No thread of its own to refresh it, which would disturb what is timed.
+    # No thread to refresh the bar: it would disturb the measurement.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=1, case="")
 
@@ -143,6 +145,6 @@ def _write(report: Report, output: Path | None, plot: Path | None, console: Cons
             from gpuloader.bench.plot import draw
 
             draw(report, plot)
-            console.print("Drew", str(plot), markup=False)
+            console.print("Plotted", str(plot), markup=False)
     except OSError as error:
         fail(error)

@@ -1,4 +1,4 @@
-"""What a benchmark came to: a table for each case, what failed, and where a peer is better."""
+"""Render a benchmark's report: a table for each case, the failures, and where a peer is better."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuloader.cli.consoles import titled_table
 
 
 def show_machine(report: Report) -> RenderableType:
-    """Return what is measured, against whom, and on what."""
+    """Return the header: the machine, the peers, and the peers that are not installed."""
     machine = ", ".join(
         f"{value} {name}"
         if name == "cores"
@@ -35,10 +35,10 @@ def show_machine(report: Report) -> RenderableType:
 
 
 def show_case(case: Measured) -> RenderableType:
-    """Return a case's table, what failed in it, and what has to be known to read it."""
+    """Return a case's table, its failures, and its note."""
     table = titled_table(f"{case.title}, {UNIT}")
     table.add_column("", overflow="fold")
-    for heading in ("median", "least to greatest", "× ours", "× floor"):
+    for heading in ("median", "min to max", "× ours", "× floor"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in case.rows:
         table.add_row(*_cells(case, row), style=_style(case, row))
@@ -48,7 +48,7 @@ def show_case(case: Measured) -> RenderableType:
 
 
 def show_better(report: Report) -> RenderableType:
-    """Return where a peer is faster than the fastest of ours, in a line each."""
+    """Return one line for each peer's loader that is faster than gpuloader's fastest."""
     lines: list[RenderableType] = []
     for case in report.cases:
         ours = case.ours
@@ -64,7 +64,7 @@ def show_better(report: Report) -> RenderableType:
                 f" of the time of {ours.label}, {took}",
             )
             if row.spread.high >= ours.spread.low:
-                line.append("; their spreads overlap", "dim")
+                line.append("; the spreads overlap", "dim")
             lines.append(line)
     if not lines:
         peers = any(row.peer in PEERS for case in report.cases for row in case.rows)

@@ -1,4 +1,4 @@
-"""Where the command line writes: results to standard output, failures to standard error, in one red line."""
+"""The command line's output: results on standard output, failures on standard error in one red line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gpuloader.base.errors import LoaderError, describe_error
 from gpuloader.devices.places import Place, parse_place
 
 NARROWEST, WIDEST = 40, 100
-"""Columns; in less a finding has no room, and lines across a wider screen are hard to follow."""
+"""Columns. Findings do not fit in fewer, and longer lines are hard to follow."""
 
 
 def open_console() -> Console:
-    """Return a console on what standard output is now."""
+    """Return a console on the current standard output."""
     console = Console(highlight=False)
     console.width = max(NARROWEST, min(console.width, WIDEST))
     return console
 
 
 def titled_table(title: str, *, show_edge: bool = True) -> Table:
-    """Return a table without rows, in the form that all tables of numbers have here."""
+    """Return an empty table in the style of all tables of numbers."""
     return Table(
         title=title,
         title_justify="left",
@@ -41,7 +41,7 @@ def titled_table(title: str, *, show_edge: bool = True) -> Table:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table of numbers with all of them: a terminal too narrow for it may break its lines."""
+    """Print a table without cutting any number; a terminal that is too narrow wraps its lines."""
     width = console.width
     console.width = max(width, Measurement.get(console, console.options.update_width(WIDEST), table).maximum)
     try:
@@ -57,7 +57,7 @@ def say_failure(message: str) -> None:
 
 
 def fail(error: BaseException | str) -> NoReturn:
-    """Say what was wrong and end the command with exit code 2."""
+    """Print what went wrong and end the command with exit code 2."""
     if isinstance(error, OSError) and error.strerror:
         name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         error = f"{name}{error.strerror}"
@@ -70,7 +70,7 @@ def fail(error: BaseException | str) -> NoReturn:
 
 
 def read_place(text: str | None) -> Place | None:
-    """Return the place a command was given, or end it."""
+    """Parse the place given to a command; end the command if it is not a place."""
     if text is None:
         return None
     try:

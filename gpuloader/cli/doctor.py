@@ -1,4 +1,4 @@
-"""``gpuloader doctor``: whether everything a loader needs works here."""
+"""``gpuloader doctor``: check whether loaders work on this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from gpuloader.cli.consoles import open_console, read_place
 def doctor(
     place: Annotated[
         str | None,
-        typer.Option("--place", metavar="PLACE", help="Where batches are to land: cpu, gpu:0, gpu_pinned, …"),
+        typer.Option("--place", metavar="PLACE", help="Where batches should land: cpu, gpu:0, gpu_pinned, …"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the findings, as JSON.")] = False,
 ) -> None:
-    """Look at this machine, try what a loader needs, and say what to do.
+    """Check whether loaders work on this machine, and say what to fix.
 
     The exit code is 1 if a loader would fail here, else 0.
     """
@@ -34,10 +32,10 @@ def doctor(
         from gpuloader.cli.report import show_report
 
         console = open_console()
-        with console.status("Looking …") if console.is_terminal else nullcontext() as status:
+        with console.status("Checking …") if console.is_terminal else nullcontext() as status:
             report = examine(
                 wanted,
-                tell=lambda what: status.update(f"Looking at {what} …") if status is not None else None,
+                tell=lambda what: status.update(f"Checking {what} …") if status is not None else None,
             )
         console.print(show_report(report, ascii_only=console.options.ascii_only))
     raise typer.Exit(0 if report.works else 1)

@@ -1,4 +1,4 @@
-"""``gpuloader mnist``: train on MNIST, synchronously, asynchronously, or both, and show what that took."""
+"""``gpuloader mnist``: train on MNIST synchronously, asynchronously, or both, and show the times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuloader.sources.mnist.digits import DigitSet
 
 BATCH_MILLISECONDS = 2.0
-"""The wait of runs that are compared, where none is given."""
+"""The default wait when both ways are compared."""
 LONGEST_WAIT = 10_000.0
 
 
@@ -30,37 +30,39 @@ def mnist(
         Path | None,
         typer.Option(
             envvar="GPULOADER_MNIST",
-            help="MNIST as gzip JSON, or a folder of IDX files; without it, 5,000 digits in the package.",
+            help="MNIST as gzipped JSON or a folder of IDX files. Default: 5,000 packaged digits.",
         ),
     ] = None,
     place: Annotated[
         str | None,
-        typer.Option("--place", metavar="PLACE", help="cpu, gpu:0, …; without it, the best there is."),
+        typer.Option("--place", metavar="PLACE", help="cpu, gpu:0, … Default: the best available."),
     ] = None,
     synchronous: Annotated[bool, typer.Option("--sync", help="Train once, reading between steps.")] = False,
     asynchronous: Annotated[bool, typer.Option("--async", help="Train once, reading ahead.")] = False,
-    both: Annotated[bool, typer.Option("--both", help="Train both ways and compare; the default.")] = False,
+    both: Annotated[bool, typer.Option("--both", help="Train both ways and compare (default).")] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 3,
     wait: Annotated[
         float | None,
         typer.Option(
             "--wait",
             metavar="MS",
-            help="Milliseconds that each read and each step waits, for a slow disk and a large model: in a "
-            "second pair of runs (2), or in the one run (0).",
+            help="Milliseconds to add to each read and each step, to simulate a slow disk and a large model. "
+            "Default: 2 in a second pair of runs; 0 with --sync or --async.",
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Store the trained parameters, as .npz.")
+        Path | None, typer.Option("--save", metavar="FILE", help="Save the trained parameters, as .npz.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="Write losses, parameters and a timeline there."),
+        typer.Option(
+            "--output", metavar="DIR", help="Write losses, parameters and a timeline to this folder."
+        ),
     ] = None,
 ) -> None:
-    """Train a linear model on MNIST, in batches of 100, and show losses and where the time went.
+    """Train a linear model on MNIST in batches of 100; show losses and where time went.
 
-    The exit code is 1 if reading both ways did not give the same losses and parameters, bit for bit.
+    The exit code is 1 if the two ways differ in losses or parameters by even one bit.
     """
     from gpuloader.demo.comparison import are_equal, group_runs, plan_runs
 
@@ -69,9 +71,9 @@ def mnist(
     console = open_console()
     device, where, digits = _open(place, data, console)
     _check_targets(save, output)
-    source = "the sample in the package" if data is None else data.name
+    source = "the packaged sample" if data is None else data.name
     console.print(
-        f"[bold]{len(digits):,} digits[/bold] of {escape(source)}, batches of 100, on [bold]{device}[/bold]"
+        f"[bold]{len(digits):,} digits[/bold] from {escape(source)}, batches of 100, on [bold]{device}[/bold]"
     )
     runs = _train(plan_runs(way, epochs, seconds, len(digits)), digits, where, console)
     groups = group_runs(runs)
@@ -83,19 +85,19 @@ def mnist(
 
 def _choose_way(synchronous: bool, asynchronous: bool, both: bool) -> Way | None:
     if synchronous + asynchronous + both > 1:
-        fail("--sync, --async and --both exclude each other; give one of them")
+        fail("--sync, --async and --both exclude each other; choose one")
     return "synchronous" if synchronous else "asynchronous" if asynchronous else None
 
 
 def _check_wait(wait: float | None, default: float) -> float:
     milliseconds = default if wait is None else wait
-    if not 0 <= milliseconds <= LONGEST_WAIT:  # which refuses what is no number as well
+    if not 0 <= milliseconds <= LONGEST_WAIT:  # this also rejects NaN
         fail(f"--wait must be from 0 to {LONGEST_WAIT:g} milliseconds, got {wait:g}")
     return milliseconds / 1000
 
 
 def _check_targets(save: Path | None, output: Path | None) -> None:
-    """Find out before the training that its results can be written."""
+    """Fail before the training if its results could not be written."""
     try:
         if save is not None:
             _check_writable(save)
@@ -137,7 +139,7 @@ def _train(plans: list[Plan], digits: DigitSet, place: Place, console: Console) 
             for plan in plans
             if progress is not None
         }
-        train(digits, place, epochs=1, asynchronous=True)  # warms caches, memory and a GPU's libraries
+        train(digits, place, epochs=1, asynchronous=True)  # warm up caches, memory and the GPU libraries
         return {
             plan: train(
                 digits,
@@ -167,7 +169,7 @@ def _show(groups: dict[str, dict[str, Run]], wait: float, equal: bool, console: 
     if equal:
         console.print("[bold green]Losses and parameters are equal, bit for bit.[/bold green]")
     else:
-        console.print("[bold red]The two ways of reading gave different losses or parameters.[/bold red]")
+        console.print("[bold red]The two runs have different losses or parameters.[/bold red]")
 
 
 def _write(
@@ -179,13 +181,14 @@ def _write(
         if save is not None:
             [*_, last] = next(iter(groups.values())).values()
             last.model.save(save)
-            console.print("Stored the parameters in", str(save), markup=False)
+            console.print("Saved the parameters to", str(save), markup=False)
         if output is not None:
             written = write_runs(groups, output)
             console.print("Wrote", ", ".join(written), "to", f"{output}/", markup=False)
             if "timeline.png" not in written:
                 console.print(
-                    "No timeline.png: that needs matplotlib: pip install 'gpuloader[demo]'", markup=False
+                    "No timeline.png: it needs matplotlib. Install it: pip install 'gpuloader[demo]'",
+                    markup=False,
                 )
     except OSError as error:
         fail(error)

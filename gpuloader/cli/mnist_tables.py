@@ -1,4 +1,4 @@
-"""What training runs came to: their losses, where the time went, and what that means."""
+"""Render training runs: their losses, where the time went, and a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS = 8
 
 
 def losses_table(runs: dict[str, Run]) -> Table:
-    """Return some of the losses of runs, and for several whether they are equal."""
+    """Return a table of some of the runs' losses and, for several runs, whether they are equal."""
     table = titled_table("Loss", show_edge=False)
     for heading in ("step", *runs, *(["equal"] if len(runs) > 1 else [])):
         table.add_column(heading, justify="right")
@@ -26,7 +26,7 @@ def losses_table(runs: dict[str, Run]) -> Table:
 
 
 def times_table(groups: dict[str, dict[str, Run]], wait: float) -> Table:
-    """Return where a step's time went, in microseconds, for each run; `wait` is in seconds."""
+    """Return a table of where each run's steps spent their time, in microseconds; `wait` is in seconds."""
     compared = any(len(runs) > 1 for runs in groups.values())
     table = titled_table("Where a step's time went, in microseconds", show_edge=False)
     table.add_column("", no_wrap=True)
@@ -57,21 +57,21 @@ def times_table(groups: dict[str, dict[str, Run]], wait: float) -> Table:
 
 
 EXPLANATION = (
-    "Read asynchronously, fetch and stage run beside the rest; wait is what the training still sees of them. "
-    "What is missing from the total is the recording of the timeline."
+    "In asynchronous runs, fetch and stage overlap with the rest; wait is the part that still delays "
+    "training. The rest of the total is spent on recording the timeline."
 )
 
 
 def verdict(groups: dict[str, dict[str, Run]]) -> str:
-    """Return in a sentence or two what reading asynchronously gained as it is."""
+    """Return a sentence or two on what reading asynchronously gained in the runs without waits."""
     first, *slowed = groups.values()
     synchronous, asynchronous = first.values()
     ratio = asynchronous.seconds / synchronous.seconds
     if ratio < 0.95:
-        return f"As it is, reading asynchronously takes {ratio:.2f} of the synchronous time."
+        return f"As it is, the asynchronous run takes {ratio:.2f} of the synchronous run's time."
     micros = synchronous.seconds / len(synchronous.losses) * 1e6
     return (
-        f"As it is, a step takes {micros:,.0f} µs: too short to gain from a second thread here (ratio "
-        f"{ratio:.2f}). Hiding pays where reading or computing takes longer"
-        f"{', as with the waits' if slowed else ''}."
+        f"As it is, a step takes {micros:,.0f} µs, too short for a second thread to help here (ratio "
+        f"{ratio:.2f}). Reading ahead pays when reading or computing takes longer"
+        f"{', as in the runs with waits' if slowed else ''}."
     )

@@ -11,20 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 _SECONDS = 0.2
-"""Between two looks at a run. The bars have no thread of their own, which would disturb what is timed."""
+"""Seconds between two updates of a bar. No thread refreshes the bars: it would disturb the timing."""
 
 
 class Bar:
-    """The bar of one run; call it after each step.
+    """The progress bar of one run; call it after each step.
 
     Parameters
     ----------
     progress : Progress
-        Which shows it.
+        The display that shows the bar.
     name : str
-        Of the run.
+        The run's name.
     total : int
-        Steps it will take.
+        The run's number of steps.
     """
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
@@ -34,14 +34,14 @@ class Bar:
         self._begun = self._shown = 0.0
 
     def __call__(self, steps: int, loss: Any) -> None:
-        """Show how far the run is, if the last time is long enough ago."""
+        """Update the bar if the last update is long enough ago."""
         now = monotonic()
         if not self._begun:
             self._begun = self._shown = now
             self._progress.start_task(self._task)
         elif steps == self._total or now - self._shown > _SECONDS:
             self._shown = now
-            # A loss on a device makes the host wait for it: another reason to ask seldom.
+            # Reading a loss makes the host wait for the device: another reason to update seldom.
             rate, shown = (steps - 1) / (now - self._begun), float(loss)
             self._progress.update(
                 self._task, completed=steps, rate=f"{rate:,.0f}/s", loss=f"loss {shown:.3f}"
@@ -51,7 +51,7 @@ class Bar:
 
 @contextmanager
 def show_bars(console: Console) -> Iterator[Progress | None]:
-    """Show bars while the block runs; None where nobody would see them move."""
+    """Show bars while the block runs; yield None if the output is not a terminal."""
     if not console.is_terminal:
         yield None
         return

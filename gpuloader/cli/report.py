@@ -1,4 +1,4 @@
-"""The findings about a machine as a table."""
+"""Render the doctor's findings as tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PLAIN_MARKS = {"✓": "+", "✗": "x"}
 
 
 def show_report(report: Report, *, ascii_only: bool = False) -> RenderableType:
-    """Return the report to be printed: a table a section, and what it comes to."""
+    """Return the printable report: a table per section, and a summary."""
     sections = [part for section in report.sections for part in _show_section(section, ascii_only)]
     return Group(*sections, _show_summary(report))
 
 
 def _show_section(section: Section, ascii_only: bool) -> tuple[RenderableType, ...]:
-    # The longest name there is decides, so that the sections stand one below the other.
+    # A width for the longest finding name aligns the columns of all sections.
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column(width=1)
     table.add_column(width=16, no_wrap=True)
@@ -55,7 +55,7 @@ def _show_summary(report: Report) -> Panel:
     elif notes:
         text, style = f"A loader works here; {counts} above.", "yellow"
     else:
-        text, style = "Everything a loader needs is here.", "green"
+        text, style = "Everything a loader needs works here.", "green"
     return Panel(Text(text, f"bold {style}"), box=box.ROUNDED, border_style=style, expand=False)
 
 

@@ -1,5 +1,6 @@
-"""From samples to filled slots: every value is written once, straight into its slot.
+"""Turns samples into batches: every value is written once, straight into its slot.
 
-In: samples of a dataset, or items of a reader, and a way to reserve a slot. Out: staged batches.
-`fetch` calls it, in whatever thread or process fetches.
+In: a dataset's samples or a reader's items, and a function that reserves a slot.
+Out: a `StagedBatch`, whose arrays lie in the slot, ready to copy to a device or hand to the user.
+Callers: `fetch`, from the thread or process that fetches; `loader` selects and configures the collation.
 """

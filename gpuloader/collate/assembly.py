@@ -1,4 +1,4 @@
-"""Batches of a dataset's samples, each written into its slot as soon as it is fetched."""
+"""Assembles batches of a map-style dataset: each sample is written into its slot as soon as it is fetched."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
 Reserve = Callable[[int], Slot]
-"""Gives a slot of at least so many bytes; what a batch is written into is asked for once."""
+"""Reserves a slot of at least the given number of bytes; called once per batch."""
 
 
 class Assembler:
-    """Puts together the batches of one dataset; one a process, shared by its threads.
+    """Assembles the batches of one dataset; each process has one, which its threads share.
 
-    The form of a batch is settled by the first sample of the first batch, never by another one that
-    happens to be fetched earlier, so that the batches do not depend on who was faster.
+    The first sample of the first batch settles the form of all batches, even if another sample is fetched
+    earlier. So the batches do not depend on which worker was faster.
 
     Parameters
     ----------
     dataset : object
-        With ``__getitem__``, and perhaps ``__getitems__``.
+        Has ``__getitem__``, and optionally ``__getitems__``.
     collation : Collation
         How samples become a batch.
     worker : int or None
-        Number of the worker whose process this is, for messages.
+        The number of the worker process this runs in, for error messages; None outside of workers.
     """
 
     def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
@@ -57,43 +57,43 @@ class Assembler:
             self.adopt(declared_form(collation.feeds, collation.pads))
 
     def adopt(self, form: Form) -> None:
-        """Take the form that was settled elsewhere, or before."""
+        """Use a form that another process or an earlier epoch has settled."""
         self.form = form
         self._settled.set()
 
     def settle(self, sample: Any) -> Form:
-        """Settle the form by the given sample, unless it is already."""
+        """Settle the form by the given sample, unless it is settled already; return it."""
         if self.form is None:
             self.adopt(settle_form(sample, self.collation))
         assert self.form is not None
         return self.form
 
     def give_up(self) -> None:
-        """Let go of whoever waits for the form: the sample that settles it cannot be had."""
+        """Wake the threads that wait for the form: the sample that settles it could not be loaded."""
         self._settled.set()
 
     def wait_for_form(self) -> Form:
-        """Wait for the form; raise `QueueClosed` if it will never come."""
+        """Wait for the form and return it; raise `QueueClosed` if it will never be settled."""
         self._settled.wait()
         if self.form is None:
-            raise QueueClosed("the first sample could not be had")
+            raise QueueClosed("the first sample could not be loaded")
         return self.form
 
     def rows(self, form: Form, count: int) -> SampleRows:
-        """Return the table of a batch of `count` dense samples, arranged."""
+        """Return the row table for a batch of `count` dense samples, with its layout arranged."""
         with self._settling:
             table = self._tables.get(count)
             if table is None:
                 table = SampleRows(form.feeds, strict=not form.declared)
                 table.arrange(count)
-                if len(self._tables) > 8:  # batches of ever new sizes
+                if len(self._tables) > 8:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table
         return table
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
-        """Return batch `number`, of the samples at `indices`, to be fetched."""
-        # As Python's own integers, which is what datasets expect.
+        """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
+        # Datasets expect Python integers, not NumPy's.
         keys: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
         return Assembly(self, number, keys, reserve)
 
@@ -103,19 +103,19 @@ class Assembler:
         Raises
         ------
         SampleError
-            The dataset raised, or a sample does not fit; names batch, sample and index.
+            The dataset raised, or a sample does not fit its field; the error names batch, sample and index.
         """
         assembly = self.begin(number, indices, reserve)
         assembly.fetch(0, len(indices), settles=True)
         return assembly.finish()
 
     def samples(self, indices: Sequence[Any], number: int, start: int) -> Iterator[Any]:
-        """Yield the samples at `indices`, which lie from `start` on in batch `number`.
+        """Yield the samples at `indices`; in batch `number`, they start at position `start`.
 
         Raises
         ------
         SampleError
-            The dataset raised; names the sample, and has the exception as its cause.
+            The dataset raised; the error names the sample, and its cause is the dataset's exception.
         """
         many = self._fetch_many
         draw = current_draw()
@@ -124,11 +124,11 @@ class Assembler:
             try:
                 samples = list(many(list(indices)))
             except Exception as error:
-                asked = reprlib.repr(list(indices))  # the first of them
-                problem = f"__getitems__ raised {describe_error(error)}; asked for the indices {asked}"
+                asked = reprlib.repr(list(indices))  # abridged to the first few
+                problem = f"__getitems__ raised {describe_error(error)} for the indices {asked}"
                 raise SampleError(problem, batch=number, worker=self.worker) from error
             if len(samples) != len(indices):
-                problem = f"__getitems__ gave {len(samples)} samples for {len(indices)} indices"
+                problem = f"__getitems__ returned {len(samples)} samples for {len(indices)} indices"
                 raise SampleError(problem, batch=number, worker=self.worker)
             yield from samples
             return
@@ -142,7 +142,7 @@ class Assembler:
             yield sample
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
-        """Return what to raise for an exception of the dataset."""
+        """Return the error to raise for an exception of the dataset."""
         return SampleError(
             f"the dataset raised {describe_error(error)}",
             batch=number,
@@ -153,7 +153,7 @@ class Assembler:
 
     @contextmanager
     def locate(self, number: int, indices: Sequence[Any] | None = None) -> Iterator[None]:
-        """Tell a `SampleError` that passes through in which batch, sample and worker it came about."""
+        """Add the batch, the worker and the dataset index to a `SampleError` raised within the block."""
         try:
             yield
         except SampleError as error:
@@ -164,10 +164,10 @@ class Assembler:
 
 
 class Assembly:
-    """One batch on its way into a slot.
+    """One batch that is being written into a slot.
 
-    `fetch` may run for separate parts in several threads at once; `finish` runs once, after all of them.
-    Where the samples are of fixed size each is written as it comes; otherwise they are kept until `finish`.
+    Several threads may call `fetch` at once, each for its own part. `finish` is called once, after all of
+    them. Samples of fixed size are written as they arrive; others are kept until `finish`.
     """
 
     def __init__(self, assembler: Assembler, number: int, indices: Sequence[Any], reserve: Reserve) -> None:
@@ -182,7 +182,7 @@ class Assembly:
         self._objects: ObjectColumns = {}
 
     def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:
-        """Fetch samples `start` to `stop` of the batch; `settles`: the first of them settles the form."""
+        """Fetch samples `start` to `stop` of the batch; if `settles`, the first of them settles the form."""
         assembler = self._assembler
         indices = self._indices[start:stop]
         samples = assembler.samples(indices, self.number, start)
@@ -220,7 +220,7 @@ class Assembly:
         table.write(views, array_leaves(form.structure, samples, start, self._objects), start)
 
     def _place(self, form: Form, layout: Layout) -> list[Array]:
-        """Return the views of the batch's slot, which is taken by whichever part comes first."""
+        """Return the views of the batch's slot; the part that arrives first reserves it."""
         with self._placing:
             if self._slot is None:
                 collation = self._assembler.collation
@@ -247,7 +247,7 @@ class Assembly:
 
 
 def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
-    """Stage what the user's ``collate_fn`` makes of the samples, or the one sample of an unbatched loader."""
+    """Stage the result of the user's ``collate_fn``, or the single sample of an unbatched loader."""
     value: Any = samples if collation.batched else samples[0]
     if collation.function is not None:
         draw = current_draw()
@@ -262,7 +262,7 @@ def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: R
 def stage_varying(
     form: Form, collation: Collation, samples: list[Any], number: int, reserve: Reserve
 ) -> StagedBatch:
-    """Stage samples of which some field varies in length."""
+    """Stage samples that have a field of varying length."""
     leaves = list(all_leaves(form.structure, samples))
     kinds = [leaf.is_array for leaf in form.structure.leaves]
     arrays = [[value for value, staged in zip(one, kinds, strict=True) if staged] for one in leaves]

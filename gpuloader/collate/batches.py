@@ -1,4 +1,4 @@
-"""Ready batches: the reader yields lists of arrays that share their first dimension."""
+"""Stages ready-made batches: the reader yields lists of arrays that share their first dimension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.collate.stream import StagedBatch, write_batch
+from gpuloader.collate.stream import StagedBatch, fill_slot
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, as_numbers, describe, fit
 from gpuloader.staging.layout import Layout, arrange
@@ -20,10 +20,10 @@ _END = object()
 
 
 class BatchStager:
-    """Stages what a batch generator yields.
+    """Stages the batches that a batch generator yields.
 
-    Dtypes stay as the reader gives them. With feeds every array must fit its feed's shape; without, every
-    batch must have the dtypes and shapes of the first, but for the number of samples.
+    Dtypes stay as they are. With feeds, every array must fit its feed's shape. Without feeds, every batch
+    must have the dtypes and shapes of the first; only the number of samples may differ.
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
@@ -35,13 +35,18 @@ class BatchStager:
         self._first: list[Array] | None = None
 
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
-        """Read the next item and stage it; None at the end."""
+        """Read the next item and stage it; return None at the end."""
         begun = perf_counter_ns()
         item: Any = next(items, _END)
         if item is _END:
             return None
         arrays = item if self._is_like_last(item) else self._check(item)
-        slot = write_batch(arrays, self._layout, self._ring, self._meter, begun)
+
+        def write(views: list[Array]) -> None:
+            for view, array in zip(views, arrays, strict=True):
+                np.copyto(view, array)
+
+        slot = fill_slot(write, self._layout, self._ring, self._meter, begun)
         return StagedBatch(slot, self._layout, self._levels, number)
 
     def _is_like_last(self, item: Any) -> bool:
@@ -69,7 +74,7 @@ class BatchStager:
             counts[name] = len(value) if isinstance(value, Ragged) else len(pieces[0])
             arrays += pieces
         if len(set(counts.values())) > 1:
-            raise SampleError(f"the fields of a batch must hold equally many samples, got {counts}")
+            raise SampleError(f"all fields of a batch must have the same number of samples, got {counts}")
         self._check_like_first(arrays)
         self._levels = levels
         self._layout = _arrange(arrays)
@@ -80,7 +85,7 @@ class BatchStager:
             hint = "; yield its values in feed_list order" if isinstance(item, dict) else ""
             raise SampleError(f"expected a list or tuple of arrays, got {type(item).__name__}{hint}")
         if not item:
-            raise SampleError("expected one array a field, got an empty batch")
+            raise SampleError("expected one array per field, got an empty batch")
         if self._feeds is not None and len(item) != len(self._feeds):
             names = ", ".join(feed.name for feed in self._feeds)
             raise SampleError(f"expected {len(self._feeds)} fields ({names}), got {len(item)}")
@@ -106,7 +111,7 @@ class BatchStager:
             expected = self._feeds[index].lod_level
             raise SampleError(
                 f"expected a field of lod_level {expected}, got level {level}; "
-                "give gpuloader.Ragged for a ragged feed, an array for a dense one"
+                "yield gpuloader.Ragged for a ragged feed, an array for a dense one"
             )
 
     def _check_like_first(self, arrays: list[Array]) -> None:

@@ -1,4 +1,4 @@
-"""Blocks into slots: column by column, every value copied once, no object made of a row."""
+"""Stages blocks column by column: every value is copied once, and no row becomes a Python object."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from gpuloader.staging.ring import Slot
 
 
 def fits(block: Block, form: Form) -> bool:
-    """Return whether a block's columns are the fields of the form, so that they can be copied as they lie.
+    """Return whether a block's columns match the fields of the form, so that they can be copied as they are.
 
-    Where they are not, its samples are staged one by one, which converts them, or says what is wrong.
+    The caller stages the samples of other blocks one by one. That converts them, or raises an error that
+    names the sample and the field.
     """
     root = form.structure.root
     if form.declared or not isinstance(root, Branch) or root.keys != block.names:
@@ -58,16 +59,16 @@ def _holds(column: Any, feed: FeedSpec | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DenseColumn:
-    """A field whose samples are all of one shape, in pieces of arrays.
+    """A field whose samples all have one shape, gathered from one array or several.
 
     Attributes
     ----------
     shape : tuple of int
-        Of the whole field.
+        The shape of the whole field.
     dtype : numpy.dtype
-        Of its elements.
-    pieces : list
-        Arrays, each with the rows that count.
+        The dtype of its elements.
+    pieces : list of (numpy.ndarray, slice or numpy.ndarray)
+        The arrays, each with the rows to take from it.
 
     Examples
     --------
@@ -91,7 +92,7 @@ class DenseColumn:
             if isinstance(rows, slice):
                 np.copyto(part, array[rows])
             else:
-                # The rows are known to be there; the mode that says so to NumPy spares it a buffer.
+                # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
                 array.take(rows, 0, part, "clip")
             start += count
 
@@ -106,13 +107,13 @@ def stage_block(
     block : Block
         The samples of one batch.
     form : Form
-        Of all batches.
+        The form of all batches.
     collation : Collation
-        Which fields are padded, and what transforms will need.
+        Which fields to pad, and how much room the transforms need.
     number : int
-        Of the batch.
+        The batch's position in the epoch.
     reserve : callable
-        Gives a slot of at least so many bytes.
+        Reserves a slot of at least the given number of bytes.
     """
     columns: list[DenseColumn | Column] = []
     objects: list[list[Any]] = []
@@ -136,7 +137,7 @@ def stage_block(
 
 
 def _varying(pieces: list[tuple[Any, Rows]], feed: FeedSpec, pads: Mapping[str, float]) -> list[Column]:
-    """Return a field of varying length as columns: padded, or its values and its row splits."""
+    """Return a field of varying length as columns: one padded column, or its values and its row splits."""
     rows = [part for column, chosen in pieces for part in row_parts(column, chosen)]
     lengths = [len(row) for row in rows]
     step = pieces[0][0].values.shape[1:]

@@ -1,7 +1,7 @@
-"""Columns: the fields of a batch whose samples are all there, not yet put together.
+"""Columns: the fields of a batch whose samples have all been fetched but not yet written.
 
-Only with all samples at hand is it known where each of varying length lies, so they are kept until then;
-their bytes are still written once, straight into the slot.
+Where a sample of varying length lies in the batch depends on the lengths of all samples before it. So the
+samples are kept until the last one is there. Their bytes are still written once, straight into the slot.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gpuloader.staging.layout import Layout, arrange
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array of a batch, in parts.
+    """One array of a batch, still in parts.
 
     Attributes
     ----------
     shape : tuple of int
-        Of the whole array.
+        The shape of the whole array.
     dtype : numpy.dtype
-        Of its elements, and of every part.
+        The dtype of the array and of every part.
     parts : sequence of numpy.ndarray
-        What it is made of.
+        The parts to write, in order.
     joined : bool
-        True: the parts lie one behind the other along the first dimension. False: each is a row.
+        Whether the parts are concatenated along the first dimension. If False, each part is one row.
     fill : float or None
-        What follows a row that is shorter than the longest; None where all are equally long.
+        The value that fills up rows shorter than the longest; None if all rows have the same length.
 
     Examples
     --------
@@ -66,35 +66,35 @@ class Column:
                 target[index, len(part) :] = self.fill
 
     def array(self) -> Array:
-        """Return the column as an array of its own."""
+        """Return the column as a new array."""
         target = np.empty(self.shape, self.dtype)
         self.write(target)
         return target
 
 
 def lay_out(columns: Sequence[Column]) -> Layout:
-    """Return where the columns lie in a slot."""
+    """Return the layout of the columns in a slot."""
     return arrange(tuple((column.shape, column.dtype) for column in columns))
 
 
 def split_columns(
     samples: Sequence[Any], rows: SampleRows, pads: Mapping[str, float] | None = None
 ) -> list[Column]:
-    """Return one column a dense or padded field; values and row splits for a ragged one.
+    """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
     Parameters
     ----------
     samples : sequence
-        One tuple or list of values each.
+        The samples, each a tuple or list with one value per field.
     rows : SampleRows
         The fields.
     pads : mapping or None
-        Of the ragged fields of level 1 those to be padded, and what with.
+        The ragged fields of level 1 to pad, with their fill values.
 
     Raises
     ------
     SampleError
-        A value does not fit its field; names sample and field.
+        A value does not fit its field; the error names sample and field.
     """
     values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
     columns: list[Column] = []

@@ -1,4 +1,4 @@
-"""The last act of collation: room for what transforms compute, their draws, and on a CPU place their work."""
+"""Transforms within collation: room for their results, their random draws, and on a CPU place their work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuloader.transforms.program import Program
 
 
 def room_for(collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout) -> int:
-    """Return the bytes a slot needs for a batch of this layout, transforms included."""
+    """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
     program = _program(collation, structure, levels, layout)
     if program is None:
         return layout.nbytes
@@ -21,12 +21,12 @@ def room_for(collation: Collation, structure: Structure, levels: Sequence[int], 
 
 
 def complete(collation: Collation, staged: StagedBatch, keys: Indices) -> StagedBatch:
-    """Write what transforms draw for the samples with these keys; on a CPU place compute what they compute.
+    """Write the transforms' random draws for the samples with these keys; on a CPU place, run the transforms.
 
     Raises
     ------
     SampleError
-        A field is not what its transform takes.
+        A transform does not accept its field.
     """
     assert staged.structure is not None
     program = _program(collation, staged.structure, staged.levels, staged.layout)

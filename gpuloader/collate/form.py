@@ -1,4 +1,4 @@
-"""The form of a batch: what the user asked of collation, and what the first sample settles."""
+"""The form of a batch: the user's collation options, and the fields that the first sample settles."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Collation:
     Attributes
     ----------
     feeds : tuple of FeedSpec or None
-        The fields as declared; None: as the first sample shows them.
+        The declared fields; None infers them from the first sample.
     function : callable or None
-        The user's own ``collate_fn``: takes the list of samples (or one sample, if not `batched`).
+        The user's ``collate_fn``. It takes the list of samples, or a single sample if not `batched`.
     batched : bool
-        False: each sample is delivered by itself, without a batch dimension.
+        Whether samples are stacked. If False, each sample is delivered alone, without a batch dimension.
     ragged : frozenset of str
-        Fields of varying length, delivered as `Ragged`.
+        The fields of varying length to deliver as `Ragged`.
     pads : mapping of str to float
-        Fields of varying length, delivered dense with short rows filled up.
+        The fields of varying length to deliver dense, each with the value that fills up short rows.
     programmer : Programmer or None
-        Works out what transforms do to a batch.
+        Plans what the transforms do to a batch; None if there are no transforms.
     on_host : bool
-        Whether they run where the batch is fetched, for a CPU place, or behind its copy to a device.
+        Whether transforms run where the batch is fetched (a CPU place) or after its copy to a device.
     """
 
     feeds: tuple[FeedSpec, ...] | None = None
@@ -47,30 +47,30 @@ class Collation:
 
     @property
     def whole(self) -> bool:
-        """Whether a batch can only be written once all its samples are there and put together."""
+        """Whether a batch can be written only after all its samples have been fetched and collated."""
         return self.function is not None or not self.batched
 
     @property
     def fixed(self) -> bool:
-        """Whether the loader puts together batches of samples of which none varies in length."""
+        """Whether the loader itself stacks the samples, and none of their fields varies in length."""
         varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
         return not self.whole and not varies
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all batches of a loader have in common.
+    """The structure and the fields that all batches of a loader share.
 
     Attributes
     ----------
     structure : Structure
         How the fields make up a sample.
     feeds : tuple of FeedSpec
-        One an array field of the structure.
+        One spec per array field of the structure.
     levels : tuple of int
-        One an array field: 0 for a dense or padded one; a ragged one takes so many arrays more.
+        One level per array field: 0 for a dense or padded field. A ragged field of level n has 1 + n arrays.
     declared : bool
-        Whether the user declared the feeds, so that samples are converted to them.
+        Whether the user declared the feeds. Samples are then converted to them.
     """
 
     structure: Structure
@@ -80,31 +80,31 @@ class Form:
 
     @property
     def varying(self) -> bool:
-        """Whether some field varies in length, or was declared with a free dimension."""
+        """Whether a field varies in length, or was declared with a free dimension."""
         return any(feed.lod_level or None in feed.sample_shape for feed in self.feeds)
 
 
 def declared_form(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Form:
-    """Return the form of samples that are tuples with one value a feed."""
+    """Return the form of samples that are tuples with one value per declared feed."""
     names = [feed.name for feed in feeds]
     levels = tuple(0 if pads and feed.name in pads else feed.lod_level for feed in feeds)
     return Form(Structure.flat(names), tuple(feeds), levels, declared=True)
 
 
 def settle_form(sample: Any, collation: Collation) -> Form:
-    """Return the form that a dataset's first sample shows.
+    """Return the form inferred from a dataset's first sample.
 
     Raises
     ------
     SampleError
-        A field declared to vary in length is not there, or has no length.
+        The sample lacks a field that ragged or pad names, or that field has no length.
     """
     pads = collation.pads or {}
     varying = collation.ragged | pads.keys()
     structure = Structure.of(sample, varying)
     names = {leaf.name for leaf in structure.leaves if leaf.is_array}
     if missing := sorted(varying - names):
-        raise SampleError(f"no field {missing} to be of varying length; the sample has {sorted(names)}")
+        raise SampleError(f"ragged or pad names {missing}, but the sample's array fields are {sorted(names)}")
     feeds: list[FeedSpec] = []
     for leaf, value in zip(structure.leaves, structure.flatten(sample), strict=True):
         if not leaf.is_array:
@@ -131,30 +131,30 @@ def _check_varying(value: Any, array: Array) -> None:
         raise SampleError("expected an array of varying length, got a number")
     if not array.size and isinstance(value, list | tuple):
         raise SampleError(
-            "the first sample's list is empty, so nothing says of which dtype the field is; give arrays, or "
-            "declare it in a feed_list with lod_level=1"
+            "cannot infer a dtype: the first sample's list is empty; use arrays, or declare the field in "
+            "feed_list with lod_level=1"
         )
 
 
 def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
-    """Raise `SampleError` if an array of `dtype` cannot hold what short rows are to be filled up with.
+    """Raise `SampleError` if an array of `dtype` cannot hold the value that fills up short rows.
 
     >>> check_fill(0.5, np.dtype("int64"))
     Traceback (most recent call last):
-    gpuloader.base.errors.SampleError: rows of int64 cannot be filled up with 0.5
+    gpuloader.base.errors.SampleError: cannot pad rows of int64 with 0.5
     """
     try:
         held = cast(np.asarray(fill), dtype).item()
     except SampleError as error:
-        raise SampleError(f"rows of {dtype} cannot be filled up with {fill!r}: {error.problem}") from None
+        raise SampleError(f"cannot pad rows of {dtype} with {fill!r}: {error.problem}") from None
     if dtype.kind in "iub" and held != fill:
-        raise SampleError(f"rows of {dtype} cannot be filled up with {fill!r}")
+        raise SampleError(f"cannot pad rows of {dtype} with {fill!r}")
 
 
 def build_batch(
     structure: Structure, levels: Sequence[int], arrays: Sequence[Any], objects: Sequence[Any]
 ) -> Any:
-    """Put delivered arrays and Python objects together in the form of a sample.
+    """Return a batch in the form of a sample, built from delivered arrays and Python objects.
 
     >>> structure = Structure.of(([1.0], "cat"))
     >>> build_batch(structure, [0], ["images"], [["cat", "dog"]])

@@ -1,8 +1,9 @@
-"""Batches of a dataset that is arrays: one vectorised take a field, straight into the slot."""
+"""Batches from arrays in memory: one vectorized ``take`` per field, straight into the slot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -23,18 +24,18 @@ from gpuloader.transforms.program import Programmer
 
 
 class Gatherer:
-    """Puts together the batches of arrays that share their first dimension; any thread may call.
+    """Assembles batches from arrays that share their first dimension; any thread may call it.
 
     Parameters
     ----------
     arrays : sequence of numpy.ndarray
-        The fields, all samples each.
+        The fields; each array holds all samples.
     rows : numpy.ndarray or None
-        Where the samples lie in the arrays, int64; None: sample i is row i.
+        The row of each sample in the arrays, int64; None if sample i is row i.
     collation : Collation or None
-        What is done to batches; of its fields only the transforms and the feeds' names count here.
+        Only its transforms and the names of its feeds are used.
     structure : Structure or None
-        How the arrays make up a sample; None: a tuple of them.
+        How the arrays make up a sample; None means a tuple.
     """
 
     def __init__(
@@ -50,41 +51,48 @@ class Gatherer:
         self._rows = rows
         self._count = len(arrays[0]) if rows is None else len(rows)
         feeds = self._collation.feeds
-        if feeds is not None:  # whose names transforms go by
+        if feeds is not None:  # transforms refer to fields by the feeds' names
             structure = Structure.flat([feed.name for feed in feeds])
         self._structure = structure or Structure.flat([str(field) for field in range(len(arrays))])
         self._levels = (0,) * len(arrays)
         self._layouts: dict[int, Layout] = {}
         self._trusted: NDArray[Any] | None = None
-        # NumPy's take would copy all of an array that does not lie as it should, for each batch.
+        # For an array that is not contiguous and aligned, NumPy's take would copy all of it for each batch.
         self._takes = tuple(array.flags.c_contiguous and array.flags.aligned for array in self._arrays)
 
     def layout(self, count: int) -> Layout:
         """Return the layout of a batch of `count` samples."""
-        return _recall(self._layouts, count, self._specs)
+        layout = self._layouts.get(count)
+        if layout is None:
+            if len(self._layouts) > 8:  # a batch sampler may use a new batch size every time
+                self._layouts.clear()
+            layout = self._layouts[count] = arrange(self._specs(count))
+        return layout
 
     def _specs(self, count: int) -> tuple[Spec, ...]:
         return tuple(((count, *array.shape[1:]), array.dtype) for array in self._arrays)
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Gathering:
-        """Return batch `number`, of the samples at `indices`, to be taken.
+        """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts.
 
         Raises
         ------
         SampleError
-            An index is none, or outside the dataset.
+            An index is not an integer, or is out of range.
         """
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
         return Gathering(self, number, rows, layout, reserve(self._room(number, layout)), indices)
 
     def check_all(self) -> None:
-        """Have transforms look at all samples at once, where no batch will show them any.
+        """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
+
+        The transforms' checks run on the host, so they would never see the samples of such batches.
 
         Raises
         ------
         SampleError
-            Nothing can be computed from one of them; names it.
+            A transform refused a sample; the error names it.
         """
         if self._collation.programmer is None:
             return
@@ -93,7 +101,7 @@ class Gatherer:
             programmer = Programmer(self._collation.programmer.transforms)
             program = programmer.program(names, self._levels, layout, drawn=False)
         except SampleError:
-            return  # they do not suit the fields: the first batch says so
+            return  # a transform does not fit its field; the first batch raises that error
         try:
             program.check(list(self._arrays))
         except SampleError as error:
@@ -110,7 +118,7 @@ class Gatherer:
             raise
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
-        """Take and stage batch `number`; raises as `begin`."""
+        """Take and stage batch `number`; raises what `begin` raises."""
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
@@ -129,17 +137,17 @@ class Gatherer:
             raise
 
     def _locate(self, number: int, indices: Indices) -> range | NDArray[Any]:
-        """Return the rows of the samples, all of them known to be there."""
+        """Return the rows of the samples, after checking that all of them exist."""
         count = self._count
         if self._trusted is not None and getattr(indices, "base", None) is self._trusted:
-            return cast("NDArray[Any]", indices)  # a part of what was looked at
+            return cast("NDArray[Any]", indices)  # part of an order that has been checked already
         if type(indices) is range and indices.step > 0 and indices.start >= 0 and indices.stop <= count:
             rows: range | NDArray[Any] = indices
         else:
             found = indices if isinstance(indices, np.ndarray) else _as_array(number, indices)
             if found.dtype != np.int64 or found.ndim != 1:
                 found = _as_integers(number, found, indices)
-            # As unsigned numbers the negative ones are the greatest: one look finds both kinds.
+            # Seen as unsigned, negative indices are the largest: one comparison finds both kinds.
             if found.size and found.view(np.uint64).max() >= count:
                 found = self._wrap(number, found)
             rows = found
@@ -149,7 +157,7 @@ class Gatherer:
         return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
 
     def _trust(self, part: NDArray[np.int64]) -> None:
-        """Remember the order that a read-only part is of, if all of it lies within the dataset."""
+        """Remember the order that a read-only part belongs to, if all of the order is within range."""
         order = part.base
         if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
             return
@@ -157,13 +165,13 @@ class Gatherer:
             self._trusted = order
 
     def _wrap(self, number: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices with negative ones counted from the end, as in Python."""
+        """Return the indices with negative ones counted from the end, as in Python; check their range."""
         wrapped = np.where(indices < 0, indices + self._count, indices)
         outside = np.flatnonzero((wrapped < 0) | (wrapped >= self._count))
         if outside.size:
             position = int(outside[0])
             raise SampleError(
-                f"the dataset has {self._count} samples",
+                f"index out of range: the dataset has {self._count} samples",
                 batch=number,
                 index=position,
                 dataset_index=int(indices[position]),
@@ -178,16 +186,16 @@ class Gatherer:
             return
         if type(rows) is range:
             rows = np.arange(rows.start, rows.stop, rows.step)
-        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - dear, here
+        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - strict= costs time
             if takes:
-                # The rows are known to be there; the mode that says so to NumPy spares it a buffer.
+                # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
                 array.take(rows, 0, target, "clip")
             else:
                 for position, row in enumerate(rows.tolist()):
                     target[position] = array[row]
 
     def finish(self, gathering: Gathering) -> StagedBatch:
-        """Return the batch, all of whose rows have been taken."""
+        """Return the staged batch; all its rows must have been taken."""
         staged = StagedBatch(
             gathering.slot, gathering.layout, self._levels, gathering.number, self._structure
         )
@@ -195,22 +203,16 @@ class Gatherer:
 
 
 class RowStager(Gatherer):
-    """Stages only which rows a batch has, for arrays that already lie where batches land.
+    """Stages only the row numbers of a batch, for arrays that are already on the device.
 
-    Of a `Stretch` of an order that lies there as well it stages the ends alone; see `span_specs`.
+    If the epoch's order is there too, a batch is a `Stretch` of it, and only the stretch's first and last
+    position are staged; see `span_specs`.
     """
 
-    def __init__(
-        self,
-        arrays: Sequence[Array],
-        rows: NDArray[np.int64] | None,
-        collation: Collation | None = None,
-        structure: Structure | None = None,
-    ) -> None:
-        super().__init__(arrays, rows, collation, structure)
+    @cached_property
+    def _draws(self) -> bool:
         programmer = self._collation.programmer
-        self._draws = programmer is not None and any(one.draws for one in programmer.transforms)
-        self._spans: dict[int, Layout] = {}
+        return programmer is not None and any(one.draws for one in programmer.transforms)
 
     def _specs(self, count: int) -> tuple[Spec, ...]:
         return (((count,), np.dtype(np.int64)),)
@@ -222,20 +224,20 @@ class RowStager(Gatherer):
         targets[0][...] = rows
 
     def assemble(self, number: int, indices: Indices | Stretch, reserve: Reserve) -> StagedBatch:
-        """Stage batch `number`; raises as `begin`."""
+        """Stage batch `number`; raises what `begin` raises."""
         if not isinstance(indices, Stretch):
             return super().assemble(number, indices, reserve)
-        layout = _recall(self._spans, indices.count, span_specs)
+        layout = _span_layout(indices.count)
         slot = reserve(self._room(number, layout))
         _, span = slot.views(layout)
         span[0], span[1] = indices.first, indices.last
         staged = StagedBatch(slot, layout, self._levels, number, self._structure)
-        # What the host has no use for it does not look up: it may be a permutation that was never made here.
+        # Only random draws need the indices. Without them, the host never has to compute the permutation.
         return self._complete(staged, indices.indices() if self._draws else ())
 
 
 class Gathering:
-    """One batch of arrays on its way into a slot; has the methods of an `Assembly`."""
+    """One batch of arrays that is being written into a slot; has the methods of an `Assembly`."""
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class Gathering:
         self.slot = slot
 
     def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:  # noqa: ARG002
-        """Take rows `start` to `stop` of the batch; the form is always settled."""
+        """Take rows `start` to `stop` of the batch; `settles` is ignored, the form being known."""
         views = self.slot.views(self.layout)
         self._gatherer.take(self._rows[start:stop], [view[start:stop] for view in views])
 
@@ -263,14 +265,9 @@ class Gathering:
         return self._gatherer.finish(self)
 
 
-def _recall(layouts: dict[int, Layout], count: int, specs: Callable[[int], tuple[Spec, ...]]) -> Layout:
-    """Return the layout of a batch of `count` samples, worked out once for as long as it is remembered."""
-    layout = layouts.get(count)
-    if layout is None:
-        if len(layouts) > 8:  # batches of ever new sizes
-            layouts.clear()
-        layout = layouts[count] = arrange(specs(count))
-    return layout
+@lru_cache(maxsize=8)
+def _span_layout(count: int) -> Layout:
+    return arrange(span_specs(count))
 
 
 def _as_array(number: int, indices: Any) -> Array:
@@ -289,4 +286,4 @@ def _as_integers(number: int, found: Array, indices: Indices) -> NDArray[np.int6
 
 
 def _no_indices(number: int, indices: Indices) -> SampleError:
-    return SampleError(f"expected whole numbers as indices, got {list(indices)[:4]}", batch=number)
+    return SampleError(f"expected integers as indices, got {list(indices)[:4]}", batch=number)

@@ -1,4 +1,4 @@
-"""Batches of an iterable dataset: so many items each, as they come."""
+"""Batches of an iterable dataset: a fixed number of items each, in the order they arrive."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Form
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
-from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import gives_blocks
 
 
 class ItemAssembler(Assembler):
-    """Puts together the batches of an iterable dataset: `size` items each, as they come."""
+    """Assembles the batches of an iterable dataset: `size` items each, in the order they arrive."""
 
     def stage(
         self,
@@ -34,16 +34,31 @@ class ItemAssembler(Assembler):
         settles: bool = True,
         keys: Sequence[Any] | None = None,
     ) -> StagedBatch | None:
-        """Read and stage batch `number`; None where the items are at their end.
+        """Read and stage batch `number`; return None if no items are left.
 
-        A slot that was asked for and is not returned in a batch is left to the caller. `settles`: the
-        first item settles the form, if that is still open; otherwise it is waited for. `keys` stand for
-        the indices that items do not have; by default worker, batch and position in it.
+        If a slot was reserved but no batch is returned, the caller must release the slot.
+
+        Parameters
+        ----------
+        items : iterator
+            The dataset's items.
+        number : int
+            The batch's position in the epoch.
+        size : int
+            Items per batch.
+        reserve : callable
+            Reserves a slot of at least the given number of bytes.
+        drop_last : bool
+            Whether to return None instead of a batch of fewer than `size` items.
+        settles : bool
+            Whether the first item settles the form, if it is not settled yet. If False, wait for the form.
+        keys : sequence or None
+            Stand-ins for the indices, which items do not have. By default (worker, batch, position).
 
         Raises
         ------
         SampleError
-            The dataset raised, or an item does not fit; names batch and item.
+            The dataset raised, or an item does not fit its field; the error names batch and item.
         """
         read = self.read(items, number)
         with self.locate(number):
@@ -72,12 +87,12 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         settles: bool = True,
     ) -> StagedBatch | None:
-        """Read and stage batch `number` as `stage` does, of a dataset that gives blocks of `size`."""
+        """Read and stage batch `number` as `stage` does, from a dataset that yields blocks of items."""
         block = next(self.read(blocks, number), None)
         if block is None or (len(block) < size and drop_last):
             return None
         if not 0 < len(block) <= size:
-            problem = f"iter_blocks({size}) gave a block of {len(block)} samples"
+            problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
         with self.locate(number):
             form = self.form or self._form(next(iter(block)), settles)
@@ -123,11 +138,11 @@ class ItemAssembler(Assembler):
         return complete(self.collation, staged, keys or self._keys(number, count))
 
     def _keys(self, number: int, count: int) -> list[tuple[int | None, int, int]]:
-        """Return what stands for the indices of items, which have none."""
+        """Return stand-ins for the indices, which items do not have."""
         return [(self.worker, number, position) for position in range(count)]
 
     def read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
-        """Yield items; what the dataset raises is a `SampleError` that names batch and item."""
+        """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item."""
         for position in itertools.count():
             try:
                 item = next(items)
@@ -143,20 +158,21 @@ class ItemAssembler(Assembler):
 
 @dataclass(frozen=True, slots=True)
 class ItemState:
-    """How far one worker had come with an iterable dataset when it gave a batch.
+    """One worker's progress through an iterable dataset, as of one of its batches.
 
     Attributes
     ----------
     worker : int
-        Its number.
+        The worker's number.
     batches : int
-        Batches it had given in this epoch, this one among them.
+        Batches the worker has produced in this epoch, including this one.
     state : object
-        What the dataset's own ``state_dict`` said, None where it has none.
+        What the dataset's own ``state_dict`` returned; None if it has no such method.
     base : int
-        Items of the epoch before those of batch 0, where it is divided among ranks.
+        Items of the epoch before those of batch 0, if the dataset is divided among ranks.
     ended : bool
-        Whether this was found to be its last batch; what the dataset's state says then is of the next pass.
+        Whether the worker knows that this is its last batch. `state` is then None, because the dataset's
+        state would already describe the next pass.
     """
 
     worker: int
@@ -172,16 +188,16 @@ class ItemStream:
     Parameters
     ----------
     assembler : ItemAssembler
-        Puts batches together, and has the dataset.
+        Assembles the batches; holds the dataset.
     size : int
-        Items a batch.
+        Items per batch.
     drop_last : bool
-        Whether a last shorter batch is left out.
+        Whether to drop a shorter last batch.
     reached : ItemState
-        Where the pass begins: behind the batches given before. With the dataset's own state that is asked
-        for at once; without, the items before are read and dropped.
+        Where the pass begins: after the batches produced before. It is reached at once if the dataset can
+        load its own state; otherwise the earlier items are read and dropped.
     keep_state : bool
-        Whether to ask the dataset for its state behind each batch, if it has one.
+        Whether to ask the dataset for its state after each batch, if it has one.
     """
 
     def __init__(
@@ -208,7 +224,7 @@ class ItemStream:
         self._ended = False
 
     def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
-        """Read and stage the next batch, as batch `number`; None at the end."""
+        """Read and stage the next batch, as batch `number`; return None at the end."""
         assembler = self._assembler
         if self._items is None:
             self._items = self._note_end(self._open(number))
@@ -226,7 +242,7 @@ class ItemStream:
 
     def _read_state(self, number: int) -> Any:
         try:
-            # A copy: the dataset may go on with the very object, and it reads ahead of the user.
+            # A copy, because the dataset may go on to change this object, and it reads ahead of the user.
             return copy.deepcopy(self._assembler.dataset.state_dict())
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
@@ -249,7 +265,5 @@ class ItemStream:
         return items
 
     def close(self) -> None:
-        """Close the dataset's generator, if it is one."""
-        close = getattr(self._items, "close", None)
-        if callable(close):
-            close()
+        """Close the dataset's iterator, if it can be closed."""
+        close_items(self._items)

@@ -1,4 +1,4 @@
-"""Samples taken apart: their arrays go to the slot, what is no array is put aside."""
+"""Splits samples into leaves: arrays go into the slot, other objects are collected separately."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpuloader.base.errors import SampleError
 from gpuloader.collate.structure import Structure
 
 ObjectColumns = dict[int, list[Any]]
-"""Field number to one Python object a sample."""
+"""Maps a field's number to its Python objects, one per sample."""
 
 
 def object_columns(structure: Structure, count: int) -> ObjectColumns:
-    """Return an empty column for each field that is no array.
+    """Return an empty column for each field that is not an array.
 
     >>> object_columns(Structure.of((1, "cat")), 2)
     {1: [None, None]}
@@ -24,20 +24,20 @@ def object_columns(structure: Structure, count: int) -> ObjectColumns:
 def array_leaves(
     structure: Structure, samples: Iterator[Any], start: int, objects: ObjectColumns
 ) -> Iterator[Any]:
-    """Yield the array fields of each sample; put the others into `objects`, from row `start` on.
+    """Yield the array fields of each sample; put the other fields into `objects`, starting at row `start`.
 
     Raises
     ------
     SampleError
-        A sample has another structure; says which.
+        A sample has a different structure; the error names the sample.
     """
     if structure.is_flat and not objects:
-        return samples  # whoever writes them looks at their length anyway
+        return samples  # `SampleRows.write` checks their length anyway
     return _array_leaves(structure, samples, start, objects)
 
 
 def all_leaves(structure: Structure, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:
-    """Yield the fields of each sample; raises as `array_leaves`."""
+    """Yield the fields of each sample; raises what `array_leaves` raises."""
     for index, sample in enumerate(samples, start):
         try:
             yield structure.flatten(sample)

@@ -1,4 +1,4 @@
-"""What a loader reads of a dataset: the same whoever fetches it, a thread here or a process elsewhere."""
+"""Describes what to read from a dataset; the description is the same for threads and worker processes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gpuloader.collate.shares import ShareStream
 from gpuloader.order.division import Division
 
 
-@dataclass(frozen=True)  # without slots: an error about what cannot be pickled names it by its attributes
+@dataclass(frozen=True)  # no slots: the error for an attribute that cannot be pickled finds it in __dict__
 class Reading:
-    """What a loader reads of a dataset, and how samples become batches.
+    """What to read from a dataset, and how samples become batches.
 
     Attributes
     ----------
     dataset : object
-        Map-style, or iterable.
+        The dataset, map-style or iterable.
     collation : Collation
         How samples become a batch.
     size : int or None
-        Samples in a batch; None if a batch sampler decides. Always known for an iterable dataset.
+        Samples per batch; None if a batch sampler decides. Always set for an iterable dataset.
     iterable : bool
-        Whether the dataset has no indices.
+        Whether the dataset is iterable and has no indices.
     drop_last : bool
-        For an iterable dataset: whether to leave out a shorter last batch.
+        Whether to drop a shorter last batch; used for iterable datasets only.
     division : Division or None
-        Which rank's part of each step to read; None: all of it.
+        The rank whose part of each step to read; None reads everything.
     """
 
     dataset: Any
@@ -40,21 +40,21 @@ class Reading:
     division: Division | None = None
 
     def make_assembler(self, worker: int | None = None) -> Assembler:
-        """Return what reads the dataset's samples into slots, for worker number `worker` if there is one."""
+        """Return an assembler, which reads samples into slots; `worker` is the worker's number, if any."""
         kind = ItemAssembler if self.iterable else Assembler
         return kind(self.dataset, self.collation, worker)
 
     def open_stream(
         self, assembler: Assembler, reached: ItemState, *, keep_state: bool = True
     ) -> ItemStream | ShareStream:
-        """Return one worker's pass over an iterable dataset: over all its items, or over one rank's.
+        """Return one worker's pass over an iterable dataset: over all its items, or over one rank's part.
 
         Parameters
         ----------
         assembler : Assembler
-            From `make_assembler`.
+            An assembler from `make_assembler`.
         reached : ItemState
-            Where the pass begins; only its `base` counts if the items are divided among ranks.
+            Where the pass begins. If the items are divided among ranks, only its `base` is used.
         keep_state : bool
             Whether batches carry the dataset's own state.
         """

@@ -1,4 +1,4 @@
-"""The rows of a batch: what fields a stream of samples has, and how a sample is written into a slot."""
+"""The rows of a batch: the fields that samples have, and how a sample is written into its row of a slot."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ _SAMPLE_TYPES = (tuple, list)
 _UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, struct.error)
 
 Target = tuple[Any, Sequence[slice | int], Any, Callable[..., None] | None, int]
-"""Where one field's samples go, (region, places, numbers, pack, nbytes): ``region[places[i]] = array`` writes
-sample i or raises; where a sample is one number, ``numbers[i] = number`` does; and
-``pack(i * nbytes, *numbers)`` takes a list of Python numbers."""
+"""Where one field's samples are written: (region, places, numbers, pack, nbytes).
+
+Each of these writes sample i, or raises if the sample does not fit: ``region[places[i]] = array``;
+``numbers[i] = number``, if a sample is one number; ``pack(i * nbytes, *values)``, for a list of numbers.
+"""
 
 
 class CheckedRows:
-    """The rows of a field whose samples have more than one dimension, or a dtype that buffers do not have.
+    """The rows of a field whose samples have more than one dimension, or a dtype without a buffer format.
 
-    NumPy would broadcast another value into the row, or convert it; these are for `convert` to judge.
+    An array of exactly the row's dtype and shape is written; anything else raises TypeError. NumPy would
+    broadcast or convert it silently, but that decision is up to `SampleRows.convert`.
     """
 
     def __init__(self, rows: Array) -> None:
@@ -43,15 +46,15 @@ class CheckedRows:
 
 
 class SampleRows:
-    """The fields of a stream of samples: as declared, or as the first sample shows them.
+    """The fields of a stream of samples, either declared or inferred from the first sample.
 
     Parameters
     ----------
     feeds : sequence of FeedSpec or None
-        The fields; None: as the first sample has them.
+        The fields; None infers them from the first sample.
     strict : bool
-        Refuse what would have to be reshaped or would lose its fraction: for feeds that nobody declared
-        but a sample's own look.
+        Whether to refuse values that would have to be reshaped or would lose their fraction. Meant for
+        fields that were inferred from a sample, not declared.
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
@@ -70,11 +73,11 @@ class SampleRows:
 
     @property
     def feeds(self) -> Sequence[FeedSpec]:
-        """One spec a field; known from the first sample on."""
+        """One spec per field; empty until the first sample if the fields are inferred."""
         return self._feeds or ()
 
     def begin(self, first: Any) -> None:
-        """Settle what is still open, the fields or their free dimensions, by a batch's first sample."""
+        """Infer what is still open, the fields or their free dimensions, from a batch's first sample."""
         if self._feeds is None:
             values = fields_of(first, None)
             arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
@@ -91,7 +94,7 @@ class SampleRows:
                 self._shapes, self.count = shapes, -1
 
     def convert(self, field: int, index: int, value: Any) -> Array:
-        """Return one value of sample `index` as its field wants it, or say in which field it does not fit."""
+        """Return one value of sample `index` converted to its field; the `SampleError` names both."""
         feed = self.feeds[field]
         return _locate(self.conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
 
@@ -107,16 +110,16 @@ class SampleRows:
         return self.layout
 
     def targets(self, views: list[Array]) -> list[Target]:
-        """Return where each field's samples go, for the views of a slot.
+        """Return where each field's samples are written, given the views of a slot.
 
-        A flat sample goes through a memoryview, which takes an array only of exactly its own format and
-        length, or through `struct`, which takes exactly so many real numbers. Both check in C, in less
-        time than NumPy needs to assign a row.
+        A sample of at most one dimension is assigned to a memoryview, which accepts only an array of its own
+        format and length, or packed by `struct`, which accepts only the right number of real numbers. Both
+        check in C, in less time than NumPy needs to assign a row.
         """
         return [_target(rows, places) for rows, places in zip(views, self._places, strict=True)]
 
     def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
-        """Write samples into the rows of `views`, from row `start` on; return the row behind the last."""
+        """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self.targets(views)
         fields = len(targets)
         index = start - 1
@@ -124,7 +127,7 @@ class SampleRows:
             try:
                 if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
                     raise TypeError
-                # No strict=True: it would cost a tenth of the time of a whole sample, here.
+                # No strict=True: here it would cost a tenth of the time that a whole sample takes.
                 for (region, places, numbers, pack, nbytes), value in zip(targets, sample):  # noqa: B905
                     kind = type(value)
                     if kind is list and pack is not None:
@@ -152,22 +155,22 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """What a field's targets have in common, whichever slot they lie in.
+    """The parts of a field's `Target` that do not depend on the slot.
 
     Attributes
     ----------
     flat : bool
-        Whether a sample has one dimension at most, and is written through a flat view.
+        Whether a sample has at most one dimension, so that it is written through a flat view.
     places : sequence
-        Where in the region each sample lies.
+        The position of each sample in the region.
     is_number : bool
         Whether a sample is one real number.
     packer : struct.Struct or None
         Writes a sample from a list of Python numbers.
     nbytes : int
-        Of one sample.
+        The size of one sample.
     numbers_only : bool
-        Whether arrays and lists of one number are for `convert_alike` to refuse.
+        Whether arrays and lists of one number are left to `convert_alike`, which refuses them.
     """
 
     flat: bool
@@ -181,12 +184,14 @@ class RowPlaces:
 def _row_places(field: FieldLayout, strict: bool) -> RowPlaces:
     count, elements = field.shape[0], math.prod(field.shape[1:])
     nbytes = elements * field.dtype.itemsize
-    no_buffer = field.dtype.isbuiltin == 2  # a dtype of another package, bfloat16 for one: no buffer has it
+    no_buffer = (
+        field.dtype.isbuiltin == 2
+    )  # dtypes of other packages, such as bfloat16, have no buffer format
     if len(field.shape) > 2 or not count or not elements or no_buffer:
         return RowPlaces(False, range(count), False, None, nbytes)
     places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
     single = len(field.shape) == 1
-    # A memoryview takes anything for a boolean, so those go the slower way.
+    # A memoryview accepts any object as a boolean, so booleans take the slower way.
     is_number = elements == 1 and field.dtype.kind in "iuf" and (single or not strict)
     code = "q" if field.dtype == np.int64 else "Q" if field.dtype == np.uint64 else field.dtype.char
     numbers_only = single and strict
@@ -204,21 +209,21 @@ def _target(rows: Array, row: RowPlaces) -> Target:
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:
-    """Return a sample's values, if it is a tuple or list of as many as there are fields."""
+    """Return a sample's values; raise `SampleError` unless it is a tuple or list with one value per field."""
     if not isinstance(sample, list | tuple):
         raise SampleError(
-            f"expected a tuple with one value a field, got {type(sample).__name__}", index=index
+            f"expected a tuple with one value per field, got {type(sample).__name__}", index=index
         )
     if feeds is not None and len(sample) != len(feeds):
         names = ", ".join(feed.name for feed in feeds)
         raise SampleError(f"expected {len(feeds)} fields ({names}), got {len(sample)}", index=index)
     if not sample:
-        raise SampleError("expected one value a field, got an empty tuple", index=index)
+        raise SampleError("expected one value per field, got an empty tuple", index=index)
     return sample
 
 
 def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
-    """Call `function`; a `SampleError` it raises learns sample and field."""
+    """Call `function`; add the sample and the field to a `SampleError` it raises."""
     try:
         result: Array = function(*arguments)
     except SampleError as error:

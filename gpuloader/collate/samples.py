@@ -1,19 +1,19 @@
-"""Samples: the reader yields them one by one or in lists; each is a tuple with one value a field."""
+"""Stages samples: the reader yields them one by one or in lists; each is a tuple with one value per field."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.rows import SampleRows
-from gpuloader.collate.stream import StagedBatch
-from gpuloader.fields.spec import FeedSpec
+from gpuloader.collate.stream import StagedBatch, fill_slot
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
@@ -21,16 +21,53 @@ from gpuloader.watch.stats import Meter
 _END = object()
 
 
-class SampleListStager:
-    """Stages what a reader of sample lists yields, `gpuloader.batch` for one."""
+class _Stager:
+    """Base class of the two stagers of samples: holds their fields, and writes samples into slots."""
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
         self._rows = SampleRows(feeds)
         self._ring = ring
         self._meter = meter
 
+    def _stage_dense(
+        self, samples: Iterable[Any], size: int, number: int, begun: int, *, drop_last: bool = False
+    ) -> StagedBatch | None:
+        """Write at most `size` samples into a slot; return None if there are fewer and `drop_last` is set."""
+        layout = self._rows.arrange(size)
+        fetched = perf_counter_ns()
+        slot = self._ring.acquire(layout.nbytes)
+        ready = perf_counter_ns()
+        try:
+            count = self._rows.write(slot.views(layout), samples)
+        except BaseException:
+            self._ring.release(slot)
+            raise
+        if count < size:
+            if drop_last:
+                self._ring.release(slot)
+                return None
+            layout = shorten(layout, count)
+        self._meter.staged(begun, fetched, ready, layout.nbytes)
+        return StagedBatch(slot, layout, self._rows.levels, number)
+
+    def _stage_ragged(self, samples: Sequence[Any], number: int, begun: int) -> StagedBatch:
+        """Write samples that have a field of varying length into a slot."""
+        columns = split_columns(samples, self._rows)
+        layout = lay_out(columns)
+
+        def write(views: list[Array]) -> None:
+            for view, column in zip(views, columns, strict=True):
+                column.write(view)
+
+        slot = fill_slot(write, layout, self._ring, self._meter, begun)
+        return StagedBatch(slot, layout, self._rows.levels, number)
+
+
+class SampleListStager(_Stager):
+    """Stages the batches of a reader that yields lists of samples, such as `gpuloader.batch`."""
+
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
-        """Read the next list and stage it; None at the end."""
+        """Read the next list and stage it; return None at the end."""
         begun = perf_counter_ns()
         samples = next(items, _END)
         if samples is _END:
@@ -41,25 +78,15 @@ class SampleListStager:
             raise SampleError("expected a list of samples, got an empty one")
         self._rows.begin(samples[0])
         if self._rows.ragged:
-            return stage_ragged(samples, self._rows, number, self._ring, self._meter, begun)
-        layout = self._rows.arrange(len(samples))
-        fetched = perf_counter_ns()
-        slot = self._ring.acquire(layout.nbytes)
-        ready = perf_counter_ns()
-        try:
-            self._rows.write(slot.views(layout), samples)
-        except BaseException:
-            self._ring.release(slot)
-            raise
-        self._meter.staged(begun, fetched, ready, layout.nbytes)
-        return StagedBatch(slot, layout, self._rows.levels, number)
+            return self._stage_ragged(samples, number, begun)
+        return self._stage_dense(samples, len(samples), number, begun)
 
 
-class SampleStager:
-    """Stages single samples, `batch_size` at a time, each written before the next is read.
+class SampleStager(_Stager):
+    """Stages single samples, `batch_size` at a time; each is written before the next is read.
 
-    So a reader that fills the same buffer for every sample is safe. Ragged samples are kept aside until
-    their batch is complete, since only then is it known where each lies: they are copied to be kept.
+    So a reader may reuse one buffer for all samples. Samples with a field of varying length are copied and
+    kept until their batch is complete, because only then is the position of each one known.
     """
 
     def __init__(
@@ -71,68 +98,28 @@ class SampleStager:
         *,
         drop_last: bool,
     ) -> None:
-        self._rows = SampleRows(feeds)
-        self._ring = ring
-        self._meter = meter
+        super().__init__(feeds, ring, meter)
         self._batch_size = batch_size
         self._drop_last = drop_last
 
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
-        """Read a batch of samples into a slot; None at the end."""
+        """Read a batch of samples into a slot; return None at the end."""
         begun = perf_counter_ns()
         first = next(items, _END)
         if first is _END:
             return None
         self._rows.begin(first)
+        samples = itertools.chain((first,), itertools.islice(items, self._batch_size - 1))
         if self._rows.ragged:
-            return self._collect(first, items, number, begun)
-        layout = self._rows.arrange(self._batch_size)
-        fetched = perf_counter_ns()
-        slot = self._ring.acquire(layout.nbytes)
-        ready = perf_counter_ns()
-        try:
-            rest = itertools.islice(items, self._batch_size - 1)
-            count = self._rows.write(slot.views(layout), itertools.chain((first,), rest))
-        except BaseException:
-            self._ring.release(slot)
-            raise
-        if count < self._batch_size:
-            if self._drop_last:
-                self._ring.release(slot)
+            kept = [copy.deepcopy(sample) for sample in samples]
+            if len(kept) < self._batch_size and self._drop_last:
                 return None
-            layout = shorten(layout, count)
-        self._meter.staged(begun, fetched, ready, layout.nbytes)
-        return StagedBatch(slot, layout, self._rows.levels, number)
-
-    def _collect(self, first: Any, items: Iterator[Any], number: int, begun: int) -> StagedBatch | None:
-        samples = [copy.deepcopy(first)]
-        samples += [copy.deepcopy(sample) for sample in itertools.islice(items, self._batch_size - 1)]
-        if len(samples) < self._batch_size and self._drop_last:
-            return None
-        return stage_ragged(samples, self._rows, number, self._ring, self._meter, begun)
-
-
-def stage_ragged(
-    samples: Sequence[Any], rows: SampleRows, number: int, ring: Ring, meter: Meter, begun: int
-) -> StagedBatch:
-    """Stage samples of which some field varies in length."""
-    columns = split_columns(samples, rows)
-    layout = lay_out(columns)
-    fetched = perf_counter_ns()
-    slot = ring.acquire(layout.nbytes)
-    ready = perf_counter_ns()
-    try:
-        for view, column in zip(slot.views(layout), columns, strict=True):
-            column.write(view)
-    except BaseException:
-        ring.release(slot)
-        raise
-    meter.staged(begun, fetched, ready, layout.nbytes)
-    return StagedBatch(slot, layout, rows.levels, number)
+            return self._stage_ragged(kept, number, begun)
+        return self._stage_dense(samples, self._batch_size, number, begun, drop_last=self._drop_last)
 
 
 def shorten(layout: Layout, count: int) -> Layout:
-    """Return the layout of a batch of only `count` samples in a slot laid out for more of them."""
+    """Return the layout of a batch of only `count` samples, in a slot laid out for more."""
     fields = tuple(
         FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
     )

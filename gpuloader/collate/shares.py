@@ -1,4 +1,4 @@
-"""One rank's batches of an iterable dataset: of every step of all ranks, the items that are its own."""
+"""One rank's batches of an iterable dataset: the rank keeps its own items of every step."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.items import ItemAssembler
-from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.division import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 
 
 class ShareStream:
-    """A pass over an iterable dataset of which every rank, and every worker, reads all items.
+    """One rank's pass over an iterable dataset; every rank, and every worker, reads all items.
 
-    A step of all ranks is `size` items for each, the next ones of the dataset; they are dealt one by one, so
-    a rank keeps `size` of them and knows of the others only that they are there. It delivers its batch when
-    the step is whole. Every rank sees the same items, so all see the same end, and share the items of a last
-    step that is not whole by the same rule: none waits for a batch that another has not.
+    A step is the dataset's next ``size * world_size`` items, dealt to the ranks one by one. A rank keeps its
+    own `size` items, skips the others, and delivers its batch after reading the whole step. All ranks see
+    the same items, so they see the same end, and divide an incomplete last step by the same rule. So no rank
+    waits for a batch that another rank does not have.
 
-    A batch is found by its number alone, so several workers may each read all items and take some of the
-    steps, whichever they are asked for, as long as the numbers rise.
+    A step is identified by its number alone. So several workers may each read all items and stage different
+    steps, as long as the numbers that a worker is asked for increase.
 
     Used by one thread.
 
     Parameters
     ----------
     assembler : ItemAssembler
-        Puts batches together, and has the dataset.
+        Assembles the batches; holds the dataset.
     size : int
-        Items a batch.
+        Items per batch.
     division : Division
-        Which rank this is, of how many.
+        This process's rank and the world size.
     drop_last : bool
-        Whether a last step that is not whole is left out.
+        Whether to drop an incomplete last step.
     base : int
-        Items before those of batch 0.
+        Items of the epoch before those of batch 0.
     """
 
     def __init__(
@@ -53,13 +53,14 @@ class ShareStream:
         self._read = 0
 
     def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
-        """Read and stage this rank's part of step `number`; None at the end.
+        """Read and stage this rank's part of step `number`; return None at the end.
 
-        Its state is how many of its samples count and how many it has, where some may be repeated.
+        If a last batch may be filled up with repeated samples, the batch's state is a pair: how many of its
+        samples count, and how many it has.
         """
         draw = current_draw()
         seed = mixed_seed(draw.seed or 0, draw.epoch, 0)
-        # To a dataset that divides itself the loader is one worker on one rank: all items are asked for.
+        # A dataset that divides itself must yield all items here, so it sees one worker on one rank.
         outer = exchange_worker(WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1)))
         try:
             begin = self._base + number * self._size * self._division.world_size
@@ -70,7 +71,7 @@ class ShareStream:
         own, size = division.own_items(count, self._size)
         if not size or (self._drop_last and count < self._size * world_size):
             return None
-        # Positions in the epoch stand for indices, so that what is drawn for an item depends on no rank.
+        # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
         kept, keys = (kept + kept[-1:])[:size], (keys + keys[-1:])[:size]
         staged = self._assembler.stage(
@@ -81,9 +82,9 @@ class ShareStream:
         return staged
 
     def _read_step(self, number: int, begin: int) -> tuple[list[Any], int]:
-        """Return the items of a step that are this rank's, and how many items it has in all.
+        """Return this rank's items of a step, and the number of items in the whole step.
 
-        Where it has none of a step that has some, the first one stands for it.
+        If the step has items but none for this rank, return the step's first item instead.
         """
         division, assembler = self._division, self._assembler
         if self._items is None:
@@ -104,14 +105,12 @@ class ShareStream:
 
     def _open(self, number: int) -> Iterator[Any]:
         draw = current_draw()
-        draw.index, draw.generator = 0, None  # the same numbers for whoever reads
+        draw.index, draw.generator = 0, None  # every reader must draw the same numbers
         try:
             return iter(self._assembler.dataset)
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
 
     def close(self) -> None:
-        """Close the dataset's generator, if it is one."""
-        close = getattr(self._items, "close", None)
-        if callable(close):
-            close()
+        """Close the dataset's iterator, if it can be closed."""
+        close_items(self._items)

@@ -1,4 +1,4 @@
-"""The loop every kind of reader shares: read, stage, say where an error happened, close the reader."""
+"""The loop that stages a reader's batches: read, stage, add the batch to errors, close the reader."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from gpuloader.base.errors import LoaderError, SampleError, note_batch
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.spec import Array
@@ -20,26 +18,26 @@ from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
 
-@dataclass(slots=True)  # not frozen: that would take longer to make than the rest of its way
+@dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
 class StagedBatch:
-    """A batch that lies in a slot; not changed once it is on its way.
+    """A batch in a slot; not changed once it has been handed on.
 
     Attributes
     ----------
     slot : Slot
-        Where its bytes are; whoever holds the batch must see that the slot returns to the ring.
+        The slot with the batch's bytes. The holder of the batch must return the slot to the ring.
     layout : Layout
         Where each array lies in the slot.
     levels : tuple of int
-        One lod_level a field; a ragged field takes 1 + lod_level arrays of the layout.
+        One lod_level per field; a ragged field takes 1 + lod_level arrays of the layout.
     number : int
-        Position in the epoch, from 0.
+        The batch's position in the epoch, from 0.
     structure : Structure or None
-        How the fields make up what the user gets; None: a tuple of them.
+        How the fields make up the batch that the user receives; None means a tuple.
     objects : tuple of list
-        The fields of the structure that are no arrays, one value a sample.
+        The fields of the structure that are not arrays; each list has one value per sample.
     state : object
-        The source's own state behind this batch, where it has one.
+        The source's own state after this batch, if it has one.
     """
 
     slot: Slot
@@ -52,21 +50,21 @@ class StagedBatch:
 
 
 Stager = Callable[[Iterator[Any], int], StagedBatch | None]
-"""Reads and stages the batch of the given number; None at the end of the reader."""
+"""Reads and stages the batch of the given number; returns None at the end of the reader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where in a reader's epoch to begin.
+    """The point of a reader's epoch at which to resume.
 
     Attributes
     ----------
     batches : int
         Batches the user has already received.
     items : int
-        What the reader yields for one of them.
+        Items the reader yields per batch.
     state : object
-        What the reader's own ``state_dict`` said behind them; nothing is then read again.
+        What the reader's own ``state_dict`` returned after those batches. With it, no item is read again.
     """
 
     batches: int = 0
@@ -75,12 +73,12 @@ class Reached:
 
 
 def stage_all(reader: Reader, stage: Stager, reached: Reached | None = None) -> Iterator[StagedBatch]:
-    """Yield the batches of one epoch, staged; runs in whatever thread iterates it.
+    """Yield the staged batches of one epoch; reads and stages in the thread that iterates.
 
     Raises
     ------
     SampleError
-        Something does not fit its field; names the batch.
+        A value does not fit its field; the error names the batch.
     BaseException
         Whatever the reader raised, with a note that names the batch.
     """
@@ -100,13 +98,18 @@ def stage_all(reader: Reader, stage: Stager, reached: Reached | None = None) -> 
                 return
             yield staged
     finally:
-        close = getattr(items, "close", None)
-        if callable(close):
-            close()
+        close_items(items)
+
+
+def close_items(items: object) -> None:
+    """Close an iterator that can be closed, such as a generator."""
+    close = getattr(items, "close", None)
+    if callable(close):
+        close()
 
 
 def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
-    """Start a reader behind what the user has received: by its own state, or by reading up to there."""
+    """Start a reader after the batches the user has received: load its state, or skip the earlier items."""
     if reached.state is not None:
         reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
         return iterate(reader)
@@ -117,7 +120,7 @@ def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
 
 
 class _Place:
-    """Tells every exception that passes through it which batch it concerns."""
+    """A context that adds the current batch's number to every exception raised within it."""
 
     __slots__ = ("number",)
 
@@ -136,14 +139,29 @@ class _Place:
             note_batch(error, self.number)
 
 
-def write_batch(arrays: list[Array], layout: Layout, ring: Ring, meter: Meter, begun: int) -> Slot:
-    """Write whole arrays into a free slot, waiting for one; `begun` is when the reader was asked for them."""
+def fill_slot(
+    write: Callable[[list[Array]], None], layout: Layout, ring: Ring, meter: Meter, begun: int
+) -> Slot:
+    """Wait for a free slot and return it filled.
+
+    Parameters
+    ----------
+    write : callable
+        Writes the batch, given the slot's views.
+    layout : Layout
+        The batch's layout in the slot.
+    ring : Ring
+        The slots.
+    meter : Meter
+        Receives the times of reading, waiting and writing.
+    begun : int
+        When the reader was asked for the batch, in nanoseconds of `time.perf_counter_ns`.
+    """
     fetched = perf_counter_ns()
     slot = ring.acquire(layout.nbytes)
     ready = perf_counter_ns()
     try:
-        for view, array in zip(slot.views(layout), arrays, strict=True):
-            np.copyto(view, array)
+        write(slot.views(layout))
     except BaseException:
         ring.release(slot)
         raise

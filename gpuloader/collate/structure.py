@@ -1,7 +1,7 @@
-"""How the fields of a sample hang together: dicts, tuples and lists, nested as the dataset gives them.
+"""The structure of a sample: dicts, tuples and lists, nested as the dataset returns them.
 
-A sample is taken apart into its leaves, which become the fields of a batch; the batch is put together in
-the same form. Fields are named by their way from the top: ``image``, ``boxes.0``.
+A sample is flattened into its leaves, which become the fields of a batch. The batch is then built in the same
+structure. A field's name is its path from the top: ``image``, ``boxes.0``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Leaf:
     Attributes
     ----------
     name : str
-        Its way from the top of the sample.
+        The field's path from the top of the sample.
     is_array : bool
-        True for numbers and arrays of numbers, which are staged; False for what stays a Python object.
+        Whether the field is staged: True for numbers and arrays of numbers, False for other Python objects.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Branch:
     Attributes
     ----------
     kind : type
-        What the sample has here: dict, tuple, list, or a class derived from one of them.
+        The sample's class at this node: dict, tuple, list, or a class derived from one of them.
     keys : tuple or None
         A dict's keys, in its order; None for sequences.
     children : tuple of Leaf or Branch
-        One a key or element.
+        One node per key or element.
     name : str
-        Way from the top, empty at the top itself.
+        The path from the top; empty at the top itself.
     """
 
     kind: type
@@ -56,7 +56,7 @@ class Branch:
     name: str
 
     def entries(self, value: Any) -> Sequence[Any]:
-        """Return the values below `value`, one a child, or raise `SampleError` if it has other ones."""
+        """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
         if self.keys is None:
             if isinstance(value, list | tuple) and len(value) == len(self.children):
                 return value
@@ -75,19 +75,19 @@ Node = Leaf | Branch
 
 
 class Structure:
-    """The form of a sample, found from the first one.
+    """The nesting of a sample, inferred from the first one.
 
     Parameters
     ----------
     root : Leaf or Branch
-        The top.
+        The top node.
 
     Attributes
     ----------
     leaves : tuple of Leaf
         The fields, in the order of `flatten`.
     is_flat : bool
-        Whether it is a tuple or list of leaves, nothing nested.
+        Whether a sample is a tuple or list without nesting.
 
     Examples
     --------
@@ -127,20 +127,20 @@ class Structure:
         sample : object
             The sample.
         whole : collection of str
-            Fields that are lists of numbers: not taken apart.
+            Names of fields that are lists of numbers. Each stays one field, instead of one per number.
         staged : callable or None
-            Tells whether a value is staged; None: `is_array`.
+            Returns whether a value is staged; None means `is_array`.
         may_be_empty : bool
-            Whether there may be no field at all.
+            Whether a sample without any field is accepted.
 
         Raises
         ------
         SampleError
-            It has no field.
+            The sample has no field.
         """
         structure = cls(_node(sample, "", whole, staged or is_array))
         if not structure.leaves and not may_be_empty:
-            raise SampleError(f"expected one value or more in a sample, got {_describe_value(sample)}")
+            raise SampleError(f"expected a sample with at least one value, got {_describe_value(sample)}")
         return structure
 
     @classmethod
@@ -163,7 +163,7 @@ class Structure:
         return Structure, (self.root,)
 
     def flatten(self, sample: Any) -> Sequence[Any]:
-        """Return the values of the leaves of a sample; raise `SampleError` where it has another form."""
+        """Return the values of a sample's leaves; raise `SampleError` if its structure differs."""
         root = self.root
         if isinstance(root, Leaf):
             return (sample,)
@@ -175,7 +175,7 @@ class Structure:
         return found
 
     def build(self, fields: Sequence[Any]) -> Any:
-        """Put one value a leaf together in the form of a sample; a tuple at the top becomes a list."""
+        """Return one value per leaf in the structure of a sample; a tuple at the top becomes a list."""
         if self.is_flat and type(self.root) is Branch and self.root.kind in (tuple, list):
             return list(fields)
         built = _build(self.root, iter(fields))
@@ -197,7 +197,7 @@ def _node(value: Any, name: str, whole: Collection[str], staged: Callable[[Any],
 
 
 def is_proper_array(value: Any) -> bool:
-    """Return whether a value is an array of numbers, not a number by itself.
+    """Return whether a value is an array of numbers, not a single number.
 
     >>> is_proper_array(np.zeros(())), is_proper_array(3), is_proper_array(np.float32(3))
     (True, False, False)
@@ -206,13 +206,13 @@ def is_proper_array(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is a number or an array of numbers, of whatever library.
+    """Return whether a value is a number or an array of numbers, from any library.
 
     >>> is_array(3), is_array(np.zeros(2)), is_array("cat"), is_array(None), is_array(np.array(["a"]))
     (True, True, False, False, False)
     """
     dtype = getattr(value, "dtype", None)
-    if isinstance(dtype, np.dtype):  # other libraries' arrays of text or objects, too
+    if isinstance(dtype, np.dtype):  # also rules out other libraries' arrays of text or objects
         return is_stageable(dtype)
     if isinstance(value, bool | int | float | complex | Ragged):
         return True
@@ -247,16 +247,16 @@ def _build(node: Node, fields: Iterator[Any]) -> Any:
     values = [_build(child, fields) for child in node.children]
     if node.keys is not None:
         return _make(node.kind, dict(zip(node.keys, values, strict=True)), dict)
-    if hasattr(node.kind, "_make"):  # a named tuple, whatever its own `__new__` takes
+    if hasattr(node.kind, "_make"):  # a named tuple; its `__new__` may take other arguments
         return _make(node.kind._make, values, tuple)
     return _make(node.kind, values, list if issubclass(node.kind, list) else tuple)
 
 
 def _make(kind: Callable[[Any], Any], entries: Any, plain: Callable[[Any], Any]) -> Any:
-    """Return entries as the sample's own class, or as the plain one where that cannot be made from them."""
+    """Return entries as the sample's own class, or as the plain class if that one does not accept them."""
     try:
         return kind(entries)
-    except Exception:  # whatever the user's class raises
+    except Exception:  # the user's class may raise anything
         return plain(entries)
 
 

@@ -1,4 +1,4 @@
-"""Whole values: what a ``collate_fn`` returned, or an unbatched sample, in whatever form, into a slot."""
+"""Stages whole values of any structure: the result of a ``collate_fn``, or an unbatched sample."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpuloader.staging.ring import Slot
 
 
 def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable[[int], Slot]) -> StagedBatch:
-    """Stage the arrays of a value; what is no array stays a Python object beside them.
+    """Stage the arrays of a value; everything else stays a Python object.
 
-    With feeds the value is a tuple or list with one entry a feed; an unbatched sample is converted to
-    them, the batch of a ``collate_fn`` keeps its dtypes. A number that a ``collate_fn`` returned beside
-    its arrays, a count for one, stays a number, as in Paddle.
+    With feeds, the value is a tuple or list with one entry per feed. An unbatched sample is converted to its
+    feeds; the batch of a ``collate_fn`` keeps its dtypes. A plain number that a ``collate_fn`` returns along
+    with its arrays, such as a count, stays a number, as in Paddle.
 
     Raises
     ------
     SampleError
-        The value has no field, or not those declared.
+        The value's fields are not those declared, or one of them does not hold numbers.
     """
     structure = Structure.of(
         value, staged=is_array if collation.function is None else is_proper_array, may_be_empty=True
@@ -60,7 +60,7 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
 
 
 def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
-    """Return one sample's value as its feed wants it: a sequence is an array, one of sequences is ragged."""
+    """Return a sample's value converted to its feed: an array, or `Ragged` for a feed of lod_level 2."""
     if isinstance(value, Ragged):
         return value
     if feed.lod_level == 2:

@@ -1,1 +1,1 @@
-"""The main job: train on MNIST, synchronously and asynchronously, and show the difference."""
+"""The demonstration: train on MNIST synchronously and asynchronously, and compare the two."""

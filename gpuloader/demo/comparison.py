@@ -1,4 +1,4 @@
-"""Which runs are made, whether they agree, and what is written of them."""
+"""Plan the demonstration's runs, compare them, and write their results."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ AS_IT_IS = "as it is"
 WITH_WAITS = "with waits"
 
 _SLOWED_DIGITS = 20_000
-"""How many digits runs with waits may read: their length is known, they only wait."""
+"""The most digits for runs with waits, which need not be long: most of their time is known in advance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run to be made.
+    """A planned run.
 
     Attributes
     ----------
     title : str
-        `AS_IT_IS` or `WITH_WAITS`; runs of one title are compared.
+        `AS_IT_IS` or `WITH_WAITS`; runs with the same title are compared.
     way : Way
-        How it reads.
+        How the run reads.
     epochs : int
         Passes over the digits.
     wait : float
-        Seconds that each read and each step waits, for a slow disk and a larger model.
+        Seconds to add to each read and each step, to simulate a slow disk and a larger model.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Plan:
 
 
 def plan_runs(way: Way | None, epochs: int, wait: float, digits: int) -> list[Plan]:
-    """Return the runs to be made: one that reads in the given way, or for None both, with and without waits.
+    """Plan one run that reads in the given way; for None, plan both ways, with and without waits.
 
     >>> [(one.title, one.way) for one in plan_runs(None, 3, 0.0, 4000)]
     [('as it is', 'synchronous'), ('as it is', 'asynchronous')]
@@ -59,7 +59,7 @@ def plan_runs(way: Way | None, epochs: int, wait: float, digits: int) -> list[Pl
 
 
 def group_runs(runs: dict[Plan, Run]) -> dict[str, dict[str, Run]]:
-    """Return runs by title and way."""
+    """Group the runs by title, then by way."""
     groups: dict[str, dict[str, Run]] = {}
     for plan, run in runs.items():
         groups.setdefault(plan.title, {})[plan.way] = run
@@ -67,7 +67,7 @@ def group_runs(runs: dict[Plan, Run]) -> dict[str, dict[str, Run]]:
 
 
 def are_equal(runs: list[Run]) -> bool:
-    """Return whether runs gave the same losses and parameters, bit for bit."""
+    """Return whether all runs have the same losses and parameters, bit for bit."""
     first, *others = runs
     return all(
         np.array_equal(first.losses, other.losses)
@@ -80,9 +80,9 @@ def are_equal(runs: list[Run]) -> bool:
 
 
 def write_runs(groups: dict[str, dict[str, Run]], folder: Path) -> list[str]:
-    """Write parameters and losses of the first group, and a picture of all; return the names of the files.
+    """Write the first group's parameters and losses and a timeline of all runs; return the file names.
 
-    Without matplotlib there is no picture.
+    Without matplotlib, write no timeline.
     """
     first = next(iter(groups.values()))
     [*_, last] = first.values()

@@ -1,6 +1,6 @@
-"""The model of the demonstration: one linear layer from 784 pixels to a number, trained on the squared error.
+"""The demonstration's model: one linear layer from 784 pixels to a number, trained on the squared error.
 
-It is the simplest thing that learns from a batch, so that what is measured is the loading.
+It is the simplest model that learns from a batch, so that the demonstration measures the loading.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from gpuloader.sources.mnist.digits import PIXELS
 class LinearModel:
     """Predict ``images @ weight + bias`` and learn by stochastic gradient descent.
 
-    The loss is ``mean((predictions - labels) ** 2)`` with plain broadcasting, and there lies a trap.
+    The loss is ``mean((predictions - labels) ** 2)`` with plain broadcasting, which sets a trap.
     Predictions have shape (n, 1). Labels of shape (n, 1) are compared one to one. Labels of shape (n,) are
-    broadcast: every prediction is compared with every label of the batch, n x n pairs. No error is
-    raised and the loss falls at first, but the best answer to such a loss is the batch's mean label for
-    every image, so it never falls below the variance of the labels, about 8.3 for MNIST. A loss that
-    stays between 7 and 10 for ever is this, and not a learning rate to be tuned.
+    broadcast: every prediction is compared with every label of the batch, n x n pairs. Nothing raises an
+    error, and the loss falls at first. But it is smallest when every prediction is the batch's mean label,
+    so it never falls below the variance of the labels, about 8.3 for MNIST. If the loss stays between 7 and
+    10, this is the cause, and tuning the learning rate will not help.
 
     Parameters
     ----------
     learning_rate : float
-        Factor of the gradient in a step, more than 0.
+        Step size, more than 0.
     seed : int
-        Of the initial weights, drawn with NumPy so that they are equal on a CPU and a GPU.
+        Seed of the initial weights, which are drawn with NumPy so that they are equal on CPUs and GPUs.
 
     Attributes
     ----------
     weight : array of float32, shape (784, 1)
     bias : array of float32, shape (1,)
-        Arrays of the library and device of the last batch; of NumPy before the first.
+        Arrays of the last batch's library, on its device; NumPy arrays before the first batch.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class LinearModel:
         if not learning_rate > 0:
             raise ValueError(f"learning_rate must be more than 0, got {learning_rate!r}")
         self.learning_rate = learning_rate
-        # Glorot's uniform range: predictions begin small whatever the number of pixels.
+        # Glorot's uniform range keeps the first predictions small for any number of pixels.
         limit = (6 / (PIXELS + 1)) ** 0.5
         drawn = np.random.default_rng(seed).uniform(-limit, limit, (PIXELS, 1))
         self.weight: Any = drawn.astype(np.float32)
@@ -65,9 +65,9 @@ class LinearModel:
         Parameters
         ----------
         images : array of float32, shape (n, 784)
-            From NumPy, CuPy, or another library of the array standard.
+            Images from NumPy, CuPy, or another library that follows the array API standard.
         labels : array of float32, shape (n, 1)
-            Of the same library and device. Shape (n,) is taken too, and is the trap told of above.
+            Labels of the same library and device. Shape (n,) is accepted too; see the trap described above.
 
         Returns
         -------
@@ -78,28 +78,29 @@ class LinearModel:
         Raises
         ------
         ValueError
-            The batch is empty, or images are not of 784 pixels.
+            The batch is empty, or the images do not have 784 pixels.
         """
         if images.ndim != 2 or images.shape[1] != PIXELS or not len(images):
             raise ValueError(
-                f"images must have shape (n, {PIXELS}) with n of 1 or more, got {images.shape}; "
-                f"reshape a batch to (-1, {PIXELS})"
+                f"images must have shape (n, {PIXELS}) with n at least 1, got {images.shape}; "
+                f"reshape the batch to (-1, {PIXELS})"
             )
         self._follow(images)
         errors = images @ self.weight + self.bias - labels
         loss = (errors * errors).mean()
-        # Where labels were broadcast, a prediction takes part in a whole row of errors.
+        # If the labels were broadcast, each prediction has a whole row of errors.
         slopes = errors.sum(axis=1, keepdims=True) * (2 / errors.size)
         self.weight -= self.learning_rate * (images.T @ slopes)
         self.bias -= self.learning_rate * slopes.sum(axis=0)
         return loss
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weight, bias and learning rate to `path`, as an ``.npz`` file whatever its name.
+        """Save the weight, bias and learning rate in ``.npz`` format.
 
         Parameters
         ----------
         path : path-like
+            The file to write, with any suffix.
         """
         with Path(path).open("wb") as file:
             np.savez(
@@ -111,23 +112,24 @@ class LinearModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinearModel:
-        """Read a model that `save` wrote.
+        """Load a model that `save` wrote.
 
         Parameters
         ----------
         path : path-like
+            The file to read.
 
         Returns
         -------
         LinearModel
-            It goes on as the saved one would have.
+            A model that continues to train exactly as the saved one would have.
 
         Raises
         ------
         FileNotFoundError
-            There is no such file.
+            The file does not exist.
         DataFileError
-            It holds something else.
+            The file is not a saved model.
         """
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -146,7 +148,7 @@ class LinearModel:
         return model
 
     def _follow(self, images: Any) -> None:
-        """Move the parameters to the array library of the batch, if they are not there."""
+        """Convert the parameters to the batch's array library, if they are of another."""
         library = array_module(images)
         if array_module(self.weight) is not library:
             self.weight, self.bias = library.asarray(self.weight), library.asarray(self.bias)
@@ -154,11 +156,11 @@ class LinearModel:
 
 def _foreign(path: str | os.PathLike[str], got: str) -> DataFileError:
     return DataFileError(
-        f"{os.fspath(path)}: expected a saved model, weight ({PIXELS}, 1) and bias (1,) of float32 and a "
-        f"learning_rate, got {got}; save one with LinearModel.save"
+        f"{os.fspath(path)}: expected a saved model with float32 weight ({PIXELS}, 1), float32 bias (1,) and "
+        f"a learning_rate, got {got}; save one with LinearModel.save"
     )
 
 
 def _on_host(array: Any) -> Any:
-    """Return the array as NumPy's; CuPy's own arrays refuse to be converted in silence."""
+    """Return the array as a NumPy array; CuPy arrays refuse implicit conversion."""
     return array.get() if hasattr(array, "get") else np.asarray(array)

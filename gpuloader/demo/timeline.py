@@ -1,4 +1,4 @@
-"""A picture of who was busy with what, and when: one run, or runs that are compared one above the other."""
+"""Draw timelines that show when each thread, worker and copy stream was busy, for one run or several."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ COLOURS = {
     "copy": "#3b3f5c",
     "compute": "#f58518",
 }
-"""They differ in lightness as well as in hue, for those who tell some hues apart badly."""
+"""Colors that differ in lightness as well as hue, so that color-blind readers can tell them apart."""
 
 SEAMED = 0.01
-"""A stretch of more than this part of the picture has a seam around it."""
+"""Bars wider than this fraction of the panel get a white edge."""
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[Span]:
@@ -31,14 +31,14 @@ def read_trace(path: str | os.PathLike[str]) -> list[Span]:
     Parameters
     ----------
     path : path-like
-        In the Chrome trace event format.
+        A file in the Chrome trace event format.
 
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
     DataFileError
-        It is no trace, or one without the rows that ours have.
+        The file is not a trace, or lacks the rows of a trace from gpuloader.
     """
     try:
         events = json.loads(Path(path).read_text())["traceEvents"]
@@ -50,13 +50,13 @@ def read_trace(path: str | os.PathLike[str]) -> list[Span]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise DataFileError(
-            f"{os.fspath(path)}: expected a trace that gpuloader.trace wrote, got something else "
+            f"{os.fspath(path)}: expected a trace written by gpuloader.trace, got something else "
             f"({type(error).__name__}: {error})"
         ) from None
 
 
 def choose_window(spans: Iterable[Span], steps: int) -> tuple[int, int]:
-    """Return start and end, in nanoseconds, of `steps` steps in the middle of the run.
+    """Return the start and end, in nanoseconds, of `steps` steps from the middle of the run.
 
     >>> spans = [Span("compute", "MainThread", 10 * n, 10 * n + 5) for n in range(9)]
     >>> choose_window(spans, steps=2)
@@ -64,23 +64,23 @@ def choose_window(spans: Iterable[Span], steps: int) -> tuple[int, int]:
     """
     spans = _name_computing(spans)
     ends = [one.end for one in spans if one.name == "compute"]
-    if len(ends) < 2:  # no steps to choose from: all there is
+    if len(ends) < 2:  # too few steps to choose from: show everything
         return min((one.start for one in spans), default=0), max((one.end for one in spans), default=1)
     middle = max((len(ends) - steps) // 2, 1)
     return ends[middle - 1], ends[min(middle - 1 + steps, len(ends) - 1)]
 
 
 def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8) -> None:
-    """Write one panel a run to a PNG file.
+    """Draw one panel per run and write them to a PNG file.
 
     Parameters
     ----------
     groups : dict of str to dict of str to list of Span
-        The spans of runs by their names, in groups that are compared; the group's title.
+        Groups of runs to compare, by title; each group maps a run's name to its spans.
     path : pathlib.Path
         The file to write.
     steps : int
-        Steps of a group's first run to show; the others are drawn over as much time.
+        Steps of each group's first run to show; the group's other runs cover the same length of time.
     """
     from matplotlib.figure import Figure
 
@@ -102,21 +102,21 @@ def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8
 
 
 def draw_trace(trace: str | os.PathLike[str], path: Path, *, steps: int = 8) -> None:
-    """Write the middle of a trace file to a PNG file, one row a thread, worker and copy stream.
+    """Draw the middle of a trace to a PNG file, with a row for each thread, worker and copy stream.
 
     Parameters
     ----------
     trace : path-like
-        The file that `gpuloader.trace` wrote.
+        The trace file, written by `gpuloader.trace`.
     path : pathlib.Path
         The file to write.
     steps : int
-        Steps to show.
+        The number of steps to show.
 
     Raises
     ------
     FileNotFoundError, DataFileError
-        As `read_trace`.
+        The trace cannot be read; see `read_trace`.
     """
     from matplotlib.figure import Figure
 
@@ -129,32 +129,33 @@ def draw_trace(trace: str | os.PathLike[str], path: Path, *, steps: int = 8) -> 
 
 
 def draw_run(panel: Any, spans: Sequence[Span], start: int, end: int) -> int:
-    """Draw what happened from `start` to `end` on one panel, one row a thread, worker and copy stream.
+    """Draw the spans from `start` to `end`, with a row for each thread, worker and copy stream.
 
     Parameters
     ----------
     panel : matplotlib.axes.Axes
+        The axes to draw on.
     spans : sequence of Span
-        Of a whole run; names that are not in `COLOURS` are left out.
+        The spans of a whole run; those whose names are not in `COLOURS` are left out.
     start, end : int
-        Nanoseconds.
+        The limits of the panel, in nanoseconds.
 
     Returns
     -------
     int
-        How many steps have a part in that time.
+        The number of steps that overlap the panel.
     """
     spans = [one for one in _name_computing(spans) if one.name in COLOURS]
     rows = {name: row for row, name in enumerate(sort_rows(spans))}
     shown = [one for one in spans if one.end > start and one.start < end]
-    # A wait in which the consumer itself reads spans its fetch and stage: it is drawn first, behind them.
+    # If the consumer itself reads, its wait contains its fetch and stage; draw waits first, behind them.
     for one in sorted(shown, key=lambda one: one.name != "wait"):
         left, right = max(one.start, start), min(one.end, end)
         panel.broken_barh(
             [((left - start) * 1e-6, (right - left) * 1e-6)],
             (rows[one.thread] - 0.4, 0.8),
             facecolors=COLOURS[one.name],
-            # A seam where two stretches of one kind meet; it would swallow what is hardly wider than itself.
+            # A white edge separates adjacent bars of one color; it would hide very narrow bars.
             edgecolors="white",
             linewidth=0.7 if right - left > SEAMED * (end - start) else 0,
         )
@@ -168,7 +169,7 @@ def draw_run(panel: Any, spans: Sequence[Span], start: int, end: int) -> int:
 
 
 def add_legend(figure: Any, spans: Iterable[Span]) -> None:
-    """Say above a figure which colour is what, of all that occurs in some spans."""
+    """Add a legend above a figure with the colors that occur in the spans."""
     from matplotlib.patches import Patch
 
     names = {one.name for one in _name_computing(spans)}
@@ -177,7 +178,7 @@ def add_legend(figure: Any, spans: Iterable[Span]) -> None:
 
 
 def _name_computing(spans: Iterable[Span]) -> list[Span]:
-    """Call the time between two batches computing, where the user has marked none as that."""
+    """Rename "step" spans to "compute", unless the user marked compute spans."""
     spans = list(spans)
     if any(one.name == "compute" for one in spans):
         return spans
@@ -185,7 +186,7 @@ def _name_computing(spans: Iterable[Span]) -> list[Span]:
 
 
 def _name_row(name: str) -> str:
-    """Return what a row is called in a picture.
+    """Return the label of a row.
 
     >>> [_name_row(name) for name in ("MainThread", "gpuloader-worker-1", "gpu:0 copies")]
     ['consumer', 'worker 1', 'gpu:0, copy stream']

@@ -1,4 +1,4 @@
-"""Train the linear model once, reading synchronously or asynchronously, and keep what there is to compare."""
+"""Train the linear model once, reading synchronously or asynchronously, and record the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuloader.watch.tracing import Span, span, trace
 BATCH_SIZE = 100
 CAPACITY = 8
 READING = 7
-"""Seed of the order of digits; both runs read in the same one."""
+"""Seed of the digits' order, so that all runs read in the same order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,17 +31,17 @@ class Run:
     Attributes
     ----------
     losses : numpy.ndarray
-        One float32 a step.
+        The losses, one float32 per step.
     seconds : float
-        From the first batch asked for to the last loss known on the host, without what `after_step` took.
+        Time from requesting the first batch to knowing the last loss on the host, without `after_step`.
     compute : float
-        Seconds of it spent in training steps; on a GPU, in launching them.
+        Seconds of that spent in training steps; on a GPU, in launching them.
     stats : LoaderStats
         Where the loader's time went.
     spans : list of Span
-        Everything that happened, when, and in which thread.
+        The recorded spans of all threads.
     model : LinearModel
-        As trained.
+        The trained model.
     """
 
     losses: NDArray[np.float32]
@@ -62,7 +62,7 @@ def train(
     compute_wait: float = 0.0,
     after_step: Callable[[int, Any], object] | None = None,
 ) -> Run:
-    """Train from fresh parameters; equal arguments give equal losses, however the data is read.
+    """Train a new model; equal arguments produce equal losses, however the data is read.
 
     Parameters
     ----------
@@ -73,11 +73,12 @@ def train(
     epochs : int
         Passes over the set.
     asynchronous : bool
-        True: a thread reads ahead. False: reading, copying and computing take turns.
+        If True, a thread reads ahead. If False, reading, copying and computing take turns.
     read_wait, compute_wait : float
-        Seconds to wait in each read, as for a slow disk, and in each step, as for a larger model.
+        Seconds to add to each read, to simulate a slow disk, and to each step, to simulate a larger model.
     after_step : callable or None
-        Called with the number of steps done and the loss of the last, which may still be on its way.
+        A function called with the number of finished steps and the last loss, which the device may still be
+        computing.
 
     Examples
     --------
@@ -105,7 +106,7 @@ def train(
                     paused = time.perf_counter()
                     after_step(len(losses), losses[-1])
                     told += time.perf_counter() - paused
-        # Only now: to ask for a loss makes the host wait for the device.
+        # Reading a loss makes the host wait for the device, so read them after the loop.
         known = np.array([float(loss) for loss in losses], np.float32)
         seconds = time.perf_counter() - start - told
     compute = sum(one.end - one.start for one in spans if one.name == "compute") * 1e-9

@@ -1,5 +1,8 @@
-"""What a place stands on: memory, streams, events and kernels of one GPU, the host, or a simulation.
+"""Places and their devices: memory, streams, events and programs of a GPU, the host or a simulation.
 
-In: places, and filled slots to copy. Out: arrays on the place. `pipeline` calls devices; `devices.cuda` is
-the only module besides the kernels that imports CuPy.
+In: places, and filled slots to copy.
+Out: arrays in the place's memory, as the device's own arrays or as tensors of torch, JAX or Paddle.
+Callers: `pipeline` and `loader`; `doctor` looks at the machine through `devices.cuda`.
+
+Apart from the kernels, only `devices.cuda` imports CuPy.
 """

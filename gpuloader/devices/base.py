@@ -1,4 +1,7 @@
-"""What the pipeline asks of a device. `host.py`, `cuda.py` and `simulated.py` answer; one suite tests all."""
+"""The device protocol that the pipeline uses; `host.py`, `cuda.py` and `simulated.py` implement it.
+
+One conformance suite, tests/devices/conformance.py, tests all implementations.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +16,37 @@ from gpuloader.staging.lease import Lease
 from gpuloader.transforms.program import Program
 
 Stream = Any
-"""A queue of work on a device, run in order; what it is, only its device knows."""
+"""A queue of work on a device, run in order; its type depends on the device."""
 
 Event = Any
-"""A mark in a stream: `record`ed there, `wait`ed for by other streams, `query`ed by the host."""
+"""A mark in a stream: recorded there, waited for by other streams, queried by the host."""
 
 
 class HostMemory(Protocol):
-    """A host region a copy reads from: a staging slot."""
+    """The host memory that a copy reads from: a staging slot."""
 
     bytes: NDArray[np.uint8]
     address: int
 
 
 DeviceMemory = Any
-"""A region on a device; freed when nothing refers to it any more, and not before its last use."""
+"""Memory on a device; freed when nothing refers to it any more, but not before its last use has run."""
 
 
 class Device(Protocol):
-    """Memory, one kind of stream and one kind of event.
+    """A device's memory, streams and events.
 
     Every method may be called from any thread; none changes the calling thread's current device or
-    stream. Only `synchronize` and `alloc` may make the caller wait.
+    stream. Only `synchronize` and `alloc` may block the caller.
 
     Attributes
     ----------
     name : str
-        For messages: 'cpu', 'gpu:0'.
+        The device's name in messages, such as 'cpu' or 'gpu:0'.
     direct : bool
-        The user's arrays lie in the host slot itself, and the pipeline copies nothing.
+        Whether the user's arrays lie in the host slot itself, so that the pipeline copies nothing.
     locker : PageLocker or None
-        Page-locks the slots this device copies from.
+        Page-locks the slots that this device copies from; None if page-locking is of no use.
     """
 
     name: str
@@ -51,45 +54,45 @@ class Device(Protocol):
     locker: PageLocker | None
 
     def alloc(self, nbytes: int) -> DeviceMemory:
-        """Return fresh memory; raise `StagingMemoryError` where there is too little."""
+        """Return new memory; raise `StagingMemoryError` if there is too little."""
 
     def stream(self) -> Stream:
-        """Return a new stream that is ordered against others by events alone."""
+        """Return a new stream; only events order it with respect to others."""
 
     def event(self, *, timed: bool = False) -> Event:
-        """Return a new event; never recorded, it counts as complete. A `timed` one knows when it was."""
+        """Return a new event, which counts as reached until it is recorded; `timed` ones record the time."""
 
     def copy_async(
         self, target: DeviceMemory, source: HostMemory, nbytes: int, stream: Stream, offset: int = 0
     ) -> None:
-        """Put a copy of the first `nbytes` on `stream`, to `offset` bytes behind the start of `target`.
+        """Enqueue a copy of the first `nbytes` on `stream`, to `offset` bytes after the start of `target`.
 
-        `source` stays untouched until it has run.
+        The caller must not change `source` until the copy has run.
         """
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Mark the present end of `stream`; an earlier mark of this event is forgotten."""
+        """Mark the current end of `stream`; this replaces an earlier mark of the event."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Hold later work on `stream` until the event's present mark is reached; never holds the host."""
+        """Make later work on `stream` wait for the event's current mark; the host never waits."""
 
     def query(self, event: Event) -> bool:
-        """Return whether the mark is reached; raise `LoaderError` where the device has failed."""
+        """Return whether the mark is reached; raise `LoaderError` if the device has failed."""
 
     def synchronize(self, event: Event) -> None:
-        """Hold the calling thread until the mark is reached."""
+        """Block the calling thread until the mark is reached."""
 
     def elapsed(self, start: Event, end: Event) -> float:
-        """Return the seconds between two timed events that were reached."""
+        """Return the seconds between two timed events that have been reached."""
 
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
-        """Return what programs compute with: one array a field, which keeps the memory alive."""
+        """Return the arrays that programs compute with, one per field; they keep the memory alive."""
 
     def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
-        """Put what a program computes within `memory` on `stream`."""
+        """Enqueue a program on `stream`; it computes within `memory`."""
 
     def consumer_stream(self) -> Stream:
-        """Return the stream the calling thread computes on now."""
+        """Return the stream that the calling thread currently computes on."""
 
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
-        """Return one array a field over device memory; each view of them keeps `lease` alive."""
+        """Return one array per field over device memory; each of their views keeps `lease` alive."""

@@ -1,9 +1,12 @@
-"""One GPU through CuPy; the only module of the package that imports it, besides the kernels.
+"""One GPU through CuPy; apart from the kernels, the only module of the package that imports CuPy.
 
-Why it calls CUDA the way it does: a copy stream is non-blocking, so only events order it; events carry no
-timing, which makes waiting for them cheapest; `runtime.eventQuery` is asked instead of `Event.done`, which
-takes a failed device for one that is busy; memory is plain `cudaMalloc` memory, because CuPy's pool hands
-a freed block to the next copy without looking at kernels that still read it, while `cudaFree` waits.
+Why it calls CUDA the way it does:
+
+- Copy streams are non-blocking, so only events order them.
+- Events carry no timing unless requested, which makes waiting for them cheapest.
+- It calls `runtime.eventQuery` instead of `Event.done`, which takes a failed device for a busy one.
+- Memory comes from `cudaMalloc`. CuPy's pool would give a freed block to the next copy while kernels may
+  still read it; `cudaFree` waits for them.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ after_fork(_note_fork)
 
 
 def require_cuda(index: int) -> int:
-    """Return how many GPUs are visible, if the one of this index can be used.
+    """Return the number of visible GPUs, after checking that the GPU with this index can be used.
 
     Raises
     ------
     PlaceError
-        CuPy, the driver or the device is missing; the message says which and how to get it.
+        CuPy, the driver or the device is missing; the message says which one and what to do.
     """
     if cupy is None:
         raise PlaceError(
@@ -60,29 +63,29 @@ def require_cuda(index: int) -> int:
         )
     _refuse_fork(index)
     if not cupy.cuda.is_available():
-        raise PlaceError(f"gpu:{index} is not there: {explain_absence(cupy)}, or use CPUPlace()")
+        raise PlaceError(f"gpu:{index} is not available: {explain_absence(cupy)}, or use CPUPlace()")
     count: int = cupy.cuda.runtime.getDeviceCount()
     if index >= count:
         visible = ", ".join(f"gpu:{number}" for number in range(count))
-        raise PlaceError(f"gpu:{index} is not there: this process sees {count} ({visible})")
+        raise PlaceError(f"gpu:{index} is not available: this process sees {count} ({visible})")
     return count
 
 
 @dataclass(frozen=True, slots=True)
 class CudaMachine:
-    """What CuPy and the driver say of this machine.
+    """CuPy, CUDA and the GPUs of this machine.
 
     Attributes
     ----------
     cupy : str or None
-        Its version; None where it cannot be imported.
+        CuPy's version; None if it cannot be imported.
     runtime, driver : int
-        The CUDA that CuPy was built for and the newest that the driver knows, as 1000 major + 10 minor; 0
-        where there is none.
+        The CUDA version that CuPy was built for and the newest that the driver supports, as 1000 major + 10
+        minor; 0 if there is none.
     devices : tuple of (str, int, str)
-        Name, bytes of memory and compute capability of each device there is.
+        Name, bytes of memory and compute capability of each device.
     failure : str
-        Why there are none; empty where there are.
+        Why no devices were found; empty if there are some.
     """
 
     cupy: str | None = None
@@ -93,7 +96,7 @@ class CudaMachine:
 
 
 def describe_machine() -> CudaMachine:
-    """Return what there is, whatever is missing or fails."""
+    """Return what this machine has; anything missing or failing is reported, never raised."""
     if cupy is None:
         return CudaMachine(failure=_import_error)
     built = known = 0
@@ -101,7 +104,7 @@ def describe_machine() -> CudaMachine:
         runtime = cupy.cuda.runtime
         built, known = runtime.runtimeGetVersion(), runtime.driverGetVersion()
         properties = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
-    except Exception as error:  # of CUDA, or of a library that CuPy does not find
+    except Exception as error:  # from CUDA, or because CuPy cannot find one of its libraries
         return CudaMachine(cupy.__version__, built, known, failure=describe_error(error))
     devices = tuple(
         (one["name"].decode(), int(one["totalGlobalMem"]), f"{one['major']}.{one['minor']}")
@@ -116,10 +119,10 @@ def _refuse_fork(index: int) -> None:
 
 
 class _Current:
-    """Makes a GPU the calling thread's current one for a block, and gives its failures the package's type.
+    """A context with a GPU as the thread's current device; turns CUDA's errors into the package's own.
 
-    One for each block: a CuPy device keeps what to return to in itself, so a shared one could give a thread
-    the device that another thread came from.
+    Each block needs a new one. A CuPy device object stores the device to return to, so if threads shared it,
+    one thread could return to another thread's device.
     """
 
     __slots__ = ("_device", "_index")
@@ -141,7 +144,7 @@ class _Current:
         try:
             self._device.__exit__(kind, error, trace)
         except cupy.cuda.runtime.CUDARuntimeError as second:
-            if error is None:  # else a failed device refuses this as well; the first tells more
+            if error is None:  # otherwise keep the first error: a failed device refuses every later call
                 raise tell_failure(self._index, second) from second
         failure = None if error is None else translate(cupy, self._index, error)
         if failure is not None:
@@ -154,9 +157,9 @@ class CudaMemory:
     Attributes
     ----------
     nbytes : int
-        Its size.
+        The size in bytes.
     address : int
-        Device pointer.
+        The device pointer.
     """
 
     __slots__ = ("_memory", "address", "nbytes")
@@ -173,7 +176,7 @@ class CudaDevice:
     Parameters
     ----------
     index : int
-        Which of the visible GPUs; `require_cuda` has found it usable.
+        The GPU's index among the visible ones; `require_cuda` must have accepted it.
     """
 
     direct = False
@@ -186,7 +189,7 @@ class CudaDevice:
         self._runtime = cupy.cuda.runtime
 
     def alloc(self, nbytes: int) -> CudaMemory:
-        """Return fresh memory from `cudaMalloc`; raise `StagingMemoryError` where there is too little."""
+        """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         with _Current(self._index):
             try:
                 return CudaMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
@@ -195,7 +198,7 @@ class CudaDevice:
                     raise
                 free, total = self._runtime.memGetInfo()
                 raise StagingMemoryError(
-                    f"{nbytes:,} bytes on {self.name} could not be had ({error}); {free:,} of {total:,} "
+                    f"cannot allocate {nbytes:,} bytes on {self.name} ({error}); {free:,} of {total:,} bytes "
                     "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
                     "cupy.get_default_memory_pool().free_all_blocks()"
                 ) from error
@@ -206,7 +209,7 @@ class CudaDevice:
             return cupy.cuda.Stream(non_blocking=True)
 
     def event(self, *, timed: bool = False) -> Any:
-        """Return an event on which a host thread sleeps rather than spins; without timing it costs less."""
+        """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
         with _Current(self._index):
             return cupy.cuda.Event(block=True, disable_timing=not timed)
 
@@ -215,32 +218,32 @@ class CudaDevice:
     ) -> None:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
         if nbytes:
-            with _Current(self._index):  # as for `record`: the stream may be the default one
+            with _Current(self._index):  # as in `record`: the stream may be the default stream
                 address = target.address + offset
                 self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
 
     def record(self, event: Any, stream: Any) -> None:
-        """Record `event` on `stream`; does nothing in a forked child, which gives back what it inherited."""
+        """Record `event` on `stream`; do nothing in a forked child, which only releases what it inherited."""
         if _forked:
             return
-        with _Current(self._index):  # the default stream's handle, 0, means that of the current device
+        with _Current(self._index):  # handle 0 means the default stream of the current device
             self._refuse_capture(stream)
             self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Make `stream` wait for `event` on the device; raise `LoaderError` while it is captured."""
+        """Make `stream` wait for `event` on the device; raise `LoaderError` if it is being captured."""
         with _Current(self._index):
             self._refuse_capture(stream)
             self._runtime.streamWaitEvent(stream.ptr, event.ptr)
 
     def _refuse_capture(self, stream: Any) -> None:
-        """Raise where work of ours would become part of a graph, or end its capture."""
+        """Raise `LoaderError` if our work would become part of a graph, or break its capture."""
         # The default stream cannot be captured.
         if stream.ptr and self._runtime.streamIsCapturing(stream.ptr):
             raise tell_capture(self._index, "its stream is being captured")
 
     def query(self, event: Any) -> bool:
-        """Return whether the work before `event` is done.
+        """Return whether the work before `event` has run.
 
         Raises
         ------
@@ -252,20 +255,20 @@ class CudaDevice:
         if status in CAPTURED:
             raise tell_capture(self._index, f"CUDA error {status}")
         if status not in (0, _EVENT_NOT_READY):
-            raise LoaderError(f"{self.name} failed with CUDA error {status} while a copy was awaited")
+            raise LoaderError(f"{self.name} failed with CUDA error {status} while waiting for a copy")
         return status == 0
 
     def synchronize(self, event: Any) -> None:
-        """Hold the calling thread, with the GIL released, until the work before `event` is done.
+        """Block the calling thread, with the GIL released, until the work before `event` has run.
 
-        Returns at once in a forked child: what it inherited ends in its parent.
+        In a forked child, return at once: the work it inherited runs in its parent.
         """
         if not _forked:
             with _Current(self._index):
                 self._runtime.eventSynchronize(event.ptr)
 
     def elapsed(self, start: Any, end: Any) -> float:
-        """Return the seconds between two timed events that were reached, half a microsecond fine."""
+        """Return the seconds between two timed events that have been reached, to half a microsecond."""
         with _Current(self._index):
             milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
         return milliseconds / 1000
@@ -276,25 +279,25 @@ class CudaDevice:
             return cupy.cuda.get_current_stream()
 
     def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
-        """Return one CuPy array a field; each of their views keeps `lease` alive."""
+        """Return one CuPy array per field; each of their views keeps `lease` alive."""
         unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, lease, self._index)
         start = cupy.cuda.MemoryPointer(unowned, 0)
         return [cupy.ndarray(field.shape, field.dtype, start + field.offset) for field in layout.fields]
 
     def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
-        """Return one CuPy array a field; they keep the memory."""
+        """Return one CuPy array per field; they keep the memory alive."""
         with _Current(self._index):
             unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._index)
             start = cupy.cuda.MemoryPointer(unowned, 0)
             return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
-        """Launch a program's kernels on `stream`, over arrays within `memory`."""
+        """Launch a program's kernels on `stream`; they compute within `memory`."""
         with _Current(self._index):
             program.run_on_device(self.arrays(memory, program.room), stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
-        """Page-lock a host mapping for every device; raise `OSError` where the driver refuses."""
+        """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""
         with _Current(self._index):
             try:
                 self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
@@ -302,7 +305,7 @@ class CudaDevice:
                 raise OSError(f"cudaHostRegister: {error}") from error
 
     def page_unlock(self, address: int) -> None:
-        """Undo `page_lock`; does nothing in a forked child, where CUDA must not be called."""
+        """Undo `page_lock`; do nothing in a forked child, where CUDA must not be called."""
         if not _forked:
             # At interpreter exit the driver may already be gone, and its registrations with it.
             with contextlib.suppress(self._runtime.CUDARuntimeError):

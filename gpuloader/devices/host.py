@@ -1,4 +1,4 @@
-"""The CPU as a device: all work is done when it is asked for, and batches lie in the slot itself."""
+"""The CPU as a device: all work runs immediately, and batches lie in the slot itself."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class HostBuffer:
     Attributes
     ----------
     nbytes : int
-        Its size.
+        The size in bytes.
     bytes : numpy.ndarray
-        The region, uint8.
+        The memory, uint8.
     """
 
     __slots__ = ("bytes", "nbytes")
@@ -36,12 +36,12 @@ class HostBuffer:
 
 
 class HostDevice:
-    """Host memory; every event is complete as soon as it is recorded.
+    """The host as a device; every event is reached as soon as it is recorded.
 
     Parameters
     ----------
     locker : PageLocker or None
-        Page-locks the slots for a GPU: the device of a `CUDAPinnedPlace`.
+        Page-locks the slots so that a GPU can copy from them; used for a `CUDAPinnedPlace`.
 
     Examples
     --------
@@ -58,54 +58,54 @@ class HostDevice:
         self.locker = locker
 
     def alloc(self, nbytes: int) -> HostBuffer:
-        """Return fresh host memory."""
+        """Return new host memory."""
         return HostBuffer(nbytes)
 
     def stream(self) -> str:
-        """Return the host's one order of work."""
+        """Return the host's only stream."""
         return _ONLY_STREAM
 
     def event(self, *, timed: bool = False) -> str:
-        """Return the mark that is always reached."""
+        """Return the host's only event, which is always reached."""
         return _ONLY_EVENT
 
     def copy_async(
         self, target: HostBuffer, source: HostMemory, nbytes: int, stream: str, offset: int = 0
     ) -> None:
-        """Copy, now."""
+        """Copy immediately."""
         target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
 
     def record(self, event: str, stream: str) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def wait(self, stream: str, event: str) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def query(self, event: str) -> bool:
-        """Return True: nothing is ever pending."""
+        """Return True: no work is ever pending."""
         return True
 
     def synchronize(self, event: str) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def elapsed(self, start: str, end: str) -> float:
-        """Return 0: nothing is ever pending."""
+        """Return 0: no work is ever pending."""
         return 0.0
 
     def run(self, program: Program, memory: HostBuffer, stream: str) -> None:
-        """Compute, now."""
+        """Run a program immediately."""
         program.run_on_host(self.arrays(memory, program.room))
 
     def arrays(self, memory: HostBuffer, layout: Layout) -> list[NDArray[Any]]:
-        """Return one NumPy array a field."""
+        """Return one NumPy array per field."""
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def consumer_stream(self) -> str:
-        """Return the host's one order of work."""
+        """Return the host's only stream."""
         return _ONLY_STREAM
 
     def views(self, memory: HostBuffer, layout: Layout, lease: Lease) -> list[NDArray[Any]]:
-        """Return one NumPy array a field."""
+        """Return one NumPy array per field."""
         interface = memory.bytes.__array_interface__
         lease.__array_interface__ = interface
         region = np.asarray(lease)

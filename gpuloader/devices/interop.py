@@ -1,11 +1,12 @@
-"""Hand-over: batches as arrays of the framework that computes on them, without a copy.
+"""Delivers batches as tensors of torch, JAX or Paddle, without a copy.
 
-On a CPU place the framework's tensors lie in the slot itself; their memory is the user's as long as any of
-them lives. On a GPU they lie in the device slot, and what is waited for, before and after, is the stream on
-which that framework computes: it waits for the copy, and the next copy waits for what it has been given.
+On a CPU place, the tensors lie in the slot itself, and the user owns its memory as long as any of them lives.
+On a GPU, they lie in the device slot. The framework's stream waits for the copy into the slot, and the next
+copy into the slot waits for the work on that stream.
 
-JAX frees an array on a GPU while kernels that read it may still be queued, on streams it does not tell. There
-alone a batch is copied once more, on the device, and its slot is kept until that copy has run.
+JAX on a GPU is the exception. It frees an array while kernels that read it may still be queued on streams
+that it does not expose. So each batch is copied once more, on the device, and its slot is kept until that
+copy has run.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class ForeignStream:
     Attributes
     ----------
     ptr : int
-        Its CUDA handle.
+        The stream's CUDA handle.
     owner : object
-        Whose stream it is: the handle is good as long as that lives.
+        The library's stream object; the handle is valid as long as it lives.
     """
 
     ptr: int
@@ -41,39 +42,39 @@ class ForeignStream:
 
 
 class Output(Protocol):
-    """How the batches of one device reach their user."""
+    """Converts the batches of one device for the user."""
 
     def stream(self) -> Stream:
         """Return the stream on which the calling thread will use the next batch."""
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
-        """Return the device's arrays as the user's; `ready` is when their copy has run."""
+        """Return the device's arrays as the user's; `ready` is the event after their copy."""
 
 
 class NativeOutput:
-    """The device's own arrays: NumPy's on a host, CuPy's on a GPU."""
+    """Delivers the device's own arrays: NumPy's on the host, CuPy's on a GPU."""
 
     def __init__(self, device: Device, stream: Callable[[], Stream] | None = None) -> None:
         self._stream = stream or device.consumer_stream
 
     def stream(self) -> Stream:
-        """Return the device's consumer stream, or the user's own."""
+        """Return the device's consumer stream, or the user's stream if one was passed."""
         return self._stream()
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return the arrays as they are."""
+        """Return the arrays unchanged."""
         return arrays
 
 
 class ForeignOutput:
-    """Tensors of a framework that drops them when nothing refers to them any more, torch or Paddle.
+    """Delivers tensors of torch, Paddle, or JAX on the host, which keep their memory as long as they need it.
 
     Parameters
     ----------
     wrap : callable
-        Makes one tensor of one array, over the same memory.
+        Returns a tensor over an array's memory.
     stream : callable
-        Gives the stream the framework computes on.
+        Returns the stream that the framework computes on.
     """
 
     def __init__(self, wrap: Callable[[Any], Any], stream: Callable[[], Stream]) -> None:
@@ -81,61 +82,61 @@ class ForeignOutput:
         self._stream = stream
 
     def stream(self) -> Stream:
-        """Return the stream the framework computes on now, in the calling thread."""
+        """Return the stream that the framework currently computes on in the calling thread."""
         return self._stream()
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return one tensor an array; raise `LoaderError` where the framework does not take it."""
+        """Return one tensor per array; raise `LoaderError` if the framework does not accept an array."""
         return [_wrapped(self._wrap, array) for array in arrays]
 
 
 class CopiedOutput:
-    """Arrays of a framework whose streams nobody knows: JAX on a GPU.
+    """Delivers copies, for a framework whose streams are not accessible: JAX on a GPU.
 
-    The host waits for the copy to the device, which has run since the step before, and the framework copies
-    each array once more, in its own time; the slot is kept until it has.
+    The host waits for the copy to the device, which was started a step earlier. The framework then copies
+    each array once more, asynchronously; the slot is kept until that copy has run.
 
     Parameters
     ----------
     device : Device
-        Where the arrays lie.
+        The device that the arrays are on.
     wrap : callable
-        Makes one array of the framework of one of ours, over the same memory.
+        Returns one of the framework's arrays over the memory of one of ours.
     copy : callable
-        Copies one, asynchronously; the copy has ``is_ready``.
+        Copies a framework's array asynchronously; the copy has a method ``is_ready``.
     """
 
     def __init__(self, device: Device, wrap: Callable[[Any], Any], copy: Callable[[Any], Any]) -> None:
         self._device = device
         self._wrap = wrap
         self._copy = copy
-        self._under_way: deque[tuple[Any, Any, Any]] = deque()
+        self._in_flight: deque[tuple[Any, Any, Any]] = deque()
 
     def stream(self) -> Stream:
-        """Return the device's own consumer stream; nothing of the framework runs there."""
+        """Return the device's own consumer stream; the framework runs nothing on it."""
         return self._device.consumer_stream()
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
-        """Return copies; what they are made from stays until they are made."""
-        while self._under_way and self._under_way[0][-1].is_ready():
-            self._under_way.popleft()
+        """Return copies of the arrays, and keep the arrays until the copies have run."""
+        while self._in_flight and self._in_flight[0][-1].is_ready():
+            self._in_flight.popleft()
         if ready is not None:
             self._device.synchronize(ready)
         copies = []
         for array in arrays:
             source = _wrapped(self._wrap, array)
             copies.append(self._copy(source))
-            self._under_way.append((array, source, copies[-1]))  # wrapping may convert, and let go of `array`
+            self._in_flight.append((array, source, copies[-1]))  # keep `array` too: wrapping may convert it
         return copies
 
 
 def check_output(name: object) -> str | None:
-    """Return the name of an output if it is one, or None.
+    """Return the name of a known output, or None.
 
     Raises
     ------
     ValueError
-        It is not.
+        The name is not one of `OUTPUTS`.
 
     >>> check_output("torch"), check_output(None)
     ('torch', None)
@@ -145,24 +146,24 @@ def check_output(name: object) -> str | None:
 
 
 def open_output(name: str | None, device: Device, stream: object = None) -> Output:
-    """Return how the batches of a device reach their user.
+    """Return the output that converts the batches of a device.
 
     Parameters
     ----------
     name : str or None
-        One of `OUTPUTS`; None for the device's own arrays.
+        One of `OUTPUTS`; None delivers the device's own arrays.
     device : Device
-        Where batches land.
+        The device that batches are on.
     stream : object
-        What the batches are used on, with ``__cuda_stream__`` (CuPy's, torch's, cuda.core's streams have
-        it), or a callable that gives such a stream; None: the framework's current one.
+        The stream on which the user computes: an object with ``__cuda_stream__``, such as a stream of CuPy,
+        torch or cuda.core, or a callable that returns one. None means the framework's current stream.
 
     Raises
     ------
     ImportError
         The framework is not installed.
     PlaceError
-        NumPy's arrays are wanted of a GPU, or CuPy's of a host.
+        The output does not support the device, such as NumPy arrays on a GPU or CuPy arrays on the host.
     """
     own = None if stream is None else _own_stream(stream)
     if name is None or name == ("numpy" if device.direct else "cupy"):
@@ -195,8 +196,8 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"output={name!r} needs {name}, which is not importable ({error}); install it, as a rule with "
-            f"pip install {_PACKAGES.get(name, name)}, or leave output out",
+            f"output={name!r} needs {name}, which is not importable ({error}); install it, usually with "
+            f"pip install {_PACKAGES.get(name, name)}, or omit output",
             name=name,
         ) from error
 
@@ -206,13 +207,13 @@ def _wrapped(wrap: Callable[[Any], Any], array: Any) -> Any:
         return wrap(array)
     except Exception as error:
         raise LoaderError(
-            f"an array of {array.dtype} and shape {array.shape} cannot be handed over: "
+            f"the framework does not accept an array of dtype {array.dtype} and shape {array.shape}: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def _wrapper(name: str, module: Any, device: Device) -> Callable[[Any], Any]:
-    """Return what makes a framework's tensor over an array's memory; the tensor keeps the array alive."""
+    """Return a function that makes a tensor over an array's memory; the tensor keeps the array alive."""
     if name == "torch" and device.direct:
         return module.from_numpy  # type: ignore[no-any-return]
     if name == "jax":
@@ -220,7 +221,7 @@ def _wrapper(name: str, module: Any, device: Device) -> Callable[[Any], Any]:
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack
-    # -1: no ordering by CuPy, which would order against its own current stream. The lane has seen to it.
+    # -1: CuPy must not order the array against its own current stream; the lane orders streams itself.
     return lambda array: from_dlpack(array.__dlpack__(stream=-1))
 
 
@@ -231,7 +232,7 @@ def _own_stream(stream: object) -> Callable[[], Stream]:
     if callable(stream):
         return lambda: _foreign(stream())
     raise TypeError(
-        f"stream must have __cuda_stream__, or be a function that gives such a stream, got "
+        f"stream must have __cuda_stream__, or be a function that returns such a stream, got "
         f"{type(stream).__name__}"
     )
 
@@ -241,12 +242,14 @@ def _foreign(stream: object) -> ForeignStream:
 
 
 def _handle(stream: Any) -> int:
-    """Return the CUDA handle of a stream; the protocol is ``(version, handle)``, version 0."""
+    """Return the CUDA handle of a stream; ``__cuda_stream__`` returns ``(version, handle)``, version 0."""
     try:
         version, handle = stream.__cuda_stream__()
         ptr = int(handle)
     except (AttributeError, TypeError, ValueError) as error:
-        raise TypeError(f"{type(stream).__name__} gives no CUDA stream: {error}") from error
+        raise TypeError(f"{type(stream).__name__} is not a CUDA stream: {error}") from error
     if version != 0:
-        raise TypeError(f"{type(stream).__name__} speaks version {version} of __cuda_stream__, expected 0")
+        raise TypeError(
+            f"{type(stream).__name__} implements version {version} of __cuda_stream__, expected version 0"
+        )
     return ptr

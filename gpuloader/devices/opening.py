@@ -1,4 +1,4 @@
-"""Devices: what a place stands on. `open_device` is the one way from a place to its device."""
+"""Opens the device of a place, and chooses default places; `open_device` is the only way to a device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _open(place: CPUPlace | CUDAPlace | CUDAPinnedPlace) -> Device:
 
 
 def open_device(place: Place) -> Device:
-    """Return the device a place stands on; the same object for equal places.
+    """Return the device of a place; equal places share one device object.
 
     Raises
     ------
     PlaceError
-        The place needs a GPU and something is missing: CuPy, the driver, or a device of that index.
+        The place needs a GPU, but CuPy, the driver, or a device with that index is missing.
 
     >>> open_device(CPUPlace()).name
     'cpu'
@@ -42,15 +42,15 @@ def open_device(place: Place) -> Device:
 
 
 def default_place(local_rank: int = 0) -> CPUPlace | CUDAPlace:
-    """Return the best place present: a GPU if there is one that CuPy can use, else the CPU.
+    """Return the best available place: a GPU if CuPy can use one, otherwise the CPU.
 
-    Of several GPUs it is the one with the number of this process among those of its machine, `local_rank`; a
-    launcher that shows each process a GPU of its own leaves it but one.
+    With several GPUs, `local_rank`, the number of this process on its machine, selects one. If a launcher
+    shows each process only its own GPU, there is no choice to make.
 
     Raises
     ------
     PlaceError
-        There are several GPUs, and fewer than processes.
+        There are several GPUs, but fewer than processes.
     """
     try:
         open_device(CUDAPlace(0))
@@ -63,25 +63,25 @@ def default_place(local_rank: int = 0) -> CPUPlace | CUDAPlace:
     count = require_cuda(0)
     if 1 < count <= local_rank:
         raise PlaceError(
-            f"process {local_rank} of this machine finds {count} GPUs, numbered from 0: start as many "
-            "processes as there are GPUs, or give places"
+            f"local rank {local_rank} has no GPU: this process sees {count}, numbered from 0; start one "
+            "process per GPU, or pass places"
         )
     return CUDAPlace(local_rank if count > 1 else 0)
 
 
 def cuda_places(device_ids: int | list[int] | tuple[int, ...] | None = None) -> list[CUDAPlace]:
-    """Return one place a GPU.
+    """Return one place per GPU.
 
     Parameters
     ----------
     device_ids : int, list of int or None
-        Indices of the GPUs. None means those in the environment variable FLAGS_selected_gpus ("0,1"),
-        else all that are visible.
+        Indices of the GPUs. None means those in the environment variable FLAGS_selected_gpus ("0,1"), or all
+        visible GPUs if it is not set.
 
     Raises
     ------
     PlaceError
-        An index is not an integer of 0 or more, or none was given and no GPU can be used.
+        An index is not an integer of 0 or more, or no index was given and no GPU can be used.
 
     >>> cuda_places([0, 1])
     [CUDAPlace(0), CUDAPlace(1)]

@@ -1,4 +1,4 @@
-"""Where a batch lands: value objects that name a place. They can be made on any machine."""
+"""Places: values that name where batches are delivered; they can be created on any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CPUPlace:
 
 @dataclass(frozen=True, slots=True)
 class CUDAPinnedPlace:
-    """Page-locked host memory; batches are NumPy arrays a GPU can copy from at full speed.
+    """Page-locked host memory; batches are NumPy arrays that a GPU can copy from at full speed.
 
     >>> CUDAPinnedPlace()
     CUDAPinnedPlace()
@@ -35,12 +35,12 @@ class CUDAPlace:
     Parameters
     ----------
     index : int
-        Which of the visible GPUs, from 0.
+        The GPU's index among the visible ones, from 0.
 
     Raises
     ------
     PlaceError
-        `index` is not an integer of 0 or more. Whether that GPU is there is asked when it is first used.
+        `index` is not an integer of 0 or more. Whether the GPU exists is checked on first use.
 
     >>> CUDAPlace(1), CUDAPlace(0) == CUDAPlace(0)
     (CUDAPlace(1), True)
@@ -58,12 +58,12 @@ class CUDAPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CustomPlace:
-    """A place that brings its own device: how the simulated device enters the same pipeline.
+    """A place with its own device object; the simulated device enters the pipeline this way.
 
     Parameters
     ----------
     device : object
-        Anything that fulfils `gpuloader.devices.base.Device`.
+        An implementation of `gpuloader.devices.base.Device`.
     """
 
     device: object
@@ -83,7 +83,7 @@ def parse_place(place: object) -> Place:
     Raises
     ------
     PlaceError
-        It is none of these.
+        The argument is none of these.
 
     >>> parse_place("gpu:1"), parse_place("cpu")
     (CUDAPlace(1), CPUPlace())
@@ -98,18 +98,18 @@ def parse_place(place: object) -> Place:
         if match := re.fullmatch(r"gpu(?::(\d+))?", place):
             return CUDAPlace(int(match[1] or 0))
     raise PlaceError(
-        f"not a place: {place!r}; give CPUPlace(), CUDAPlace(index), CUDAPinnedPlace() "
+        f"not a place: {place!r}; pass CPUPlace(), CUDAPlace(index), CUDAPinnedPlace() "
         "or one of the strings 'cpu', 'gpu:0', 'gpu_pinned'"
     )
 
 
 def parse_places(places: object) -> tuple[Place, ...]:
-    """Return one or many places as a tuple; a single place or string counts as one.
+    """Return one place or several as a tuple; each may be a place or a string.
 
     Raises
     ------
     PlaceError
-        One of them is not a place, or there is none.
+        An argument is not a place, or the list is empty.
 
     >>> parse_places([CPUPlace(), "gpu:0"])
     (CPUPlace(), CUDAPlace(0))
@@ -119,12 +119,12 @@ def parse_places(places: object) -> tuple[Place, ...]:
     else:
         parsed = (parse_place(places),)
     if not parsed:
-        raise PlaceError("an empty list of places: a batch must land somewhere; give one place or more")
+        raise PlaceError("got an empty list of places; pass at least one place")
     return parsed
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """Return `device_count` CPU places; None means the environment variable CPU_NUM, else 1.
+    """Return `device_count` CPU places; None means the environment variable CPU_NUM, or 1 if it is not set.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def environment_count(name: str, default: int) -> int:
-    """Return the environment variable `name` as an integer of 1 or more, or `default` where it is unset."""
+    """Return the environment variable `name` as an integer of 1 or more, or `default` if it is not set."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default

@@ -1,10 +1,11 @@
-"""A device on paper: a virtual clock, streams that run late and out of step, and a witness for every race.
+"""A simulated device: a virtual clock, streams that run late and in random order, and a race detector.
 
-Work put on a stream runs only when something forces it: a host that synchronizes, a host that queries
-(then a few steps of a stream drawn by lot), or a read. So whatever the pipeline fails to order will show
-up as old bytes sooner or later. The witness does not wait for that: each stream carries a vector clock
-(Fidge 1988, Mattern 1989), events hand clocks on, and two uses of the same memory of which one writes and
-neither happens before the other raise `RaceError` when the second is put on its stream, every time.
+Work on a stream runs only when something forces it: the host synchronizes, the host queries an event (which
+runs a few steps of random streams), or the host reads an array. So missing synchronization in the pipeline
+eventually shows up as stale bytes. The race detector does not have to wait for that. Each stream has a vector
+clock (Fidge 1988, Mattern 1989), and events pass clocks on. If two uses of the same memory conflict, at least
+one of them being a write, and neither happens before the other, `RaceError` is raised every time, when the
+second use is put on its stream.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _POISON = 0xAB
 
 
 class RaceError(LoaderError):
-    """Two uses of one memory are not ordered, and one of them writes."""
+    """Two uses of the same memory are not ordered, and at least one of them writes."""
 
 
 @dataclass(eq=False)
 class SimulatedMark:
-    """One recording of an event: reached or not, when, and what happened before it."""
+    """One recording of an event: whether and when it was reached, and the clock of all work before it."""
 
     clock: dict[int, int]
     reached: bool = False
@@ -47,14 +48,14 @@ class SimulatedMark:
 
 @dataclass(eq=False)
 class SimulatedEvent:
-    """An event; holds its latest mark."""
+    """An event; holds its last mark."""
 
     mark: SimulatedMark | None = None
 
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """A stream: work not yet run, its vector clock, and the virtual time at which it is free."""
+    """A stream: its pending work, its vector clock, and the virtual time at which it is idle."""
 
     number: int
     work: deque[tuple[SimulatedMark | None, Callable[[], None]]] = field(default_factory=deque)
@@ -62,18 +63,18 @@ class SimulatedStream:
     time: float = 0.0
 
     def tick(self) -> dict[int, int]:
-        """Count one more use of memory by this stream and return the clock it happens at."""
+        """Count another use of memory by this stream, and return the clock at which it happens."""
         self.clock[self.number] = self.clock.get(self.number, 0) + 1
         return self.clock
 
     def join(self, clock: dict[int, int]) -> None:
-        """Let everything in `clock` happen before what comes next on this stream."""
+        """Make everything in `clock` happen before the next work on this stream."""
         for number, tick in clock.items():
             self.clock[number] = max(tick, self.clock.get(number, 0))
 
 
 class SimulatedMemory:
-    """Device memory: host bytes, full of poison at first, and who used them last."""
+    """Device memory: host bytes, filled with a poison value at first, and the last uses by each stream."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -82,7 +83,7 @@ class SimulatedMemory:
         self.readers: dict[int, int] = {}
 
     def check(self, clock: dict[int, int], *, writes: bool) -> None:
-        """Raise `RaceError` unless all earlier uses in conflict happen before `clock`."""
+        """Raise `RaceError` unless all conflicting earlier uses happen before `clock`."""
         if self.writer is not None and clock.get(self.writer[0], 0) < self.writer[1]:
             act = "overwritten" if writes else "read"
             raise RaceError(f"device memory is {act} before the copy into it is known to be done")
@@ -91,7 +92,7 @@ class SimulatedMemory:
 
 
 class SimulatedArray:
-    """What the user holds on a simulated device: an array that can be sliced, and read by kernels."""
+    """An array of a batch on a simulated device; it can be sliced, and read by kernels."""
 
     def __init__(self, device: SimulatedDevice, memory: SimulatedMemory, data: Any, lease: Lease) -> None:
         self._device, self._memory, self._data, self._lease = device, memory, data, lease
@@ -108,9 +109,9 @@ class SimulatedArray:
         return SimulatedArray(self._device, self._memory, self._data.reshape(*shape), self._lease)
 
     def launch_read(self, stream: SimulatedStream | None = None, duration: float = 0.0) -> list[Any]:
-        """Put a kernel that reads this array on a stream; what it saw is appended to the list once it ran."""
+        """Launch a kernel that reads this array; it appends the values it saw to the returned list."""
         seen: list[Any] = []
-        data = self._data  # not self: a kernel does not keep the user's batch alive
+        data = self._data  # not self, because a kernel does not keep the user's batch alive
         self._device.launch(lambda: seen.append(data.copy()), [self._memory], stream, duration)
         return seen
 
@@ -121,20 +122,20 @@ class SimulatedArray:
 
 
 class SimulatedDevice:
-    """A device whose copies take time and whose streams run in an order drawn by lot.
+    """A device whose copies take virtual time and whose streams run in random order.
 
     Parameters
     ----------
     name : str
-        For messages.
+        The device's name in messages.
     seed : int
-        Of the lots.
+        The seed of the random order.
     copy_time : callable
-        Virtual seconds a copy of so many bytes takes.
+        Returns the virtual seconds that a copy takes, given its number of bytes.
     memory_limit : int or None
-        Bytes `alloc` gives out in all, to test what happens when there is no more.
+        Total bytes that `alloc` hands out before it raises `StagingMemoryError`; None means no limit.
     locker : PageLocker or None
-        Page-locks the slots, or refuses, to test that.
+        Page-locks the slots; a locker that refuses tests how the loader handles that.
 
     Examples
     --------
@@ -159,7 +160,7 @@ class SimulatedDevice:
         self.name = name
         self.locker = locker
         self.now = 0.0
-        self._lots = random.Random(seed)
+        self._random = random.Random(seed)
         self._copy_time = copy_time
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
@@ -173,7 +174,9 @@ class SimulatedDevice:
         """Return poisoned memory."""
         if self._memory_left is not None:
             if nbytes > self._memory_left:
-                raise StagingMemoryError(f"{nbytes:,} bytes on {self.name}: {self._memory_left:,} are left")
+                raise StagingMemoryError(
+                    f"cannot allocate {nbytes:,} bytes on {self.name}: {self._memory_left:,} bytes are left"
+                )
             self._memory_left -= nbytes
         return SimulatedMemory(nbytes)
 
@@ -185,7 +188,7 @@ class SimulatedDevice:
             return stream
 
     def event(self, *, timed: bool = False) -> SimulatedEvent:  # noqa: ARG002
-        """Return a new event; all of them know the virtual time."""
+        """Return a new event; all events record the virtual time."""
         return SimulatedEvent()
 
     def copy_async(
@@ -196,7 +199,7 @@ class SimulatedDevice:
         stream: SimulatedStream,
         offset: int = 0,
     ) -> None:
-        """Put a copy on `stream`; it reads `source` when it runs and notices if that was rewritten."""
+        """Enqueue a copy on `stream`; when it runs, it raises `RaceError` if `source` has changed since."""
         with self._lock:
             clock = self._begin(stream)
             target.check(clock, writes=True)
@@ -218,7 +221,7 @@ class SimulatedDevice:
         stream: SimulatedStream | None = None,
         duration: float = 0.0,
     ) -> None:
-        """Put a kernel that reads some memory on a stream (the consumer's if None)."""
+        """Enqueue a kernel that reads the given memory on a stream; None means the consumer's stream."""
         stream = stream or self.consumer_stream()
         with self._lock:
             clock = self._begin(stream)
@@ -228,26 +231,26 @@ class SimulatedDevice:
             self._put(stream, kernel, duration)
 
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
-        """Return one NumPy array a field over the memory's bytes."""
+        """Return one NumPy array per field over the memory's bytes."""
         self._memories[id(memory.bytes)] = memory
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
-        """Put a program on a stream: a kernel that works within `memory`, and reads what lies beside it."""
+        """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
         with self._lock:
             clock = self._begin(stream)
             for array in program.reads():
-                beside = self._memories.get(id(array.base))
-                if beside is not None:
-                    beside.check(clock, writes=False)
-                    beside.readers[stream.number] = clock[stream.number]
+                other = self._memories.get(id(array.base))
+                if other is not None:
+                    other.check(clock, writes=False)
+                    other.readers[stream.number] = clock[stream.number]
             memory.check(clock, writes=True)
             memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
             arrays = self.arrays(memory, program.room)
             self._put(stream, lambda: program.run_on_host(arrays), 0.0)
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
-        """Mark the present end of `stream`."""
+        """Mark the current end of `stream`."""
         with self._lock:
             mark = event.mark = SimulatedMark(dict(self._begin(stream)))
             issued = self.now
@@ -258,43 +261,43 @@ class SimulatedDevice:
             stream.work.append((None, reach))
 
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
-        """Hold later work on `stream` until the event's present mark is reached."""
+        """Make later work on `stream` wait for the event's current mark."""
         with self._lock:
             mark = event.mark
             if mark is None:
                 return
             stream.join(mark.clock)
 
-            def go_on() -> None:
+            def advance() -> None:
                 stream.time = max(stream.time, mark.time)
 
-            stream.work.append((mark, go_on))
+            stream.work.append((mark, advance))
 
     def query(self, event: SimulatedEvent) -> bool:
-        """Let a few lots fall, then return whether the mark is reached."""
+        """Run a few steps of random streams, then return whether the mark is reached."""
         with self._lock:
-            for _ in range(self._lots.randrange(4)):
+            for _ in range(self._random.randrange(4)):
                 self._step()
             return event.mark is None or self._learn(event.mark)
 
     def synchronize(self, event: SimulatedEvent) -> None:
-        """Run streams, in an order drawn by lot, until the mark is reached."""
+        """Run streams in random order until the mark is reached."""
         with self._lock:
             mark = event.mark
             while mark is not None and not self._learn(mark):
                 if not self._step():
-                    raise LoaderError(f"{self.name}: the host waits for an event that nothing will reach")
+                    raise LoaderError(f"{self.name}: the host waits for an event that will never be reached")
             if mark is not None:
                 self.now = max(self.now, mark.time)
 
     def elapsed(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
-        """Return the virtual seconds between two events that were reached."""
+        """Return the virtual seconds between two events that have been reached."""
         assert start.mark is not None
         assert end.mark is not None
         return end.mark.time - start.mark.time
 
     def finish(self, stream: SimulatedStream) -> None:
-        """Hold the host until all work on `stream` has run."""
+        """Block the host until all work on `stream` has run."""
         event = self.event()
         self.record(event, stream)
         self.synchronize(event)
@@ -306,7 +309,7 @@ class SimulatedDevice:
 
     @contextmanager
     def use(self, stream: SimulatedStream) -> Iterator[None]:
-        """Make `stream` the calling thread's current one within the block."""
+        """Make `stream` the calling thread's current stream within the block."""
         before, self._current.stream = self.consumer_stream(), stream
         try:
             yield
@@ -314,7 +317,7 @@ class SimulatedDevice:
             self._current.stream = before
 
     def views(self, memory: SimulatedMemory, layout: Layout, lease: Lease) -> list[SimulatedArray]:
-        """Return one simulated array a field."""
+        """Return one simulated array per field."""
         return [
             SimulatedArray(self, memory, np.ndarray(one.shape, one.dtype, memory.bytes, one.offset), lease)
             for one in layout.fields
@@ -345,6 +348,6 @@ class SimulatedDevice:
         ]
         if not ready:
             return False
-        stream = self._lots.choice(ready)
+        stream = self._random.choice(ready)
         stream.work.popleft()[1]()
         return True

@@ -1,1 +1,1 @@
-"""What a loader needs of the machine it runs on, looked up and tried: findings, each with a verdict."""
+"""Check whether a machine has what a loader needs; each finding has a verdict and advice."""

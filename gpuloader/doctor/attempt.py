@@ -1,4 +1,4 @@
-"""Try something that may hang or crash: in a process of its own, for a limited time."""
+"""Try something that may hang or crash, in a separate process and for a limited time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TRIALS = "gpuloader.doctor.trials"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial went.
+    """The outcome of a trial.
 
     Attributes
     ----------
     answer : dict
-        What it found; empty where it failed.
+        The trial's answer; empty if it failed.
     problem : str
-        Why it failed, in a line; empty where it did not.
+        Why the trial failed, in one line; empty if it did not.
     """
 
     answer: dict[str, Any] = field(default_factory=dict)
@@ -33,27 +33,27 @@ class Outcome:
 
 
 Attempt = Callable[..., Outcome]
-"""`attempt`, or what stands in for it: (trial, *arguments, seconds=...) -> Outcome."""
+"""The type of `attempt` and its stand-ins: (trial, *arguments, seconds=...) -> Outcome."""
 
 
 def attempt(trial: str, *arguments: str, seconds: float, module: str = TRIALS) -> Outcome:
-    """Run one of the trials in a new process; whatever it does, return within about `seconds`.
+    """Run a trial in a new process and return within about `seconds`, whatever the trial does.
 
     Parameters
     ----------
     trial : str
-        Its name in `gpuloader.doctor.trials`.
+        The trial's name in `gpuloader.doctor.trials`.
     *arguments : str
-        For it.
+        The trial's arguments.
     seconds : float
-        How long it may take; then it is killed, with whatever it started.
+        Seconds to wait before killing the trial, with every process it started.
     module : str
-        What is run: it prints its answer as JSON.
+        The module to run, which prints its answer as JSON.
     """
     command = [sys.executable, "-P", "-m", module, trial, *arguments]
-    # Where this process looks for packages: the checkout may be found by the working directory alone.
+    # Pass on this process's search path: it may find the checkout only through the working directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    # Files and not pipes: a grandchild that lives on would keep a pipe from ending.
+    # Files, not pipes: a surviving grandchild would keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -75,7 +75,7 @@ def attempt(trial: str, *arguments: str, seconds: float, module: str = TRIALS) -
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and what it started; do not wait long for one that the kernel does not let go of."""
+    """Kill a process and its children; wait two seconds at most, since the kernel may not release it."""
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -86,7 +86,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _read(status: int, output: str, errors: str) -> Outcome:
     if status < 0:
-        return Outcome(problem=f"ended by {signal.Signals(-status).name}")
+        return Outcome(problem=f"killed by {signal.Signals(-status).name}")
     try:
         answer = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):

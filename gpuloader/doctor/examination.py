@@ -1,4 +1,4 @@
-"""Look at everything a loader needs, in one go."""
+"""Check everything a loader needs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ def examine(
     attempt: Attempt = attempt,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Report:
-    """Look at the machine, and try what can be tried; this takes some seconds.
+    """Inspect the machine and try what a loader does on it; this takes some seconds.
 
     Parameters
     ----------
     place : place or None
-        Where batches are to land. A GPU that is asked for and cannot be used is bad; with None it is bad
-        only if there is one.
+        Where batches should land. If it is a GPU, an unusable GPU is bad. With None, an unusable GPU is bad
+        only if the machine has one.
     root : path
-        Below which ``proc``, ``sys`` and ``dev`` are read.
+        The folder that contains ``proc``, ``sys`` and ``dev``.
     attempt : callable
-        How things are tried that may hang.
+        A function that runs a trial, which may hang.
     tell : callable
-        Told what is being looked at.
+        A function called with the part of the machine to be checked next.
 
     Returns
     -------
     Report
+        The findings, in four sections.
     """
     installed, group = installed_distributions(), read_control_group(root)
     tell("the GPUs")

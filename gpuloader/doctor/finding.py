@@ -1,4 +1,4 @@
-"""What the examination of a machine says: findings in sections, and whether a loader would work."""
+"""The doctor's report: findings in sections, and whether a loader would work."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Verdict = Literal["good", "note", "bad"]
-"""'bad': a loader would fail here. 'note': it works, less well than it could or not as one may expect."""
+"""'bad': a loader would fail here. 'note': it works, but not as well as it could or not as expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
     name : str
-        What was looked at.
+        The name of the checked item.
     value : str
-        What was found.
+        The observed state.
     verdict : Verdict
-        What that means for a loader.
+        The consequence for a loader.
     advice : str
-        What to do, a sentence; empty where nothing is to be done.
+        What to do, in a sentence or two; empty if nothing needs to be done.
 
     >>> Finding("cores", "2 of 2").verdict
     'good'
@@ -44,12 +44,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found.
+    """All findings about a machine.
 
     Attributes
     ----------
     sections : tuple of Section
-        In the order in which they are shown.
+        The sections in display order.
 
     >>> report = Report((Section("memory", (Finding("/dev/shm", "missing", "note", "Mount it."),)),))
     >>> report.works, report.count("note")
@@ -62,15 +62,15 @@ class Report:
 
     @property
     def works(self) -> bool:
-        """Whether nothing was found that makes a loader fail."""
+        """Whether a loader would work: no finding is bad."""
         return not self.count("bad")
 
     def count(self, verdict: Verdict) -> int:
-        """Return how many findings have this verdict."""
+        """Return the number of findings with this verdict."""
         return sum(one.verdict == verdict for section in self.sections for one in section.findings)
 
     def to_json(self) -> list[dict[str, str]]:
-        """Return the findings as plain data, each with the title of its section."""
+        """Return the findings as plain data, each with its section's title."""
         return [
             {"section": section.title, **asdict(finding)}
             for section in self.sections
@@ -79,7 +79,7 @@ class Report:
 
 
 def show_bytes(count: int) -> str:
-    """Return a number of bytes to be read by people.
+    """Format a number of bytes for people.
 
     >>> show_bytes(8 << 20), show_bytes(1536), show_bytes(12)
     ('8.0 MiB', '1.5 KiB', '12 bytes')

@@ -1,4 +1,4 @@
-"""Findings about GPUs: driver, CuPy, devices, page-locking, and how fast memory reaches them."""
+"""Findings about GPUs: driver, CuPy, devices, page-locking, and copy bandwidth."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gpuloader.doctor.finding import Finding, Verdict, show_bytes
 
 TRIAL_SECONDS = 60.0
 SLOW = 3e9
-"""Bytes a second from page-locked memory; the oldest link with sixteen lanes gives more."""
+"""Bytes per second from page-locked memory; even the oldest link with sixteen lanes is faster."""
 
 _FIRST_OF_CUDA_13 = 580
-"""The first driver that runs CUDA 13; an older one runs CUDA 12."""
+"""The first driver that supports CUDA 13; older ones support CUDA 12."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What the machine has.
+    """The machine's GPU driver, CuPy and devices.
 
     Attributes
     ----------
     driver : str
-        Version of NVIDIA's kernel module; empty where none is loaded.
+        Version of the NVIDIA kernel module; empty if none is loaded.
     cupy : dict
-        Installed distributions of CuPy, and their versions.
+        Versions of the installed CuPy distributions, by name.
     seen : Outcome
-        What CuPy said when it was asked: `gpuloader.devices.cuda.CudaMachine` as plain data. Empty where it
-        is not installed.
+        CuPy's view of the machine, a `gpuloader.devices.cuda.CudaMachine` as plain data; empty if CuPy is
+        not installed.
     """
 
     driver: str
@@ -42,13 +42,13 @@ class Gpus:
 
     @property
     def devices(self) -> list[list[Any]]:
-        """Name, bytes and compute capability of each device that CuPy can use."""
+        """Name, memory in bytes and compute capability of each device that CuPy can use."""
         found: list[list[Any]] = self.seen.answer.get("devices", [])
         return found
 
     @property
     def extra(self) -> str:
-        """The extra that installs the CuPy for this driver."""
+        """The extra that installs the right CuPy for this driver."""
         known = self.seen.answer.get("driver", 0) // 1000
         if not known and self.driver:
             known = 13 if int(self.driver.split(".")[0]) >= _FIRST_OF_CUDA_13 else 12
@@ -56,7 +56,7 @@ class Gpus:
 
 
 def read_gpus(installed: Mapping[str, str], attempt: Attempt, root: Path = Path("/")) -> Gpus:
-    """Return what there is: the driver's word below `root`, and CuPy's if it is among what is `installed`."""
+    """Read the driver's version below `root`, and ask CuPy about devices if it is `installed`."""
     said = read_text(root / "proc/driver/nvidia/version") or ""
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", said)
     cupy = {
@@ -69,7 +69,7 @@ def read_gpus(installed: Mapping[str, str], attempt: Attempt, root: Path = Path(
 
 
 def choose_place(gpus: Gpus, place: Place | None) -> str:
-    """Return the place whose copies are timed, '' for none: the one asked for, else the first GPU."""
+    """Return the place to time copies to: the requested one, else the first GPU, else ''."""
     if isinstance(place, CPUPlace) or not gpus.devices:
         return ""
     return f"gpu:{place.index if isinstance(place, CUDAPlace) else 0}"
@@ -78,8 +78,8 @@ def choose_place(gpus: Gpus, place: Place | None) -> str:
 def gpu_findings(gpus: Gpus, place: Place | None, attempt: Attempt) -> tuple[tuple[Finding, ...], bool]:
     """Return the findings, and whether the driver refused to page-lock memory.
 
-    What is missing makes a loader fail only if a GPU was asked for; that a GPU is there and CuPy cannot use
-    it is a failure unless the CPU was asked for.
+    A missing GPU is bad only if the user requested one. A GPU that CuPy cannot use is bad unless the user
+    requested the CPU.
     """
     wanted = isinstance(place, CUDAPlace | CUDAPinnedPlace)
     spoilt: Verdict = "note" if isinstance(place, CPUPlace) else "bad"
@@ -87,10 +87,9 @@ def gpu_findings(gpus: Gpus, place: Place | None, attempt: Attempt) -> tuple[tup
     if gpus.devices:
         findings.append(compiler_finding(gpus))
     if isinstance(place, CUDAPlace) and gpus.devices and place.index >= len(gpus.devices):
-        advice = f"Choose one of gpu:0 to gpu:{len(gpus.devices) - 1}, or look at CUDA_VISIBLE_DEVICES."
-        findings.append(
-            Finding(f"gpu:{place.index}", f"not among the {len(gpus.devices)} visible", "bad", advice)
-        )
+        advice = f"Choose from gpu:0 to gpu:{len(gpus.devices) - 1}, or check CUDA_VISIBLE_DEVICES."
+        value = f"not among the {len(gpus.devices)} visible GPUs"
+        findings.append(Finding(f"gpu:{place.index}", value, "bad", advice))
         return tuple(findings), False
     name = choose_place(gpus, place)
     if not name:
@@ -101,21 +100,20 @@ def gpu_findings(gpus: Gpus, place: Place | None, attempt: Attempt) -> tuple[tup
 
 
 def driver_finding(gpus: Gpus, wanted: bool) -> Finding:
-    """Return which driver there is, and the newest CUDA that it knows."""
+    """Report the driver's version and the newest CUDA that it supports."""
     known = gpus.seen.answer.get("driver", 0)
     cuda = f"CUDA {show_cuda(known)}" if known else ""
     if gpus.driver or cuda:
         return Finding("driver", ", ".join(filter(None, (gpus.driver, cuda))))
     if wanted:
-        advice = "Install NVIDIA's driver, or give the container its GPUs, e.g. docker run --gpus all."
+        advice = "Install the NVIDIA driver, or give the container its GPUs, e.g. docker run --gpus all."
         return Finding("driver", "none found", "bad", advice)
-    return Finding(
-        "driver", "none found", "note", "Batches land on the CPU, which is all right without a GPU."
-    )
+    advice = "Batches stay on the CPU, which is fine without a GPU."
+    return Finding("driver", "none found", "note", advice)
 
 
 def cupy_finding(gpus: Gpus, wanted: bool, spoilt: Verdict) -> Finding:
-    """Return whether CuPy is there, for a CUDA that the driver runs, and finds devices."""
+    """Report whether CuPy is installed, built for a CUDA that the driver supports, and finds devices."""
     has_driver = bool(gpus.driver or gpus.seen.answer.get("driver"))
     if not gpus.cupy:
         advice = f"To use a GPU: pip install '{gpus.extra}'."
@@ -123,11 +121,11 @@ def cupy_finding(gpus: Gpus, wanted: bool, spoilt: Verdict) -> Finding:
         return Finding("CuPy", "not installed", missing, advice if missing != "good" else "")
     value = ", ".join(f"{name} {version}" for name, version in gpus.cupy.items())
     if len(gpus.cupy) > 1:
-        advice = f"They overwrite each other: uninstall all of them, then pip install '{gpus.extra}'."
+        advice = f"These overwrite each other: uninstall all of them, then pip install '{gpus.extra}'."
         return Finding("CuPy", value, spoilt if has_driver else "note", advice)
     if gpus.seen.problem or gpus.seen.answer.get("cupy") is None:
         reason = gpus.seen.problem or gpus.seen.answer.get("failure", "")
-        advice = f"CuPy does not start: {reason}; install it again: pip install '{gpus.extra}'."
+        advice = f"CuPy does not start: {reason}. Reinstall it: pip install '{gpus.extra}'."
         return Finding("CuPy", value, spoilt if has_driver or wanted else "note", advice)
     return _fit_finding(gpus, value, spoilt)
 
@@ -139,20 +137,20 @@ def _fit_finding(gpus: Gpus, value: str, spoilt: Verdict) -> Finding:
         value = f"{value}, built for CUDA {show_cuda(built)}"
     if known and built // 1000 > known // 1000:
         advice = (
-            f"The driver knows CUDA {show_cuda(known)} and cannot run it: pip uninstall "
-            f"{next(iter(gpus.cupy))}, then pip install '{gpus.extra}', or update the driver."
+            f"The driver supports only CUDA {show_cuda(known)}: pip uninstall {next(iter(gpus.cupy))}, "
+            f"then pip install '{gpus.extra}', or update the driver."
         )
         return Finding("CuPy", value, spoilt, advice)
     if not gpus.devices:
-        if not (gpus.driver or known):  # then the driver is what is missing
+        if not (gpus.driver or known):  # the missing driver is its own finding
             return Finding("CuPy", value)
-        advice = f"It finds no device: {answer['failure']}; look at CUDA_VISIBLE_DEVICES and nvidia-smi."
+        advice = f"CuPy finds no device: {answer['failure']}. Check CUDA_VISIBLE_DEVICES and nvidia-smi."
         return Finding("CuPy", value, spoilt, advice)
     return Finding("CuPy", value)
 
 
 def device_findings(gpus: Gpus) -> list[Finding]:
-    """Return a finding for each device."""
+    """Report each device."""
     return [
         Finding(f"gpu:{index}", f"{name}, {show_bytes(nbytes)}, compute capability {capability}")
         for index, (name, nbytes, capability) in enumerate(gpus.devices)
@@ -160,29 +158,29 @@ def device_findings(gpus: Gpus) -> list[Finding]:
 
 
 def compiler_finding(gpus: Gpus) -> Finding:
-    """Return whether kernels can be compiled when they are first launched."""
+    """Report whether NVRTC is there to compile kernels at their first launch."""
     if gpus.seen.answer["nvrtc"]:
-        return Finding("NVRTC", "found, compiles kernels when they are first launched")
-    advice = f"Transforms and device caches on a GPU fail without it: pip install '{gpus.extra}'."
+        return Finding("NVRTC", "found; compiles each kernel at its first launch")
+    advice = f"Transforms and cache='device' fail on a GPU without it: pip install '{gpus.extra}'."
     return Finding("NVRTC", "not found", "note", advice)
 
 
 def copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> list[Finding]:
-    """Return whether memory can be page-locked, and how fast it reaches the device either way."""
+    """Report whether memory can be page-locked, and the bandwidth with and without page-locking."""
     if copies.problem:
-        advice = f"A loader to {name} fails as well: look at nvidia-smi for who uses the device."
+        advice = f"A loader to {name} would fail too. Check nvidia-smi for other users of the device."
         return [Finding(f"copies to {name}", copies.problem, spoilt, advice)]
     answer = copies.answer
     pageable = Finding("pageable copy", f"{answer['pageable'] / 1e9:.1f} GB/s to {name}")
     if answer["refusal"]:
         advice = (
-            "Copies go on from pageable memory, which is slower and overlaps less; see the memlock limit."
+            "Loaders copy from pageable memory instead, which is slower and overlaps less. See memlock limit."
         )
         return [Finding("page-locking", f"refused: {answer['refusal']}", "note", advice), pageable]
     pinned = f"{answer['pinned'] / 1e9:.1f} GB/s to {name}"
-    advice = "That is slow for page-locked memory: look at the link's width with nvidia-smi -q -d PCIE."
+    advice = "That is slow for page-locked memory. Check the PCIe link width with nvidia-smi -q -d PCIE."
     return [
-        Finding("page-locking", f"works, tried in {answer['seconds'] * 1e3:.0f} ms"),
+        Finding("page-locking", f"works, took {answer['seconds'] * 1e3:.0f} ms"),
         Finding("page-locked copy", pinned, "note", advice)
         if answer["pinned"] < SLOW
         else Finding("page-locked copy", pinned),
@@ -191,7 +189,7 @@ def copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> list[Finding]:
 
 
 def show_cuda(number: int) -> str:
-    """Return a CUDA version as people write it.
+    """Format a CUDA version number for people.
 
     >>> show_cuda(13020)
     '13.2'

@@ -1,4 +1,4 @@
-"""Findings about host memory: how much, where, and how fast."""
+"""Findings about host memory: its size, its limits, and its speed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gpuloader.staging.arena import Arena
 
 LITTLE, TOO_LITTLE = 1 << 30, 64 << 20
 SMALL_SHARED = 1 << 30
-"""Docker gives /dev/shm 64 MiB unless it is told otherwise."""
+"""Bytes free in /dev/shm; Docker's default size is 64 MiB."""
 COPIED = 32 << 20
-"""Bytes of the copy that is timed: more than the processor's caches hold, unless they are large."""
+"""Bytes of the timed copy: more than all but the largest processor caches hold."""
 SLOW = 2e9
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What memory there is, in bytes; None where that is not known.
+    """The memory of the machine, in bytes; None if unknown.
 
     Attributes
     ----------
     total, available : int or None
-        Of the machine.
+        The machine's memory.
     shared, shared_free : int or None
-        Of ``/dev/shm``.
+        The size of ``/dev/shm`` and its free part.
     lockable : int or None
-        What this process may lock; None where nothing limits it.
+        The most that this process may lock; None if there is no limit.
     """
 
     total: int | None
@@ -45,7 +45,7 @@ class Memory:
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """Return what the kernel says below `root`, and this process's own limit.
+    """Read the kernel's figures below `root`, and this process's lock limit.
 
     >>> read_memory(Path("/nowhere")).total is None
     True
@@ -72,7 +72,7 @@ def _lock_limit() -> int | None:
 
 
 def memory_findings(memory: Memory, group: ControlGroup, lock_refused: bool) -> tuple[Finding, ...]:
-    """Return the findings; `lock_refused` says whether the GPU's driver refused to page-lock memory."""
+    """Return the findings; `lock_refused` is whether the GPU driver refused to page-lock memory."""
     return (
         available_finding(memory, group),
         group_finding(group),
@@ -84,58 +84,58 @@ def memory_findings(memory: Memory, group: ControlGroup, lock_refused: bool) -> 
 
 
 def available_finding(memory: Memory, group: ControlGroup) -> Finding:
-    """Return how much this process may still take."""
+    """Report how much memory this process can still allocate."""
     if memory.available is None:
-        return Finding("memory", "not known on this system")
+        return Finding("memory", "unknown on this system")
     left = memory.available
     if group.memory_limit is not None:
         left = min(left, max(group.memory_limit - group.memory_used, 0))
     value = f"{show_bytes(left)} available"
     if memory.total is not None:
         value += f" of {show_bytes(memory.total)}"
-    advice = "A loader's slots are reserved at once: lower the batch size or prefetch_factor, or free memory."
+    advice = "A loader reserves all its slots at once. Lower batch_size or prefetch_factor, or free memory."
     if left < TOO_LITTLE:
         return Finding("memory", value, "bad", advice)
     return Finding("memory", value, "note", advice) if left < LITTLE else Finding("memory", value)
 
 
 def group_finding(group: ControlGroup) -> Finding:
-    """Return what the control group allows."""
+    """Report the control group's memory limit."""
     if group.version is None:
         return Finding("control group", "none")
     name = f"version {group.version}"
     if group.memory_limit is None:
-        return Finding("control group", f"{name}, memory without a limit")
+        return Finding("control group", f"{name}, no memory limit")
     value = f"{name}, {show_bytes(group.memory_used)} of {show_bytes(group.memory_limit)}"
     if group.memory_used > 0.9 * group.memory_limit:
-        advice = "The kernel ends processes at the limit: raise that of the container, e.g. docker run -m."
+        advice = "The kernel kills processes at the limit. Raise the container's, e.g. docker run -m."
         return Finding("control group", value, "note", advice)
     return Finding("control group", value)
 
 
 def memory_file_finding() -> Finding:
-    """Return whether memory that processes and devices share can be had; it is tried."""
+    """Report whether memory to share with processes and devices can be allocated, by trying it."""
     try:
         arena = Arena(1 << 20, shared=True)
     except StagingMemoryError as error:
-        advice = "Worker processes and GPUs need it: allow memfd_create in this sandbox, or free memory."
+        advice = "Worker processes and GPUs need one. Allow memfd_create in this sandbox, or free memory."
         return Finding("memory file", " ".join(str(error).split()), "bad", advice)
     if arena.descriptor is None:
-        advice = "Worker processes need memory that they can map: use worker_type='thread'."
-        return Finding("memory file", "not on this system", "note", advice)
+        advice = "Worker processes need memory that they can map. Use worker_type='thread'."
+        return Finding("memory file", "not supported on this system", "note", advice)
     if not has_memory_files():
-        return Finding("memory file", "works, as a file without a name")
+        return Finding("memory file", "works, as an unnamed file")
     return Finding("memory file", "works: reserved, sealed and mapped")
 
 
 def shared_finding(memory: Memory) -> Finding:
-    """Return the size of ``/dev/shm``, which other libraries' workers fill."""
+    """Report the free space in ``/dev/shm``, which the workers of other libraries use."""
     if memory.shared is None or memory.shared_free is None:
-        return Finding("/dev/shm", "not there; gpuloader does without")
+        return Finding("/dev/shm", "missing; gpuloader does not need it")
     value = f"{show_bytes(memory.shared_free)} free of {show_bytes(memory.shared)}"
     if memory.shared_free < SMALL_SHARED:
         advice = (
-            "gpuloader does without it; worker processes of torch and Paddle need more, in a container by "
+            "gpuloader does not need it, but worker processes of torch and Paddle need more. In a container: "
             "docker run --shm-size=8g."
         )
         return Finding("/dev/shm", value, "note", advice)
@@ -143,27 +143,27 @@ def shared_finding(memory: Memory) -> Finding:
 
 
 def lock_finding(limit: int | None, refused: bool) -> Finding:
-    """Return what may be locked in memory; NVIDIA's driver does not count what it locks itself."""
+    """Report the limit on locked memory, which does not count memory locked by the NVIDIA driver itself."""
     if limit is None:
         return Finding("memlock limit", "none")
     value = show_bytes(limit)
     if refused:
-        advice = "Page-locking was refused; try it again without this limit: ulimit -l unlimited."
+        advice = "Page-locking was refused. Try again without this limit: ulimit -l unlimited."
         return Finding("memlock limit", value, "note", advice)
     return Finding("memlock limit", value)
 
 
 def copy_finding(bandwidth: float) -> Finding:
-    """Return how fast one core copies, in bytes a second: no loader stages faster with one worker."""
-    value = f"{bandwidth / 1e9:.1f} GB/s by one core"
+    """Report how fast one core copies, given bytes per second: the upper bound on staging by one worker."""
+    value = f"{bandwidth / 1e9:.1f} GB/s on one core"
     if bandwidth < SLOW:
-        advice = "That is slow: something else may use this machine; staging with several workers may help."
+        advice = "That is slow. Other programs may be using this machine; several workers may stage faster."
         return Finding("host copy", value, "note", advice)
     return Finding("host copy", value)
 
 
 def host_bandwidth(nbytes: int = COPIED) -> float:
-    """Return bytes copied a second, the best of some copies from memory to memory.
+    """Return the bandwidth of the fastest of some memory-to-memory copies, in bytes per second.
 
     >>> host_bandwidth(1 << 20) > 0
     True

@@ -16,25 +16,25 @@ from gpuloader.doctor.finding import Finding
 THREADS = "OMP_NUM_THREADS"
 WORKER_SECONDS = 60.0
 FEW_FILES, TOO_FEW_FILES = 256, 32
-"""A loader with workers has some ten descriptors open, and a few more for each process."""
+"""Free descriptors. A loader with workers opens about ten, and a few more for each worker process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What of the machine's processors this process may use.
+    """The cores, start methods and open files that this process may use.
 
     Attributes
     ----------
     present : int
-        Those of the machine.
+        Cores of the machine.
     allowed : int
-        Those it may be scheduled on.
+        Cores that this process may be scheduled on.
     start_methods : tuple of str
-        How processes can be started here, Python's own choice first.
+        The available methods to start processes, Python's default first.
     files : int or None
-        Descriptors it may have open; None where nothing limits them.
+        The most descriptors that this process may open; None if there is no limit.
     files_open : int
-        Those it has open.
+        Descriptors that this process has open.
     """
 
     present: int
@@ -45,7 +45,7 @@ class Processors:
 
 
 def read_processors(root: Path = Path("/")) -> Processors:
-    """Return what holds for this process, whose open files are listed below `root`.
+    """Read this process's limits; its open files are listed below `root`.
 
     >>> read_processors().allowed >= 1
     True
@@ -72,7 +72,7 @@ def _file_limit() -> int | None:
 def processor_findings(
     processors: Processors, group: ControlGroup, environment: Mapping[str, str], attempt: Attempt
 ) -> tuple[Finding, ...]:
-    """Return the findings; `attempt` starts a worker process, if the system can."""
+    """Return the findings; `attempt` starts a worker process if the system has a fork server."""
     findings = (
         cores_finding(processors, group),
         threads_finding(environment),
@@ -83,16 +83,16 @@ def processor_findings(
 
 
 def start_finding(processors: Processors) -> Finding:
-    """Return how worker processes start."""
+    """Report how worker processes start."""
     methods = processors.start_methods
     if "forkserver" in methods:
-        return Finding("start method", f"forkserver for workers; Python's own choice is {methods[0]}")
-    advice = "There is no fork server on this system: use worker_type='thread'."
+        return Finding("start method", f"forkserver for workers; Python's default is {methods[0]}")
+    advice = "This system has no fork server. Use worker_type='thread'."
     return Finding("start method", f"only {', '.join(methods)}", "note", advice)
 
 
 def cores_finding(processors: Processors, group: ControlGroup) -> Finding:
-    """Return how many cores there are to use, and why not all."""
+    """Report how many cores are usable, and why not all."""
     usable = float(processors.allowed)
     reasons = []
     if processors.allowed < processors.present:
@@ -108,26 +108,26 @@ def cores_finding(processors: Processors, group: ControlGroup) -> Finding:
         "cores",
         f"{value} ({reasons[0]})",
         "note",
-        f"Keep num_workers at {most} or below: more of them only take turns, and os.cpu_count() says "
-        f"{processors.present}.",
+        f"Keep num_workers at {most} or below: more workers would only take turns. os.cpu_count() returns "
+        f"{processors.present} here.",
     )
 
 
 def threads_finding(environment: Mapping[str, str]) -> Finding:
-    """Return what the environment tells libraries of linear algebra about threads."""
+    """Report the number of threads that the environment sets for linear algebra libraries."""
     value = environment.get(THREADS, "").strip()
     if not value:
-        return Finding(THREADS, "not set; workers get a fair share each")
+        return Finding(THREADS, "not set; each worker gets a fair share of the cores")
     if not value.replace(",", "").isdecimal() or int(value.split(",")[0]) < 1:
-        advice = f"Set it to a number of threads of 1 or more, or unset {THREADS}."
+        advice = f"Set {THREADS} to 1 thread or more, or unset it."
         return Finding(THREADS, repr(value), "note", advice)
     return Finding(THREADS, value)
 
 
 def files_finding(processors: Processors) -> Finding:
-    """Return whether enough files can be open at once."""
+    """Report whether this process can open enough files."""
     if processors.files is None:
-        return Finding("open files", f"{processors.files_open}, without a limit")
+        return Finding("open files", f"{processors.files_open}, no limit")
     value = f"{processors.files_open} of {processors.files:,}"
     left = processors.files - processors.files_open
     advice = "Raise the limit: ulimit -n 4096."
@@ -139,12 +139,12 @@ def files_finding(processors: Processors) -> Finding:
 
 
 def worker_finding(attempt: Attempt) -> Finding:
-    """Return whether a worker process starts and fetches."""
+    """Report whether a worker process starts and fetches samples."""
     outcome = attempt("worker", seconds=WORKER_SECONDS)
     if outcome.problem:
         advice = (
-            "Worker processes fail here; use worker_type='thread' until the cause is gone, often a sandbox "
-            "that forbids memory files or sockets."
+            "Worker processes fail here, often because a sandbox forbids memory files or sockets. Use "
+            "worker_type='thread' until that is fixed."
         )
         return Finding("worker process", outcome.problem, "bad", advice)
-    return Finding("worker process", f"started and read its samples in {outcome.answer['seconds']:.2f} s")
+    return Finding("worker process", f"started and fetched samples in {outcome.answer['seconds']:.2f} s")

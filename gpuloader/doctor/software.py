@@ -18,21 +18,21 @@ OLDEST_NUMPY = (1, 26)
 USED = {
     "cloudpickle": (
         "workers",
-        "Without it, datasets defined in a notebook or holding closures are forked rather than sent.",
+        "Without it, datasets that are defined in a notebook or hold closures are forked, not pickled.",
     ),
     "threadpoolctl": (
         "workers",
-        "Without it, the linear algebra of every worker process may start a thread a core.",
+        "Without it, linear algebra in every worker process may start one thread per core.",
     ),
 }
-"""Packages the loader makes use of: the extra that installs them, and what goes without."""
+"""Optional packages of the loader: the extra that installs each, and the consequence of its absence."""
 
 FRAMEWORKS = {"torch": "torch", "jax": "jax", "paddle": "paddlepaddle"}
-"""Output and the distribution it needs; Paddle's for GPUs has a name of its own."""
+"""The distribution that each `output` needs; Paddle's GPU build has the suffix ``-gpu``."""
 
 
 def installed_distributions() -> dict[str, str]:
-    """Return the version of every installed distribution by its name in lower case; imports none.
+    """Return the version of every installed distribution by its lower-case name, without importing any.
 
     >>> "numpy" in installed_distributions()
     True
@@ -41,14 +41,14 @@ def installed_distributions() -> dict[str, str]:
     for one in importlib.metadata.distributions():
         name = one.metadata["Name"]
         if name:
-            found.setdefault(name.lower(), one.version)  # the first on the path is the one that is imported
+            found.setdefault(name.lower(), one.version)  # Python imports the first on the path
     return found
 
 
 def software_findings(installed: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return the findings, given the version of every installed distribution."""
     return (
-        Finding("gpuloader", installed.get("gpuloader", "not installed, run from its folder")),
+        Finding("gpuloader", installed.get("gpuloader", "not installed, running from its folder")),
         python_finding(sys.version_info[:3], platform.system(), platform.machine()),
         numpy_finding(np.__version__),
         kernels_finding(),
@@ -58,7 +58,7 @@ def software_findings(installed: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def python_finding(version: tuple[int, ...], system: str, machine: str) -> Finding:
-    """Return whether the interpreter is new enough, and its system one with worker processes.
+    """Report whether the interpreter is new enough and its system supports worker processes.
 
     >>> python_finding((3, 12, 1), "Linux", "x86_64").value
     '3.12.1 on Linux x86_64'
@@ -67,13 +67,13 @@ def python_finding(version: tuple[int, ...], system: str, machine: str) -> Findi
     if version[:2] < OLDEST_PYTHON:
         return Finding("Python", value, "bad", "Use Python 3.11 or later.")
     if system == "Windows":
-        advice = "Worker processes need memory files and sockets: use worker_type='thread'."
+        advice = "Worker processes need memory files and Unix sockets. Use worker_type='thread'."
         return Finding("Python", value, "note", advice)
     return Finding("Python", value)
 
 
 def numpy_finding(version: str) -> Finding:
-    """Return whether NumPy is new enough.
+    """Report whether NumPy is new enough.
 
     >>> numpy_finding("1.24.0").verdict, numpy_finding("2.4.6").verdict
     ('bad', 'good')
@@ -86,13 +86,13 @@ def numpy_finding(version: str) -> Finding:
 
 
 def kernels_finding() -> Finding:
-    """Return whether the sources of the kernels came with the package."""
+    """Report whether the package contains the kernels' sources."""
     try:
         names = [name for name in kernel_names() if read_source(name)]
     except OSError:
         names = []
     if not names:
-        advice = "The package is incomplete; install it again: pip install --force-reinstall gpuloader."
+        advice = "The package is incomplete. Reinstall it: pip install --force-reinstall gpuloader."
         return Finding("kernels", "none found", "bad", advice)
     return Finding("kernels", ", ".join(names))
 
@@ -101,11 +101,11 @@ def _used_finding(name: str, installed: Mapping[str, str]) -> Finding:
     extra, without = USED[name]
     if name in installed:
         return Finding(name, installed[name])
-    return Finding(name, "not installed", "note", f"{without} To have it: pip install 'gpuloader[{extra}]'.")
+    return Finding(name, "not installed", "note", f"{without} Install it: pip install 'gpuloader[{extra}]'.")
 
 
 def _frameworks_finding(installed: Mapping[str, str]) -> Finding:
-    """Name the frameworks that batches can be handed to; that there is none is all right."""
+    """Report the frameworks whose tensors batches can become; having none is good too."""
     known = {
         name: installed.get(distribution) or installed.get(f"{distribution}-gpu")
         for name, distribution in FRAMEWORKS.items()

@@ -1,6 +1,6 @@
-"""What is tried for real, each in a process of its own: ``python -m gpuloader.doctor.trials NAME``.
+"""The doctor's trials, each run in its own process: ``python -m gpuloader.doctor.trials NAME``.
 
-The last line it prints is the trial's answer as JSON; of one that failed, its ``problem``.
+The last printed line is the trial's answer as JSON; if the trial failed, it has the key ``problem``.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.staging.arena import Arena
 
 COPIED = 64 << 20
-"""Bytes of a copy to a device: enough that starting it does not count."""
+"""Bytes of a copy to a device: enough to make the launch time negligible."""
 
 
 def describe_gpus() -> dict[str, Any]:
-    """Return what CuPy and the driver say, and whether the kernels' compiler is there."""
+    """Return CuPy's and the driver's view of the machine, and whether NVRTC was found."""
     from gpuloader.devices.cuda import describe_machine
 
     return {**asdict(describe_machine()), "nvrtc": find_nvrtc() is not None}
 
 
 def fetch_by_worker() -> dict[str, Any]:
-    """Have one worker process, started by the fork server, fetch a few samples."""
+    """Start one worker process through the fork server and make it fetch a few samples."""
     start = perf_counter()
     loader = DataLoader(
         [1, 2, 3, 4], places="cpu", batch_size=2, num_workers=1, start_method="forkserver", timeout=60
     )
     batches = [batch.tolist() for batch in loader]
     if batches != [[1, 2], [3, 4]]:
-        raise RuntimeError(f"a worker process gave {batches} in the place of [[1, 2], [3, 4]]")
+        raise RuntimeError(f"a worker process returned {batches} instead of [[1, 2], [3, 4]]")
     return {"seconds": perf_counter() - start}
 
 
 def copy_to_device(name: str, nbytes: str = str(COPIED)) -> dict[str, Any]:
-    """Time copies to a device from pageable and, if its driver locks them, from page-locked memory."""
+    """Time copies to a device from pageable memory and, if its driver can lock it, page-locked memory."""
     return time_copies(open_device(parse_place(name)), int(nbytes))
 
 
 def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
-    """Return bytes a second of both kinds of copy, 0 for the kind that could not be had, and why.
+    """Return the bandwidth of pageable and page-locked copies in bytes per second, and any refusal to lock.
+
+    A refused or unsupported page-locked copy has bandwidth 0.
 
     Examples
     --------
@@ -94,7 +96,7 @@ TRIALS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Run the trial that the command line names, with its arguments, and print its answer or its failure."""
+    """Run the trial named on the command line with its arguments; print its answer or its problem."""
     name, *arguments = sys.argv[1:]
     try:
         answer = TRIALS[name](*arguments)

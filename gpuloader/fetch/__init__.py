@@ -1,5 +1,6 @@
-"""Who fills the slots: the consumer itself, a reader's thread, worker threads, or worker processes.
+"""Fill the slots: in the consumer's thread, a reader thread, worker threads or worker processes.
 
-In: a plan's batches of indices, or an open reader. Out: staged batches, in order. `pipeline` takes them
-by the protocol in `fetch.base`; `loader` opens one fetch an epoch by `fetch.fetching`.
+In: a plan's batches of indices, or an open reader.
+Out: staged batches, in the plan's order unless ``in_order=False``.
+Callers: `loader` opens one `fetch.base.Fetch` per epoch, and `pipeline` takes the batches from it.
 """

@@ -1,4 +1,4 @@
-"""Who fills the slots: the consumer itself, or a thread beside it."""
+"""The protocol between the pipeline and whatever fills the slots."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gpuloader.collate.stream import StagedBatch
 
 
 class Fetch(Protocol):
-    """The consumer's end of whoever fetches."""
+    """The consumer's end of a fetcher."""
 
     def get(self) -> StagedBatch:
-        """Return the next staged batch, waiting for it; raise `QueueClosed` at the end of the epoch."""
+        """Wait for the next staged batch and return it; raise `QueueClosed` at the end of the epoch."""
 
     def get_nowait(self) -> StagedBatch | None:
-        """Return the next staged batch as `get` does, but None at once where `get` would wait."""
+        """Return the next staged batch, or None if `get` would wait."""
 
     def close(self) -> bool:
-        """Stop fetching and give back every slot; return whether nothing runs on."""
+        """Stop fetching and return every slot; return False if a thread or process is still running."""

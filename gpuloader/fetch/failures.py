@@ -1,4 +1,4 @@
-"""What the consumer is told of a worker that failed, be it a thread or a process."""
+"""The errors that the consumer sees when a worker thread or process fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from gpuloader.fields.spec import Indices
 
 
 def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
-    """Return what a worker raised as what the consumer of its batch may be told.
+    """Return the exception to raise in the consumer for one raised in a worker.
 
-    What ends a program, a generator or an epoch would end the consumer's.
+    SystemExit, StopIteration and the like are wrapped in a SampleError, because they would end the consumer's
+    program, generator or epoch.
     """
     if isinstance(error, Exception) and not isinstance(error, QueueClosed):
         return error
@@ -23,19 +24,19 @@ def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
 
 
 def timed_out(who: str, pid: int, seconds: float, batch: int | None, indices: Indices) -> WorkerTimeout:
-    """Return the error for a worker that was waited for in vain."""
-    what = "answer" if batch is None else f"bring batch {batch}"
+    """Return the error for a worker that did not deliver a batch in time."""
+    what = "answer" if batch is None else f"deliver batch {batch}"
     problem = f"{who} did not {what} within the timeout of {seconds} s"
     return WorkerTimeout(problem, pid=pid, indices=plain_indices(indices))
 
 
 def plain_indices(indices: Indices) -> list[Any]:
-    """Return indices as a list, integers as Python's own."""
+    """Return indices as a list, with NumPy integers as Python ints."""
     return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
 
 
 def set_up_failed(number: int, error: BaseException) -> LoaderError:
     """Return the error for a worker whose dataset could not be unpickled, or whose init function raised."""
-    failure = LoaderError(f"worker {number} could not begin: {describe_error(error)}")
+    failure = LoaderError(f"worker {number} could not start: {describe_error(error)}")
     failure.__cause__ = error
     return failure

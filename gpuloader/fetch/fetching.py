@@ -1,4 +1,4 @@
-"""How a loader's batches are fetched: what stays the same from epoch to epoch, and what opens one."""
+"""Fetching for a dataset's loader: what lasts across epochs, and how each epoch's fetch is opened."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from gpuloader.watch.tuning import DEEPEST, Climb, Setting
 if TYPE_CHECKING:
     from gpuloader.fetch.processes.pool import Pool
 
-_COLUMNS = 256  # indices a batch for which the board has room where the batch size is not known
+_COLUMNS = 256  # indices per batch that fit on the board if the batch size is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One epoch to be fetched.
+    """One epoch to fetch.
 
     Attributes
     ----------
     seed, epoch : int
-        Of the loader.
-    numbered : iterator or None
-        Number and indices of each batch; None for an iterable dataset.
-    reached : mapping
-        Of an iterable dataset: worker to where it goes on.
+        The loader's seed and epoch.
+    numbered : iterator of (int, sequence) or None
+        Each batch's number and indices; None for an iterable dataset.
+    reached : mapping of int to ItemState
+        For an iterable dataset, the state from which each worker resumes.
     start : int
-        Number of the first batch of an iterable dataset.
+        For an iterable dataset, the number of the first batch.
     turn : int
-        Which worker gives that one.
+        For an iterable dataset, the worker that yields the first batch.
     """
 
     seed: int
@@ -62,25 +62,25 @@ class Pass:
 class Fetching:
     """Fetches a dataset's batches, epoch after epoch: inline, in threads or in processes.
 
-    A dataset that is nothing but arrays has no Python code to be run beside the user's: large batches of it
-    are taken by threads even where processes were asked for, and small ones by the consumer itself, since
-    one vectorised take costs less than a message to whoever might do it instead.
+    A dataset that consists of arrays runs no Python code per sample. Threads gather its large batches, even
+    if the user asked for processes. The consumer gathers its small ones, because one vectorized take costs
+    less than a message to a worker.
 
     Parameters
     ----------
     reading : Reading
         The dataset, and how its samples become batches.
     workers : WorkerOptions
-        Who fetches.
+        The workers that the user asked for.
     gatherer : Gatherer or None
-        Takes batches from arrays, for a dataset that was cached.
+        Gathers batches from the arrays of a cached dataset.
 
     Attributes
     ----------
     count : int
-        Workers that fetch; fewer than were asked for where more make no sense.
+        The number of workers: what the user asked for, or 0 if workers would cost more than they gain.
     in_processes : bool
-        Whether they are processes.
+        Whether the workers are processes.
     """
 
     def __init__(self, reading: Reading, workers: WorkerOptions, gatherer: Gatherer | None = None) -> None:
@@ -105,7 +105,7 @@ class Fetching:
         self._process = os.getpid()
 
     def _useful_count(self) -> int:
-        """Return how many workers of those asked for make sense."""
+        """Return the number of workers to use: what the user asked for, or 0 for small batches of arrays."""
         if self._gatherer is None:
             return self._workers.count
         pays = self._gatherer.layout(self._reading.size or 1).nbytes >= PART_NBYTES
@@ -113,38 +113,42 @@ class Fetching:
 
     @property
     def budget(self) -> int:
-        """Bytes that tuning may let the slots come to."""
+        """The most bytes that the slots may grow to while tuning."""
         return self._workers.budget
 
     @property
     def reads(self) -> str:
-        """What is read: 'arrays' taken whole, 'items' of an iterable dataset, or 'samples'."""
+        """The kind of data: 'arrays' that are gathered, 'items' of an iterable dataset, or 'samples'."""
         if self._gatherer is not None:
             return "arrays"
         return "items" if self._reading.iterable else "samples"
 
     @property
     def crew(self) -> int | None:
-        """How many streams of an iterable dataset are read in turn; None for a dataset with indices."""
+        """How many workers take turns at an iterable dataset.
+
+        None for a map-style dataset, and for an iterable one that is divided among ranks: its batches do not
+        depend on the number of workers.
+        """
         if not self._reading.iterable or self._reading.division is not None:
             return None
         return max(self._workers.count, 1)
 
     @property
     def ahead(self) -> int:
-        """Batches that may be under way with workers."""
+        """The most batches that may be in progress with workers."""
         return self.ahead_of(self.count, self._workers.prefetch_factor)
 
     def ahead_of(self, count: int, depth: int) -> int:
-        """Return how many batches may be under way with `count` workers, each so deep."""
+        """Return the most batches in progress for `count` workers that hold `depth` batches each."""
         size = self._reading.size
         if size and count and not self.in_processes and not self._reading.iterable:
-            # A batch keeps as many threads busy as it has samples.
+            # Threads share a batch, and it occupies no more threads than it has samples.
             return depth * -(-count // min(count, size))
         return depth * count
 
     def climb(self, prefetch: int) -> Climb | None:
-        """Return the search for what is to be tuned, beginning here; None if nothing is."""
+        """Return the search for the options left 'auto', starting from the present ones; None if none is."""
         workers = self._workers
         if not self.count or self._reading.iterable or not (workers.most or workers.deepens):
             return None
@@ -152,15 +156,15 @@ class Fetching:
         return Climb(begin, workers.most or self.count, workers.deepens)
 
     def begin_with(self, setting: Setting) -> None:
-        """Begin later epochs with a setting that was found."""
+        """Start later epochs with a setting that tuning has found."""
         self._workers = replace(self._workers, count=setting.workers, prefetch_factor=setting.depth)
         self.count = setting.workers
 
     def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
-        """Begin an epoch: return who fills the ring's slots."""
+        """Start an epoch and return the fetch that fills the ring's slots."""
         form = self._assembler.form
         if form is None or self._process != os.getpid():
-            # An earlier epoch may have given up on the first sample; in another process locks may be held.
+            # An earlier epoch may have failed at the first sample, and a fork may have copied held locks.
             self._renew_assembler()
             if form is not None:
                 self._assembler.adopt(form)
@@ -173,15 +177,19 @@ class Fetching:
         return self._open_threads(one, window, meter)
 
     def check_crew(self, crew: int | None) -> None:
-        """Raise `ValueError` where an iterable dataset was read by other workers than there are here."""
+        """Raise `ValueError` unless a state of a loader with this `crew` can resume here.
+
+        What an iterable dataset yields depends on the number of workers, so theirs must be the same.
+        """
         if self._reading.iterable == (crew is None):
-            kinds = ("one with indices", "an iterable dataset")
+            kinds = ("a map-style dataset", "an iterable dataset")
             found, here = kinds if self._reading.iterable else kinds[::-1]
-            raise ValueError(f"the state is of {found}, this loader reads {here}")
+            raise ValueError(f"the state belongs to {found}, but this loader reads {here}")
         if crew is not None and crew != self.crew:
             raise ValueError(
-                f"the state is of an iterable dataset that {_name_crew(crew)} read, and "
-                f"{_name_crew(self.crew)} would go on: what it gives depends on how many there are"
+                f"the state belongs to an iterable dataset read by {_name_crew(crew)}, but this loader reads "
+                f"it with {_name_crew(self.crew)}, and the batches depend on that number; use the same "
+                "num_workers to resume"
             )
 
     def _open_inline(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
@@ -221,13 +229,13 @@ class Fetching:
         )
         if one.numbered is not None:
             return ThreadWorkers(self._gatherer or self._assembler, window, crew, meter)
-        # A state that all threads share says nothing of any one of them.
+        # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         alone = workers.count == 1
         streams = [self._stream(number, one, keep_state=alone) for number in range(workers.count)]
         return ThreadStreams(self._assembler, streams, window, crew, meter, one.turn)
 
     def _open_processes(self, one: Pass, window: Window, meter: Meter) -> Fetch:
-        # Only now: what is about processes takes as long to import as the rest of the package.
+        # Imported late, because these modules take as long to import as the rest of the package.
         from gpuloader.fetch.processes.pool import Pool, Terms
         from gpuloader.fetch.processes.setup import Setup
         from gpuloader.fetch.processes.starting import choose_start
@@ -242,7 +250,7 @@ class Fetching:
             setup = Setup(self._reading, workers.init, count, Standing.of(self._reading.division))
             start = choose_start(setup, self._start_method)
             if start.method == "fork":
-                self._start_method = "fork"  # what cannot be sent, or is better not, is tried once
+                self._start_method = "fork"  # so that later pools do not try to pickle the dataset again
             most = max(self.ahead, self.ahead_of(workers.most, DEEPEST if workers.deepens else depth))
             pool = Pool(start, most, max(self._reading.size or _COLUMNS, 1), workers.count)
             if self._assembler.form is not None:
@@ -254,7 +262,7 @@ class Fetching:
         return ProcessWorkers(pool, window, terms, meter, self._keep)
 
     def _keep(self, pool: Pool) -> None:
-        """Take a pool back: its workers, if they stay, and the form they settled in any case."""
+        """Take a pool back: adopt the form its workers settled, and keep them if they are persistent."""
         if pool.form is not None:
             self._assembler.adopt(pool.form)
         if not pool.workers or not self._workers.persistent:
@@ -264,7 +272,7 @@ class Fetching:
             self._pools.popleft().close()
 
     def _take_pool(self) -> Pool | None:
-        """Return the workers that stayed, if they are this process's; epochs of several threads may ask."""
+        """Return the pool that an earlier epoch of this process kept, or None; any thread may call this."""
         try:
             pool = self._pools.pop()
         except IndexError:
@@ -272,16 +280,16 @@ class Fetching:
         return pool if pool.workers and pool.process == os.getpid() else None
 
     def close(self) -> None:
-        """End the workers that stay between epochs."""
+        """Stop the persistent workers."""
         pool = self._take_pool()
         if pool is not None:
             pool.close()
 
 
 def _without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
-    """Yield the numbers of an iterable dataset's batches, of which only who reads them knows more."""
+    """Yield the numbers of an iterable dataset's batches, without indices: they are not known ahead."""
     return zip(itertools.count(start), itertools.repeat(()))
 
 
 def _name_crew(crew: int | None) -> str:
-    return "one worker, or the consumer," if crew == 1 else f"{crew} workers"
+    return "one worker or none" if crew == 1 else f"{crew} workers"

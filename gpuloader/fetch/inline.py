@@ -1,4 +1,4 @@
-"""Fetching in the consumer's own thread: nothing is read ahead, and no thread exists."""
+"""Fetching in the consumer's thread: no other thread, and nothing read ahead."""
 
 from __future__ import annotations
 
@@ -16,26 +16,23 @@ from gpuloader.watch.tracing import mark
 
 
 class InlineFetch:
-    """Reads the next batch when it is asked for.
-
-    Has the two ends of a `ThreadFetch`, so the pipeline does not know the difference.
-    """
+    """Reads each batch when the consumer asks for it; a `Fetch` without workers."""
 
     def __init__(self, batches: Iterator[StagedBatch]) -> None:
         self._batches = batches
         self._interrupted = False
 
     def get(self) -> StagedBatch:
-        """Read and stage the next batch; raise `QueueClosed` at the end, or what the reader raised."""
+        """Read and stage the next batch; raise `QueueClosed` at the end, or the reader's exception."""
         try:
             return next(self._batches)
         except StopIteration:
             if self._interrupted:
                 raise LoaderError(
-                    "the epoch was interrupted in the middle of a batch and cannot go on; begin a new one, "
-                    "or resume it in a new loader from state_dict()"
+                    "the epoch was interrupted in the middle of a batch and cannot continue; start a new "
+                    "epoch, or resume this one in a new loader from state_dict()"
                 ) from None
-            raise QueueClosed("the reader has no further batch") from None
+            raise QueueClosed("the reader has no more batches") from None
         except Exception:
             raise
         except BaseException:
@@ -43,17 +40,17 @@ class InlineFetch:
             raise
 
     def get_nowait(self) -> None:
-        """Return None: nothing is ever read ahead."""
+        """Return None, because nothing is ever read ahead."""
 
     def close(self) -> bool:
-        """Close the reader; return True: nothing runs on."""
+        """Close the reader; return True, because nothing else runs."""
         if isinstance(self._batches, Generator):
             self._batches.close()
         return True
 
 
 class _Spot:
-    """Where the batch at hand is written: a slot of the ring, taken when its size is known."""
+    """The slot of the current batch, taken from the ring once the batch's size is known."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -64,13 +61,13 @@ class _Spot:
         return slot
 
     def give_back(self) -> None:
-        """Return the slot to the ring; called where no batch came of it."""
+        """Return the slot to the ring, because no batch was staged in it."""
         slot, self._slot = self._slot, None
         if slot is not None:
             self._ring.release(slot)
 
     def hand_on(self) -> None:
-        """Forget the slot: it goes on with its batch."""
+        """Forget the slot, which now belongs to its batch."""
         self._slot = None
 
 
@@ -84,27 +81,28 @@ def stage_inline(
     epoch: int,
     close: Callable[[], None] | None = None,
 ) -> Iterator[StagedBatch]:
-    """Yield every batch of a plan, fetched and staged in whatever thread iterates, until there is none.
+    """Yield every batch of a plan, fetched and staged in the thread that iterates.
 
     Parameters
     ----------
-    numbered : iterable
-        Number and indices of each batch.
+    numbered : iterable of (int, sequence)
+        Each batch's number and indices.
     assemble : callable
-        Takes them and what gives a slot; stages the batch, or returns None at the end.
+        Stages a batch, given its number, its indices and a function that reserves a slot; returns None at
+        the end of the data.
     ring : Ring
-        Where slots come from.
+        The source of slots.
     meter : Meter
         Counts where the time goes.
     seed, epoch : int
-        Of the loader.
+        The loader's seed and epoch.
     close : callable or None
-        Called when nothing more is fetched.
+        Called after the last batch, or when the iteration ends early.
 
     Raises
     ------
     SampleError
-        The dataset raised, or a sample does not fit.
+        The dataset raised, or a sample does not fit its field.
     """
     draw = Draw(seed, epoch)
     spot = _Spot(ring)
@@ -112,7 +110,7 @@ def stage_inline(
     try:
         for number, indices in numbered:
             begun = perf_counter_ns()
-            outer = exchange_draw(draw)  # for this batch alone: other loaders are looped over in between
+            outer = exchange_draw(draw)  # per batch, because loops over other loaders may run in between
             try:
                 staged = assemble(number, indices, reserve)
             finally:

@@ -1,4 +1,4 @@
-"""Jobs: batches under way with workers, and the window that gives them out in the plan's order."""
+"""Jobs are batches in progress with workers; the window hands them out and delivers them in order."""
 
 from __future__ import annotations
 
@@ -14,24 +14,31 @@ from gpuloader.watch.stats import Meter
 
 
 class Job:
-    """A batch that some worker puts together.
+    """A batch that workers assemble.
 
     Attributes
     ----------
     number : int
-        Of the batch.
+        The batch's number.
     indices : sequence
-        Its samples; empty for an iterable dataset, where only the worker knows.
+        The indices of its samples; empty for an iterable dataset, whose worker alone knows them.
     slot : Slot or None
-        Where it is written to; None until its size is known.
+        The slot it is written to; None until its size is known.
     worker : int
-        Which worker has it, -1 while none has.
+        The worker it is assigned to; -1 before that.
+    row : int
+        The row of the board that holds its indices; -1 if none does.
     done : bool
-        Whether `staged`, `error` or, for a worker at its items' end, neither of them is there.
+        Whether the job has ended: with a batch in `staged`, with an exception in `error`, or with neither if
+        the worker had no items left.
+    staged : StagedBatch or None
+        The finished batch.
+    error : BaseException or None
+        The exception to raise in its place.
     deaths : int
-        How many workers died of it, perhaps.
+        How many workers died while this was the oldest job they held, so that it may have killed them.
     busy : int
-        Nanoseconds that were spent on it, summed over all who did.
+        Nanoseconds of work spent on it, summed over its workers.
     """
 
     __slots__ = (
@@ -50,31 +57,31 @@ class Job:
         self.deaths = self.busy = 0
 
     def finish(self, staged: StagedBatch | None, error: BaseException | None = None) -> None:
-        """Say how the job ended."""
+        """Record how the job ended."""
         self.staged, self.error, self.done = staged, error, True
 
 
 class Window:
-    """The jobs under way, of which there are never more than `ahead`.
+    """The jobs in progress, never more than `ahead`.
 
-    Jobs without a batch, those of a worker whose items are at their end, are left out.
+    It skips jobs that end without a batch, which happens when a worker has read all its items.
 
     Parameters
     ----------
-    numbered : iterator
-        Yields the number and the indices of each batch to come.
+    numbered : iterator of (int, sequence)
+        The number and indices of each batch to come.
     ring : Ring
-        Where slots come from. A job gets its slot when it is handed out, so no worker ever waits for one;
-        before the first batch's size is known there are none, and workers ask for theirs.
+        The source of slots. A job gets its slot when it is handed out, so no worker waits for one. Until the
+        first batch's size is known there are no slots, and workers ask for theirs with `reserve`.
     ahead : int
-        Jobs handed out and not yet delivered.
+        The most jobs that may be handed out and not yet delivered.
     in_order : bool
-        Deliver in the order of the plan; otherwise as batches come.
+        Deliver in the plan's order; otherwise as batches finish.
 
     Attributes
     ----------
     ahead : int
-        As given; may be changed.
+        As given; may be changed at any time.
     """
 
     def __init__(
@@ -89,7 +96,7 @@ class Window:
         self.jobs: deque[Job] = deque()
 
     def next_job(self) -> Job | None:
-        """Return a new job with its slot; None if too many are under way, no slot is free or no more come."""
+        """Return a new job with its slot; None if the window is full, no slot is free or the plan is done."""
         if self._exhausted or len(self.jobs) >= self.ahead:
             return None
         slot = self._ring.take()
@@ -98,7 +105,7 @@ class Window:
         try:
             entry = next(self._numbered, None)
         except Exception as error:
-            # Behind the batches before it, as if it were one.
+            # Queue the error like a batch, so that the consumer gets the earlier batches first.
             failed = Job(-1, ())
             failed.finish(None, error)
             self.jobs.append(failed)
@@ -115,11 +122,11 @@ class Window:
         return job
 
     def reserve(self, job: Job, nbytes: int) -> Slot:
-        """Return the job's slot with room for `nbytes`; raise `StagingMemoryError` where there is none."""
+        """Return the job's slot with room for `nbytes`; raise `StagingMemoryError` if memory is short."""
         with self._slotting:
             if job.slot is None:
                 job.slot = self._ring.acquire(nbytes)
-                # The slots are there now; the other jobs must not find them all taken by later ones.
+                # Slots exist from now on: give the other jobs theirs, before later jobs take them all.
                 for other in list(self.jobs):
                     if other.slot is None and not other.done:
                         other.slot = self._ring.take()
@@ -131,7 +138,7 @@ class Window:
         self._exhausted = True
 
     def due(self) -> Job | None:
-        """Take the job to be delivered now, if it is done."""
+        """Remove and return the job to deliver next; None if it is not done."""
         jobs = self.jobs
         while jobs:
             job = jobs[0]
@@ -149,13 +156,13 @@ class Window:
         return None
 
     def free(self, job: Job) -> None:
-        """Take back the slot of a job that nobody works on and nobody will get."""
+        """Return a job's slot to the ring; no worker may be using it, and it will not be delivered."""
         slot, job.slot = job.slot, None
         if slot is not None:
             self._ring.release(slot)
 
     def drop_done(self) -> None:
-        """Take back the slots of all jobs that are done; for a window that is closed."""
+        """Remove all finished jobs and return their slots to the ring, when the window closes."""
         for job in list(self.jobs):
             if job.done:
                 self.jobs.remove(job)
@@ -163,17 +170,17 @@ class Window:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no job is under way or to be delivered; those that ended without a batch do not count."""
+        """Whether no job is in progress or awaits delivery; jobs that ended without a batch do not count."""
         return all(job.done and job.staged is None and job.error is None for job in self.jobs)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no job is under way and none will be."""
+        """Whether every job was delivered and none will follow."""
         return self._exhausted and not self.jobs
 
 
 def deliver(window: Window, meter: Meter) -> StagedBatch | None:
-    """Return the batch that is due, or None if it is not done yet; raise its error, or `QueueClosed`."""
+    """Return the window's next batch, or None if it is not done; raise its error, or `QueueClosed`."""
     job = window.due()
     if job is None:
         if window.is_empty:

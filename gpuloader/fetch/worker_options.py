@@ -1,4 +1,4 @@
-"""What the user asks of workers, checked before anything starts."""
+"""The user's options for workers, checked before any worker starts."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ METHODS = ("fork", "forkserver", "spawn")
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What the user asks of workers.
+    """The user's options for workers.
 
     Attributes
     ----------
     count : int
-        0: the consumer's thread fetches.
+        The number of workers; with 0 the consumer's thread fetches.
     kind : str
         'process' or 'thread'.
     prefetch_factor : int
         Batches in progress for each worker.
     in_order : bool
-        Deliver in the order of the plan; otherwise as batches come.
+        Deliver in the plan's order; otherwise as batches finish.
     timeout : float
-        Seconds to wait for a batch, 0 for no limit.
+        Seconds to wait for a batch; 0 means no limit.
     init : callable or None
         Called with the worker's number before its first sample.
     persistent : bool
         Keep processes from one epoch to the next.
     start_method : str or None
-        How processes start; None: as suits the dataset.
+        How processes start; None chooses by the dataset.
     respawn : bool
-        Replace dead processes.
+        Replace processes that die.
     most : int
-        The largest number of workers that tuning may choose; 0 if the number is fixed.
+        The most workers that tuning may choose; 0 if the number is fixed.
     deepens : bool
         Whether tuning chooses how far workers read ahead.
     budget : int
-        Bytes that the slots may grow to while tuning.
+        The most bytes that the slots may grow to while tuning.
     """
 
     count: int = 0
@@ -78,12 +78,12 @@ class WorkerOptions:
         start_method: str | None,
         on_worker_death: str,
     ) -> WorkerOptions:
-        """Return what a loader's parameters ask of workers.
+        """Return the options that a loader's parameters describe.
 
         Raises
         ------
         ValueError
-            A number is out of range, or a word is unknown.
+            A number is out of range, a word is unknown, or two options contradict each other.
         TypeError
             ``worker_init_fn`` is not callable.
 
@@ -97,8 +97,8 @@ class WorkerOptions:
         tuned, deepens = num_workers == AUTO, prefetch == AUTO
         if tuned and iterable:
             raise ValueError(
-                "num_workers='auto' needs a map-style dataset: what an iterable dataset gives depends on "
-                "how many workers read it"
+                "num_workers='auto' needs a map-style dataset, because the batches of an iterable dataset "
+                "depend on how many workers read it; pass a number"
             )
         if tuned:
             num_workers = 1
@@ -106,7 +106,8 @@ class WorkerOptions:
             raise ValueError(f"num_workers must be 'auto' or an integer of 0 or more, got {num_workers!r}")
         if memory_budget is not None and not (tuned or deepens):
             raise ValueError(
-                "memory_budget limits what num_workers='auto' and prefetch='auto' may use: pass one of them"
+                "memory_budget limits num_workers='auto' and prefetch='auto'; pass one of these, or leave "
+                "memory_budget out"
             )
         check_word("worker_type", worker_type, ("process", "thread"))
         check_word("on_worker_death", on_worker_death, ("raise", "respawn"))

@@ -1,4 +1,6 @@
-"""What a field of a batch is: name, shape and dtype; and sequences of varying length as values.
+"""Fields of a batch: their names, shapes and dtypes, and values of varying length.
 
-In: declarations and values as users write them. Out: checked specs, converted values. Any room may call it.
+In: field declarations and sample values, as users write them.
+Out: checked specs, converted arrays, `Ragged` values.
+Callers: any package above it.
 """

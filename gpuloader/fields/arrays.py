@@ -1,4 +1,4 @@
-"""Which array library a batch belongs to, found without importing any."""
+"""Find the library an array belongs to, without importing any."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def array_module(array: Any) -> Any:
-    """Return the module whose functions work on `array`: numpy, cupy, or another of the array standard.
+    """Return the top-level module of the array's type: numpy, cupy or another array library.
 
     >>> import numpy as np
     >>> array_module(np.zeros(3)).__name__

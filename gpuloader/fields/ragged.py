@@ -1,4 +1,4 @@
-"""Sequences of varying length as a value: all steps in one array, and where each sequence ends."""
+"""Sequences of varying length: all steps in one array, plus row splits that mark each sequence."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class Ragged:
     Attributes
     ----------
     values : array
-        All steps one behind the other, shape (steps, ...): NumPy's, CuPy's, or the loader's `output`'s.
+        All steps concatenated, shape (steps, ...). A NumPy or CuPy array, or a tensor of the framework that
+        the loader's `output` names.
     row_splits : tuple of array
-        One int64 array a level, outermost first. Row i of a level spans ``splits[i]`` to
-        ``splits[i + 1]`` of the level below; the last level counts steps of `values`.
+        One int64 array per level, outermost first. Row i of a level spans ``splits[i]`` to
+        ``splits[i + 1]`` of the level below; the last level indexes the steps of `values`.
 
     Examples
     --------
@@ -40,23 +41,23 @@ class Ragged:
     def from_samples(
         cls, samples: Sequence[Any], dtype: DTypeLike, step_shape: Dims = (), lod_level: int = 1
     ) -> Ragged:
-        """Join samples, each a sequence (level 1) or a sequence of sequences (level 2).
+        """Build a batch from samples that are sequences (level 1) or sequences of sequences (level 2).
 
         Parameters
         ----------
         samples : sequence
-            One entry a sample.
+            One entry per sample.
         dtype : dtype-like
-            Of the steps.
+            The dtype of the steps.
         step_shape : tuple of int or None
-            Shape of one step; steps are reshaped to it where the element counts fit.
+            Shape of one step; steps are reshaped to it if the element counts match.
         lod_level : int
-            1 or 2.
+            The nesting level, 1 or 2.
 
         Raises
         ------
         SampleError
-            A step does not fit, or a sample of level 2 is not a sequence of sequences.
+            A step does not match dtype or shape, or a sample of level 2 is not a sequence of sequences.
         """
         parts, row_splits = split_rows(samples, np.dtype(dtype), step_shape, lod_level)
         return cls(join(parts, np.dtype(dtype), step_shape), row_splits)
@@ -66,11 +67,11 @@ class Ragged:
 
     @property
     def dtype(self) -> Any:
-        """Dtype of the values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
-        """Return the length of every row, one list a level, as Paddle's LoDTensor gives them.
+        """Return the length of every row, one list per level, like Paddle's LoDTensor.
 
         >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").recursive_sequence_lengths()
         [[3, 1]]
@@ -78,7 +79,7 @@ class Ragged:
         return [(splits[1:] - splits[:-1]).tolist() for splits in self.row_splits]
 
     def to_padded(self, fill: float = 0) -> Any:
-        """Return a dense array, short rows filled up with `fill`, on the device of the values.
+        """Return a dense array on the device of the values, with short rows padded with `fill`.
 
         Returns
         -------
@@ -97,7 +98,7 @@ class Ragged:
 
 
 def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
-    """Return one value a field: arrays as they are, and values with their row splits as `Ragged`.
+    """Return one value per field: an array as it is, or values and row splits combined into a `Ragged`.
 
     >>> [type(field).__name__ for field in gather_fields([1, 0], [np.zeros(3), np.array([0, 3]), np.ones(1)])]
     ['Ragged', 'ndarray']
@@ -117,7 +118,7 @@ def split_rows(
     lod_level: int,
     conversion: Conversion = convert,
 ) -> tuple[list[Array], tuple[Array, ...]]:
-    """Return the converted innermost sequences of `samples`, not yet joined, and the row splits."""
+    """Return the converted innermost sequences of `samples`, not concatenated yet, and the row splits."""
     levels: list[Array] = []
     rows: list[Any] = list(samples)
     owners = list(range(len(rows)))
@@ -140,7 +141,7 @@ def split_rows(
 
 
 def join(parts: list[Array], dtype: np.dtype[Any], step_shape: Dims) -> Array:
-    """Return the sequences one behind the other as one array."""
+    """Return the sequences concatenated into one array."""
     if parts:
         return np.concatenate(parts)
     return np.zeros((0, *(size or 0 for size in step_shape)), dtype)
@@ -164,13 +165,13 @@ def _pad_rows(values: Any, splits: Any, fill: float) -> Any:
 
 
 def _pad_tensor(values: Any, splits: Any, fill: float) -> Any:
-    """Pad a tensor by indexing alone, which torch, JAX and Paddle do alike and on their own streams."""
+    """Pad a tensor by indexing only, which torch, JAX and Paddle all support, each on its own stream."""
     bounds = np.array(splits.tolist(), np.int64)
     lengths = np.diff(bounds)
     columns = np.arange(lengths.max(initial=0))
     inside = columns < lengths[:, None]
     padded = values[np.where(inside, bounds[:-1, None] + columns, 0)]
-    if hasattr(padded, "at"):  # JAX's, which are not written to
+    if hasattr(padded, "at"):  # a JAX array, which is immutable
         return padded.at[~inside].set(fill)
     padded[~inside] = fill
     return padded

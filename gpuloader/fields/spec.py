@@ -1,4 +1,4 @@
-"""What a field is: feed specs, and the one place where samples are validated and converted to them."""
+"""Field declarations, and the one place that validates samples and converts them to their fields."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from gpuloader.base.errors import LoaderError, SampleError
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
 Conversion = Callable[[object, np.dtype[Any], Dims], Array]
-"""Returns a value as an array of a dtype and shape, or raises `SampleError`: `convert` or `convert_alike`."""
+"""`convert` or `convert_alike`: returns a value as an array of a dtype and shape, or raises `SampleError`."""
 Indices = Sequence[Any] | NDArray[np.int64]
-"""Which samples make up a batch: a range, an int64 array, or a list of whatever a sampler yields."""
+"""The indices of a batch: a range, an int64 array, or a list of whatever a sampler yields."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedSpec:
-    """A field the user declares: its name, the shape of a batch of it, its dtype.
+    """A declared field: its name, the shape of one batch of it, and its dtype.
 
     Attributes
     ----------
     name : str
-        Under which the field appears in a dict batch.
+        The field's key in a dict batch.
     shape : tuple of int or None
-        Shape of a batch; the first dimension counts samples. None is any size.
+        Shape of a batch, batch dimension first; None stands for any size.
     dtype : numpy.dtype
-        What samples are converted to.
+        The dtype samples are converted to.
     lod_level : int
-        0 for dense fields; 1 or 2 for sequences, or sequences of sequences, of varying length.
+        0 for dense fields, 1 for sequences of varying length, 2 for sequences of such sequences.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class FeedSpec:
         self, name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"a feed needs a name that is a non-empty string, got {name!r}")
+            raise ValueError(f"the name of a feed must be a non-empty string, got {name!r}")
         if isinstance(lod_level, bool) or lod_level not in (0, 1, 2):
             raise ValueError(f"feed {name!r}: lod_level must be 0, 1 or 2, got {lod_level!r}")
         object.__setattr__(self, "name", name)
@@ -61,7 +61,7 @@ class FeedSpec:
 
     @property
     def sample_shape(self) -> Dims:
-        """Shape of one sample (for a ragged field: of one step of its sequence)."""
+        """Shape of one sample; for a ragged field, of one step of its sequence."""
         return self.shape[1:]
 
 
@@ -73,18 +73,18 @@ def data(
     Parameters
     ----------
     name : str
-        Name of the field.
+        The field's name.
     shape : sequence of int or None
-        Shape of a batch, the batch dimension first; None and -1 stand for any size.
+        Shape of a batch, batch dimension first; None and -1 stand for any size.
     dtype : dtype-like
-        What samples are converted to.
+        The dtype samples are converted to.
     lod_level : int
-        0 dense, 1 or 2 for nested sequences of varying length.
+        0 for dense fields, 1 for sequences of varying length, 2 for sequences of such sequences.
 
     Raises
     ------
     ValueError
-        The name is empty, a dimension is neither None, -1 nor an integer of 0 or more, the dtype is not
+        The name is empty, a dimension is not None, -1 or an integer of 0 or more, the dtype is not
         numeric, or the level is not 0, 1 or 2.
 
     Examples
@@ -100,14 +100,14 @@ _declared: dict[str, FeedSpec] = {}
 
 
 def resolve_feeds(feed_list: object) -> tuple[FeedSpec, ...]:
-    """Return the feeds of a feed list, whose entries are feed specs or names that `data` declared.
+    """Return the feed specs of a feed list, whose entries are specs or names declared with `data`.
 
     Raises
     ------
     TypeError
-        The list is not a list, or an entry is neither a spec nor a string.
+        `feed_list` is not a list, or an entry is neither a spec nor a string.
     ValueError
-        The list is empty, a name is unknown or stands there twice.
+        The list is empty, or a name is unknown or occurs twice.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def resolve_feeds(feed_list: object) -> tuple[FeedSpec, ...]:
         raise TypeError(f"feed_list must be a list of feeds, got {type(feed_list).__name__}")
     feeds = tuple(_resolve_feed(entry) for entry in feed_list)
     if not feeds:
-        raise ValueError("feed_list is empty: name one field or more, or pass None for plain lists")
+        raise ValueError("feed_list is empty: name at least one field, or pass None for plain lists")
     names = [feed.name for feed in feeds]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"feed_list names {sorted(twice)} more than once")
@@ -131,7 +131,7 @@ def _resolve_feed(entry: object) -> FeedSpec:
         return entry
     if not isinstance(entry, str):
         raise TypeError(
-            f"feed_list holds feed specs or names, got {type(entry).__name__}; see gpuloader.data"
+            f"feed_list must contain feed specs or names, got {type(entry).__name__}; see gpuloader.data"
         )
     if entry not in _declared:
         raise ValueError(
@@ -150,9 +150,9 @@ def _parse_dims(name: str, shape: object) -> Dims:
         elif isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0:
             dims.append(int(size))
         else:
-            raise ValueError(f"feed {name!r}: a dimension must be None, -1 or 0 and more, got {size!r}")
+            raise ValueError(f"feed {name!r}: a dimension must be None, -1 or an integer >= 0, got {size!r}")
     if not dims:
-        raise ValueError(f"feed {name!r}: shape needs the batch dimension at least, e.g. [None]")
+        raise ValueError(f"feed {name!r}: shape must have at least the batch dimension, e.g. [None]")
     return tuple(dims)
 
 
@@ -167,17 +167,17 @@ def _parse_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return `dtype` in this machine's byte order, which is the only one a device computes in.
+    """Return `dtype` in native byte order, the only one devices compute in.
 
     >>> native(np.dtype(">f4")) is np.dtype("float32")
     True
     """
-    # NumPy keeps one object for each plain dtype; going by its name gives that one, so `is` compares fast.
+    # NumPy keeps one object per plain dtype. Looking it up by name returns that object, so that `is` works.
     return dtype if dtype.isnative else np.dtype(dtype.newbyteorder("=").str)
 
 
 def is_stageable(dtype: np.dtype[Any]) -> bool:
-    """Return whether arrays of `dtype` can be copied as bytes to a device.
+    """Return whether arrays of `dtype` can be copied to a device as raw bytes.
 
     >>> is_stageable(np.dtype("float32")), is_stageable(np.dtype(object))
     (True, False)
@@ -188,24 +188,24 @@ def is_stageable(dtype: np.dtype[Any]) -> bool:
 def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     """Return one sample's value as an array of `dtype` and `shape`.
 
-    Numbers, nested lists, arrays and numeric strings are accepted. A value of another shape is reshaped
-    where the element counts fit and no dimension of its own is contradicted (28 x 28 to 784, a number to
-    [1]). Finite numbers are cast as NumPy casts them, so 3.7 to an integer field gives 3, as in Paddle.
+    Accepts numbers, nested lists, arrays and numeric strings. A value of another shape is reshaped if the
+    element counts match and it contradicts no fixed dimension (28 x 28 to 784, a number to [1]). Finite
+    numbers are cast as NumPy casts them: in an integer field 3.7 becomes 3, as in Paddle.
 
     Parameters
     ----------
     value : object
-        What the reader gave.
+        The value from the reader.
     dtype : numpy.dtype
-        What the field holds.
+        The field's dtype.
     shape : tuple of int or None
-        Shape of one sample, None for any size.
+        Shape of one sample; None stands for any size.
 
     Raises
     ------
     SampleError
-        No numbers, a ragged list, a shape that does not fit, NaN or infinity for an integer field, or a
-        number outside the range of the field's dtype. Batch, sample and field are for the caller to add.
+        The value is not numeric, is a ragged list, has a shape that does not fit, is NaN or infinity for an
+        integer field, or is outside the range of the field's dtype. The caller adds batch, sample and field.
 
     Examples
     --------
@@ -217,9 +217,9 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
 
 
 def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
-    """Return one sample's value as an array of `dtype` and `shape`, where it is nearly that already.
+    """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
 
-    For fields that nobody declared: nothing is reshaped, no text parsed, no fraction or imaginary part lost.
+    For undeclared fields. Nothing is reshaped, no text is parsed, and no fraction or imaginary part is lost.
 
     Raises
     ------
@@ -235,7 +235,8 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     if isinstance(value, str | bytes):
         raise SampleError(f"expected numbers as in the first sample, got text: {_shorten(value)}")
     if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
-        return np.empty([size or 0 for size in shape], dtype)  # an empty sequence, of steps of any kind
+        # An empty sequence fits steps of any shape and dtype.
+        return np.empty([size or 0 for size in shape], dtype)
     array = as_numbers(value)
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (
         array.dtype.kind in "iu" and dtype.kind in "iu"
@@ -243,8 +244,8 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
         raise SampleError(f"expected {dtype} as in the first sample, got {array.dtype}")
     if not _matches(array.shape, shape):
         raise SampleError(
-            f"expected shape {describe(shape)} as in the first sample, got {describe(array.shape)}; a field "
-            "whose length varies is to be named in the loader's ragged or pad"
+            f"expected shape {describe(shape)} as in the first sample, got {describe(array.shape)}; if "
+            "the field's length varies, name it in the loader's ragged or pad"
         )
     return cast(array, dtype)
 
@@ -252,7 +253,8 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
 def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
     """Return `value` as an array of numbers in native byte order, or raise `SampleError`.
 
-    Text becomes float64, or stays whole for a `wanted` dtype that is: a float holds 53 bits of an id.
+    Text becomes float64. If `wanted` is an integer dtype, integer text becomes an integer instead, because a
+    float keeps only 53 bits of an id.
     """
     if value is None:
         raise SampleError("expected numbers, got None: every sample needs a value in every field")
@@ -260,7 +262,7 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
         array = np.asarray(value)
     except (LoaderError, MemoryError):
         raise
-    except Exception as error:  # whatever another library's `__array__` raises
+    except Exception as error:  # `__array__` of another library may raise anything
         raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
     if array.dtype.kind in "US":
         try:
@@ -277,15 +279,15 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
 
 def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
     if wanted is not None and wanted.kind in "iu":
-        with contextlib.suppress(ValueError, OverflowError):  # "2.5", or out of range: `cast` decides
+        with contextlib.suppress(ValueError, OverflowError):  # "2.5" or out of range: left to `cast`
             if wanted.kind == "u" and any("-" in text for text in array.astype(str).flat):
-                return array.astype(np.float64)  # NumPy 1.26 would take "-1" for 2**64 - 1
+                return array.astype(np.float64)  # NumPy 1.26 would parse "-1" as 2**64 - 1
             return array.astype(f"{wanted.kind}8")
     return array.astype(np.float64)
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return `array` in `dtype`, or raise `SampleError` where a number has no counterpart in it."""
+    """Return `array` cast to `dtype`, or raise `SampleError` if it cannot represent one of the numbers."""
     if array.dtype == dtype:
         return array
     if dtype.kind in "iu" and array.size and array.dtype.kind in "iufb":
@@ -293,7 +295,7 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
             bad = array[~np.isfinite(array)].ravel()[0]
             raise SampleError(f"expected whole numbers of dtype {dtype}, got {bad}")
         limits = np.iinfo(dtype)
-        # As Python's numbers, which compare exactly: as a float, 2**63 - 1 is 2**63, and would let that pass.
+        # Python numbers compare exactly. As a float, 2**63 - 1 is 2**63, so 2**63 itself would pass.
         low, high = array.min().item(), array.max().item()
         if low < limits.min or high > limits.max:
             raise SampleError(
@@ -311,7 +313,7 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def fit(array: Array, shape: Dims) -> Array:
-    """Return `array` in the shape `shape`, reshaped where the element counts fit, or raise `SampleError`."""
+    """Return `array` reshaped to `shape` if the element counts match, or raise `SampleError`."""
     if _matches(array.shape, shape):
         return array
     unknown = sum(size is None for size in shape)
@@ -330,7 +332,7 @@ def _matches(got: tuple[int, ...], expected: Dims) -> bool:
 
 
 def describe(shape: Dims) -> str:
-    """Return a shape as text, a dash for a free dimension.
+    """Return a shape as text, with a dash for a dimension of any size.
 
     >>> describe((None, 784))
     '(-, 784)'

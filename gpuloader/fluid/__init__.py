@@ -1,6 +1,10 @@
-"""The old names: the loading part of a ``paddle.fluid`` program runs with its import line changed.
+"""The names of ``paddle.fluid``: change only the import line to run the loading part of an old program.
 
-``import paddle.fluid as fluid`` becomes ``from gpuloader import fluid``.
+Replace ``import paddle.fluid as fluid`` with ``from gpuloader import fluid``.
+
+In: calls under the old names.
+Out: the objects of `gpuloader` themselves, or thin wrappers with the old signatures.
+Callers: old programs of users; no other room.
 """
 
 from gpuloader.devices.opening import cuda_places

@@ -1,4 +1,4 @@
-"""What old programs take from ``fluid.core``."""
+"""The names of ``paddle.fluid.core`` that old loading code uses."""
 
 from gpuloader.base.errors import EOFException
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace

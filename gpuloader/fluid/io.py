@@ -1,4 +1,4 @@
-"""What old programs take from ``fluid.io``."""
+"""The names of ``paddle.fluid.io`` that old loading code uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [*reader.__all__, "DataLoader", "PyReader"]
 
 
 class PyReader(GeneratorLoader):
-    """`DataLoader.from_generator` under its older name, with the older names of its setters.
+    """`DataLoader.from_generator` under its older name, whose setters keep their older names too.
 
     >>> reader = PyReader(capacity=2, return_list=True)
     >>> reader.decorate_sample_list_generator(lambda: [[(1,), (2,)]], places="cpu")
@@ -48,13 +48,13 @@ class PyReader(GeneratorLoader):
         drop_last: bool = True,
         places: Any = None,
     ) -> None:
-        """See `set_sample_generator`."""
+        """Older name of `set_sample_generator`; returns None."""
         self.set_sample_generator(sample_generator, batch_size, drop_last, places)
 
     def decorate_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> None:
-        """See `set_sample_list_generator`."""
+        """Older name of `set_sample_list_generator`; returns None."""
         self.set_sample_list_generator(reader, places)
 
     def decorate_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> None:
-        """See `set_batch_generator`."""
+        """Older name of `set_batch_generator`; returns None."""
         self.set_batch_generator(reader, places)

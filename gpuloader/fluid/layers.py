@@ -1,4 +1,4 @@
-"""What old programs take from ``fluid.layers``."""
+"""The names of ``paddle.fluid.layers`` that old loading code uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def data(
     dtype: DTypeLike = "float32",
     lod_level: int = 0,
 ) -> FeedSpec:
-    """Declare a feed by the shape of one sample; `append_batch_size` puts the batch dimension before it.
+    """Declare a feed by the shape of one sample; `append_batch_size` prepends the batch dimension.
 
     >>> data("image", [784]).shape
     (None, 784)

@@ -1,4 +1,6 @@
-"""The objects that a user holds: loaders over datasets and readers, the feeder, and their states.
+"""The objects a user holds: loaders over datasets and readers, the feeder, and their states.
 
-In: what the user passes. Out: steps. Only users and the rooms above call it.
+In: datasets or readers, and the user's options.
+Out: steps, each holding one batch per place.
+Callers: users, and the rooms above (`fluid`, `bench`, `demo`, `doctor`).
 """

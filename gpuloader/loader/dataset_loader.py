@@ -1,4 +1,4 @@
-"""`DataLoader`: the object a user holds."""
+"""`DataLoader`: the loader over a dataset."""
 
 from __future__ import annotations
 
@@ -29,114 +29,125 @@ from gpuloader.watch.measured import Measured
 from gpuloader.watch.stats import Meter
 
 CACHE_BATCH = 64
-"""Samples read at a time while a cache is filled."""
+"""Samples per batch while a cache is filled."""
 
 
 class DataLoader(Resumable, Measured):
-    """Loads a dataset in batches; `from_generator` makes a loader around a reader instead.
+    """Loads a dataset in batches. For a reader instead of a dataset, see `from_generator`.
 
-    Each loop over the loader is an epoch. Samples are written straight into page-locked slots, by this
-    thread, by threads or by processes, and brought to their places from there. The order of samples, and
-    what `sample_rng` gives them, is a function of (seed, epoch) alone.
+    Each loop over the loader is one epoch. Workers, or the calling thread, write samples straight into
+    page-locked slots, which are then copied to the places. The order of the samples and the random numbers
+    of `sample_rng` depend only on the seed and the epoch.
 
     Parameters
     ----------
     dataset : object
-        With ``__getitem__`` and ``__len__`` (and perhaps ``__getitems__(indices)``, which returns a list of
-        samples), or an iterable. A sample is an array, a number, or dicts, tuples and lists of them, nested
-        at will; what is no array (text, for one) stays a Python object.
+        A map-style dataset, with ``__getitem__`` and ``__len__`` (optionally ``__getitems__(indices)``, which
+        returns a list of samples), or an iterable. A sample is an array, a number, or any nesting of dicts,
+        tuples and lists of them. Anything else, such as text, stays a Python object.
     feed_list : list of FeedSpec or str, or None
-        Declares the fields, from `gpuloader.data`; samples are then tuples with one value a field and are
-        converted. None: the first sample says what the fields are.
+        The fields, declared with `gpuloader.data`. Samples must then be tuples with one value per field,
+        and are converted. None takes the fields from the first sample.
     places : place, str, or list of them, or None
-        Where batches land; None: the first GPU, or host memory where there is none. With several places
-        consecutive batches go to them in turn, and each step is a list with one entry a place.
+        Where batches land. None uses the first GPU, or host memory if there is none. With several places,
+        consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
-        False: an entry is a dict from field name to array; needs a feed_list.
+        True returns a batch in the form of a sample. False returns a dict from field name to array and needs
+        a feed_list.
     batch_sampler : iterable or None
-        Yields sequences of indices; excludes batch_size, shuffle, sampler and drop_last.
+        Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
+        batches from those options.
     batch_size : int or None
-        Samples a batch. None: samples are delivered one by one, without a batch dimension.
+        Samples per batch. None delivers single samples without a batch dimension.
     shuffle : bool
-        Every epoch in another order, drawn from the seed.
+        True draws a new order from the seed for every epoch. False keeps the dataset's order.
     drop_last : bool
-        Leave out a last shorter batch; with several places, also a last step without a batch for each.
+        True drops an incomplete last batch and, with several places, a last step that lacks a batch for any
+        of them. False delivers both.
     collate_fn : callable or None
-        Makes a batch of a list of samples; its arrays are staged.
+        Makes a batch from a list of samples; the arrays in it are staged. None stacks the samples field by
+        field.
     num_workers : int or 'auto'
-        0: the thread that loops fetches. Otherwise so many threads or processes do, beside it. 'auto': from
-        one on, twice as many as long as the loop gains by it, measured in its first steps; then they stay.
-        The order of samples does not depend on it. For datasets with indices.
+        0 loads in the calling thread; n starts n workers. 'auto', for map-style datasets, starts with one
+        worker, doubles while throughput improves in the loop's first steps, and then keeps that number. The
+        order of a map-style dataset never depends on the number of workers.
     use_buffer_reader : bool
-        Copy the next step to a GPU while this one is computed on.
+        True copies the next step to a GPU while the current one is computed on. False copies each step when
+        it is requested.
     prefetch_factor : int
-        Batches under way for each worker.
+        Batches in progress per worker.
     use_shared_memory : bool
-        Taken for Paddle's sake: worker processes always write into shared memory.
+        Accepted for compatibility with Paddle and ignored: worker processes always write to shared memory.
     timeout : float
-        Seconds to wait for a batch of a worker; 0: any time.
+        Seconds to wait for a batch from a worker; 0 means no limit.
     worker_init_fn : callable or None
-        Called with the worker's number before its first sample.
+        Called in each worker with the worker's number, before the worker's first sample.
     persistent_workers : bool
-        Keep worker processes, and their copies of the dataset, from one epoch to the next.
+        True keeps worker processes, and their copies of the dataset, from one epoch to the next. False starts
+        new ones every epoch.
     sampler : iterable or None
-        Yields indices; excludes shuffle.
+        Yields indices. Excludes shuffle. None reads in the dataset's order, or in random order with shuffle.
     seed : int or None
-        Of all that is random, 64 bits; None: drawn from NumPy's global state at the first epoch.
+        The 64-bit seed of everything random. None draws one from NumPy's global state at the first epoch.
     prefetch : int or 'auto'
-        Steps copied to a GPU ahead of the one in hand. 'auto': found in the first steps, together with
-        prefetch_factor, 8 at most.
+        Steps to copy to a GPU ahead of the current one. 'auto' tunes it in the first steps, together with
+        prefetch_factor; neither grows beyond 8.
     memory_budget : int or None
-        Bytes of host memory that slots may grow to where something is 'auto'; None: 1 GiB. Those it begins
-        with are taken in any case.
+        Bytes of host memory that slots may grow to under an 'auto' option; None means 1 GiB. The slots that
+        a loop starts with are allocated in any case.
     in_order : bool
-        Deliver in the order of the sampler; False: as batches come.
+        True delivers batches in the sampler's order. False delivers them as they arrive.
     worker_type : str
-        'process', or 'thread' for datasets that wait or that release the GIL. Threads share the dataset:
-        an iterable one must keep its place in what ``__iter__`` returns, not in itself.
+        'process', or 'thread' for datasets that wait or release the GIL. Threads share the dataset, so an
+        iterable dataset must keep its position in what ``__iter__`` returns, not in itself.
     start_method : str or None
-        'fork', 'forkserver' or 'spawn'; None: a fork server if the dataset can be sent there cheaply.
+        How worker processes start: 'fork', 'forkserver' or 'spawn'. None uses a fork server if sending it the
+        dataset is cheap, otherwise fork.
     on_worker_death : str
-        'raise', or 'respawn': start the worker anew and try its samples again, three times at most.
+        'raise' raises WorkerError. 'respawn' replaces the worker and retries its samples, at most three
+        times.
     ragged : list of str
-        Fields of varying length, delivered as `Ragged`; nested ones are named ``outer.inner``.
+        Names of fields of varying length to deliver as `Ragged`; a nested field is named ``outer.inner``.
     pad : mapping or None
-        Fields of varying length, each with the number that short rows are filled up with.
+        Maps names of fields of varying length to the number that fills up short rows.
     transforms : list of Transform
-        What is done to fields where the batch lands, from `gpuloader.transforms`: on a GPU behind the copy,
-        on the copy's stream, so that what crosses the bus is small; on a CPU place where it is fetched.
+        Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
+        on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
+        loaded.
     cache : str or None
-        Read the dataset once, then gather batches from arrays: 'host', or 'device': from arrays that are
-        brought to each GPU once and permuted there: 16 bytes a batch cross the bus. Same batches, same order;
-        what ``__getitem__`` draws at random stays as first drawn, transforms draw anew.
+        None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
+        arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
+        batch cross the bus. Batches and order stay the same. Random numbers in ``__getitem__`` are drawn
+        once, those of transforms in every epoch.
     split : str
-        With several places: 'batches' gives each a batch of its own, consecutive ones; 'shards' cuts each
-        batch into equal parts, consecutive ones, so that a step is one batch whatever the number of places.
+        How a step is divided among several places. 'batches' sends each place a batch of its own. 'shards'
+        cuts each batch into equal consecutive parts, so that a step is one batch for any number of places.
     remainder : str
-        Where a batch does not divide evenly into shards: 'error', at once even of the last batch if its size
-        is known; 'drop' what is too much; or 'pad': repeat the last sample of each part that is short, and
-        add to each place's batch a mask of the samples that count, as last entry.
+        What to do with a batch that cannot be cut into equal shards. 'error' raises ValueError when the
+        loader is made if the batch's size is known by then, else LoaderError. 'drop' drops the surplus
+        samples. 'pad' repeats the last sample of each short part and adds a mask of the real samples to each
+        place's batch, as its last entry.
     output : str or None
-        'torch', 'jax', 'paddle', 'cupy' or 'numpy': whose arrays a batch is made of, without a copy (but for
-        JAX on a GPU). None: CuPy's on a GPU, NumPy's elsewhere.
+        The library whose arrays make up a batch: 'torch', 'jax', 'paddle', 'cupy' or 'numpy'. None means CuPy
+        on a GPU and NumPy elsewhere. The conversion copies nothing, except for JAX on a GPU.
     stream : object
-        What batches on a GPU are used on, with ``__cuda_stream__``, or a function that gives such a stream.
-        None: the current stream of the output's framework, in the thread that asks for the batch.
+        The CUDA stream on which you use the batches: an object with ``__cuda_stream__``, or a function that
+        returns one. None means the output library's current stream in the thread that requests the batch.
     shard : str, tuple of int or None
-        Read one rank's part of every step, among several processes: 'auto', as torch.distributed or the
-        launcher says, or a pair (rank, world size). All ranks get equally many batches. Needs a seed where
-        the order is shuffled. None: the whole dataset.
+        The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
+        or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
+        a seed.
     uneven : str
-        With shard, what becomes of a last step that is not whole: it is divided evenly, and what does not
-        divide is made up by repeated samples, 'pad', each batch having a mask of those that count as last
-        entry; or left out, 'drop'; or a ValueError here, 'error'. With drop_last that step is left out.
+        With shard, how to divide an incomplete last step among the ranks. 'pad' repeats samples to make it
+        even and adds a mask of the real samples to every batch, as its last entry. 'drop' drops the surplus
+        samples. 'error' raises ValueError when the loader is made. drop_last drops the whole step.
 
     Raises
     ------
     ValueError
-        Options that exclude each other, or a value out of range.
+        Options exclude each other, or a value is out of range.
     TypeError
-        Something is not what the option takes.
+        A value has the wrong type.
 
     Examples
     --------
@@ -198,7 +209,7 @@ class DataLoader(Resumable, Measured):
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         if not return_list and self._feeds is None:
-            raise ValueError("return_list=False gives dicts by field name, which need a feed_list")
+            raise ValueError("return_list=False returns dicts by field name, which need a feed_list")
         workers = WorkerOptions.of(
             num_workers=num_workers,
             worker_type=worker_type,
@@ -247,7 +258,7 @@ class DataLoader(Resumable, Measured):
             on_host=delivery.on_host,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
-        # An iterable dataset cut into parts leaves out the step that would need a mask.
+        # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self.dataset = dataset
         self._seed = self._batching.seed
@@ -258,12 +269,12 @@ class DataLoader(Resumable, Measured):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a batch; None where samples come one by one, or a batch sampler decides."""
+        """Samples per batch; None if samples are delivered singly or a batch sampler determines the size."""
         return self._batching.given_size
 
     @property
     def batch_sampler(self) -> Iterable[Any] | None:
-        """What was passed as batch_sampler."""
+        """The batch_sampler that was passed, or None."""
         return self._batching.batch_sampler
 
     def __call__(self) -> DataLoader:
@@ -271,7 +282,7 @@ class DataLoader(Resumable, Measured):
         return self
 
     def __len__(self) -> int:
-        """Return how many steps an epoch has.
+        """Return the number of steps in an epoch.
 
         Raises
         ------
@@ -281,14 +292,14 @@ class DataLoader(Resumable, Measured):
         return self._loading.count_steps()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch."""
+        """Begin the next epoch and return its iterator."""
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
         return self._course.begin(self._loading.begin)
 
     def _read_all(self) -> ArraySource:
-        """Return all samples as arrays, read by the loader's own workers where they are no arrays yet."""
+        """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""
         source = ArraySource.of(self.dataset) if self._feeds is None else None
         if source is not None:
             return source
@@ -307,5 +318,5 @@ class DataLoader(Resumable, Measured):
         return self._loading.setup
 
     def close(self) -> None:
-        """End worker processes that stay between epochs; the next loop starts new ones."""
+        """End persistent worker processes; the next loop starts new ones."""
         self._loading.close()

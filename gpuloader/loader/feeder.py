@@ -1,4 +1,4 @@
-"""`DataFeeder`: minibatches of samples to named arrays on a place, by hand."""
+"""`DataFeeder`: convert minibatches of samples to named arrays on a place, by hand."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Feed = dict[str, Any]
 
 
 class DataFeeder:
-    """Turns minibatches of samples into dicts of arrays on a place, as Paddle's feeder of this name does.
+    """Turns minibatches of samples into dicts of arrays on a place, like Paddle's `DataFeeder`.
 
     Parameters
     ----------
     feed_list : list of FeedSpec or str
-        The fields in the order of a sample's values.
+        The fields, in the order of a sample's values.
     place : place or str
         Where the arrays land.
     program : object
-        Taken for Paddle's sake; names are those `gpuloader.data` declared.
+        Accepted for compatibility with Paddle and ignored; names refer to feeds declared by `gpuloader.data`.
 
     Raises
     ------
     TypeError
         An entry of the list is neither a feed spec nor a name.
     ValueError
-        A name is unknown or stands there twice, or the place is unknown or missing.
+        A name is unknown or listed twice, or the place is unknown or missing.
 
     Examples
     --------
@@ -67,32 +67,33 @@ class DataFeeder:
         Parameters
         ----------
         iterable : iterable of samples
-            Each a list or tuple with one value a field. None at all gives arrays of length zero.
+            Each sample is a list or tuple with one value per field. No samples make arrays of length zero.
 
         Returns
         -------
         dict
-            Name to array, or to `Ragged` for a field with a lod_level.
+            Maps each name to an array, or to a `Ragged` if the field has a lod_level.
 
         Raises
         ------
         FeedError
-            A sample does not fit; names sample and field, expected and got.
+            A sample does not fit its fields. The message names the sample, the field, what was expected and
+            what was found.
         """
         return self._feed(iterable, self._place)
 
     def feed_parallel(
         self, iterable: Iterable[Iterable[Any]], num_places: int | None = None
     ) -> Iterator[Feed]:
-        """Yield one dict a device, from one minibatch a device.
+        """Yield one dict per device, from one minibatch per device.
 
         Parameters
         ----------
         iterable : iterable of minibatches
-            As many as there are devices.
+            One for each device.
         num_places : int or None
-            How many devices. None means all of the place's kind; on the CPU the environment variable
-            CPU_NUM, else 1.
+            The number of devices. None means all of the place's kind; on the CPU it means the environment
+            variable CPU_NUM, or 1 if that is not set.
 
         Raises
         ------
@@ -125,20 +126,20 @@ class DataFeeder:
         Parameters
         ----------
         reader : callable
-            Gives minibatches.
+            Returns minibatches.
         multi_devices : bool
-            False: each item is a dict. True: a list of dicts, one a device.
+            False yields one dict per item. True yields lists of dicts, one per device.
         num_places : int or None
-            As for `feed_parallel`.
+            The number of devices, as for `feed_parallel`.
         drop_last : bool
-            Whether minibatches that do not fill a last group are dropped.
+            Whether to drop minibatches that do not fill a last group.
 
         Raises
         ------
         ReaderError
             The reader is not a function without arguments.
         ValueError
-            While reading, with ``drop_last=False``: the last group is not full.
+            Raised while reading with ``drop_last=False``: the last group is not full.
 
         Examples
         --------
@@ -163,7 +164,7 @@ class DataFeeder:
             if group and not drop_last:
                 raise ValueError(
                     f"the last group holds {len(group)} minibatches for {count} devices; "
-                    "pass drop_last=True or make the number of minibatches a multiple"
+                    "pass drop_last=True or make the number of minibatches a multiple of the devices"
                 )
 
         return feed_groups

@@ -1,4 +1,4 @@
-"""`DataLoader.from_generator`: a loader around a reader, as Paddle's of this name."""
+"""`DataLoader.from_generator`: make a loader over a reader, as in Paddle."""
 
 from __future__ import annotations
 
@@ -21,43 +21,46 @@ def from_generator(
     output: str | None = None,
     stream: object = None,
 ) -> GeneratorLoader:
-    """Return a loader that gets its data from a generator function; behaves as Paddle's of this name.
+    """Return a loader that reads from a generator function, like Paddle's `DataLoader.from_generator`.
 
     Parameters
     ----------
     feed_list : list of FeedSpec or str, or None
-        The fields, from `gpuloader.data`. Each step is then a list with one entry a place, an entry
-        being a dict from field name to array. None: a step is the flat list of arrays (a list of
-        such lists with several places), with the shapes and dtypes of the first batch.
+        The fields, declared with `gpuloader.data`. Each step is then a list with one entry per place, and an
+        entry is a dict from field name to array. None takes shapes and dtypes from the first batch; a step is
+        then the flat list of arrays, or a list of such lists with several places.
     capacity : int
-        Batches the queue holds, 1 or more. The loader's host memory is that many batches and a few
-        more, reserved in full when the first batch is known.
+        The number of batches the queue holds, 1 or more. The loader uses host memory for that many batches
+        and a few more, all reserved once the first batch is known.
     use_double_buffer : bool
-        True: a thread reads ahead while the consumer computes, and on a GPU the next step is copied
-        while this one is computed on. False: everything happens in the consumer's thread, nothing is
-        read ahead, and no thread exists.
+        True starts a thread that reads ahead while the consumer computes, and copies the next step to a GPU
+        while the current one is computed on. False runs everything in the consumer's thread and reads nothing
+        ahead.
     iterable : bool
-        True: loop over the loader. False: `start`, `next` until `EOFException`, `reset`.
+        True: loop over the loader. False: call `start`, then `next` until `EOFException`, then `reset`.
     return_list : bool
-        Entries are lists in feed_list order instead of dicts.
+        False makes each entry a dict. True makes it a list in the order of feed_list.
     use_multiprocess : bool
-        Run the reader in a process of its own; its items travel through a pipe.
+        True runs the reader in its own process, which sends its items through a pipe. False runs it in this
+        process.
     drop_last : bool
-        With several places: drop a last step that has no batch for each of them.
+        True drops a last step that lacks a batch for any of several places. False delivers it.
     output, stream
-        Whose arrays a batch is made of, and what it is used on; as for `DataLoader`.
+        The library whose arrays make up a batch, and the CUDA stream on which you use it, as for
+        `DataLoader`.
 
     Returns
     -------
     GeneratorLoader
-        Set its source, then iterate.
+        A loader without a source: call one of its setters, then iterate.
 
     Raises
     ------
     ValueError
-        The capacity is None, 0, negative or no integer, or the feed list is empty or ambiguous.
+        The capacity is not an integer of 1 or more, or the feed list is empty, names an unknown field, or
+        names a field twice.
     TypeError
-        The feed list holds something that is neither a feed spec nor a name.
+        An entry of the feed list is neither a feed spec nor a name.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`from_ray`: a shard of Ray Data through our slots, copy stream and leases."""
+"""`from_ray`: load a shard of Ray Data through the loader's slots, copy stream and leases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpuloader.sources.dataset_base import IterableDataset
 
 
 def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) -> DataLoader:
-    """Return a loader around a shard of Ray Data; each loop over it is a pass over the shard.
+    """Return a loader over a shard of Ray Data; each loop over it is a pass over the shard.
 
-    Ray gives tables over the memory of its object store; their columns are copied from there straight into
-    the loader's slots, and go on from there as those of any dataset do. A batch is a dict of one array,
-    `Ragged` or list of Python objects a column, as for `ParquetDataset`.
+    Ray yields tables in the memory of its object store. The loader copies their columns from there straight
+    into its slots, and treats them like those of any dataset. A batch is a dict with one array, `Ragged` or
+    list of Python objects per column, as for `ParquetDataset`.
 
     Parameters
     ----------
@@ -24,28 +24,30 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
         What ``ray.train.get_dataset_shard()`` returns, one of ``Dataset.streaming_split()``, or a
         whole dataset.
     batch_size : int
-        Samples a batch.
+        Samples per batch.
     places : place, str, or list of them, or None
-        Where batches land; as for `DataLoader`.
+        Where batches land, as for `DataLoader`.
     **options
-        More of `DataLoader`'s, ``drop_last=True`` for one. A thread of this process reads ahead of the
-        consumer; with ``num_workers=0`` none does. Worker processes, several threads and `shuffle` are Ray's
-        own business, and the order of its blocks is too: a state taken in the middle of a pass is refused.
+        Other options of `DataLoader`, such as ``drop_last=True``. One thread of this process reads ahead of
+        the consumer; ``num_workers=0`` reads in the consumer's thread. Worker processes, several threads and
+        `shuffle` are refused, because Ray itself reads in parallel and shuffles. Ray also orders the blocks,
+        so a state taken in the middle of a pass cannot be resumed.
 
     Raises
     ------
     MissingPackage
         Ray is not installed.
     TypeError
-        The shard gives no batches.
+        The shard has no ``iter_batches``.
     ValueError
-        An option that makes no sense here.
+        An option does not apply to Ray Data.
     DataFileError
-        While reading: a column of numbers has a null, or one of text what is no UTF-8; names it.
+        Raised while reading: a column of numbers has a null, or a column of text is not valid UTF-8. The
+        message names the column.
 
     Examples
     --------
-    Two workers of Ray Train, each with its half of a dataset::
+    Two workers of Ray Train, each reading half of a dataset::
 
         def train():
             shard = ray.train.get_dataset_shard("train")
@@ -64,33 +66,33 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
     options = {"num_workers": 1, "worker_type": "thread", **options}
     if options["num_workers"] not in (0, 1) or options["worker_type"] != "thread":
         raise ValueError(
-            "a shard of Ray Data is read by one thread of this process: pass num_workers=0 or 1, and leave "
-            "worker_type out; Ray itself reads in parallel"
+            "a shard of Ray Data is read by one thread of this process, since Ray itself reads in parallel: "
+            "pass num_workers=0 or 1, and leave out worker_type"
         )
     return DataLoader(RayShard(shard), places=places, batch_size=batch_size, **options)
 
 
 class RayShard(IterableDataset[dict[str, Any]]):
-    """The rows of a shard of Ray Data; a sample is a dict of one value a column.
+    """The rows of a shard of Ray Data; a sample is a dict with one value per column.
 
     Parameters
     ----------
     shard : ray.data.DataIterator or ray.data.Dataset
-        With ``iter_batches``.
+        The source of the rows; must have ``iter_batches``.
     """
 
     def __init__(self, shard: Any) -> None:
         self._shard = shard
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: which rows come when is Ray's business."""
+        """Return an empty state: Ray determines the order of the rows."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - as of any dataset
-        """Raise `ValueError`: what was given before would not be what comes first again."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - the signature of datasets
+        """Raise `ValueError`: Ray may yield the rows in another order, so none can be skipped safely."""
         raise ValueError(
-            "Ray need not give the rows of a shard in the same order again, so a pass over it cannot be "
-            "resumed in its middle; save states between epochs, or call set_epoch() to begin with an epoch"
+            "a pass over a shard of Ray Data cannot be resumed in its middle, because Ray may yield the rows "
+            "in another order; save states between epochs, or call set_epoch() to start an epoch"
         )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -98,11 +100,11 @@ class RayShard(IterableDataset[dict[str, Any]]):
             yield from block
 
     def iter_blocks(self, size: int) -> Iterator[Block]:
-        """Yield the samples `size` at a time, in columns; the last block is shorter."""
-        # Only now: it is for those alone who have Ray.
+        """Yield the samples in columns, `size` per block; the last block may be shorter."""
+        # Imported late: it needs pyarrow, which only users of Ray must have.
         from gpuloader.sources.files.arrow import check_values, columns_of
 
         for table in self._shard.iter_batches(batch_size=size, batch_format="pyarrow"):
-            if len(table):  # of a shard without rows Ray gives an empty one
+            if len(table):  # Ray yields one empty table for a shard without rows
                 check_values(table)
                 yield Block([Part(columns_of(table), slice(0, len(table)))])

@@ -1,4 +1,4 @@
-"""`DataLoader.from_generator`: a loader around a reader, as PaddlePaddle users know it."""
+"""`GeneratorLoader`: the loader over a reader that `DataLoader.from_generator` returns."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
 
 
 class GeneratorLoader(Measured):
-    """What `DataLoader.from_generator` returns; see there for the parameters.
+    """A loader over a reader, made by `DataLoader.from_generator`, which describes the parameters.
 
-    Give it a source with one of the three setters, then loop over it (``iterable=True``), or `start` it,
-    take batches with `next` until `EOFException`, and `reset` it (``iterable=False``).
+    Set its source with one of the three setters. Then loop over it (``iterable=True``), or call `start`,
+    `next` until `EOFException`, and `reset` (``iterable=False``).
 
-    Several loaders, and several loops over one loader, may be alive at once: every loop is an epoch of
-    its own, with its own reader, thread and slots.
+    Several loaders, and several loops over one loader, may run at once. Every loop is a separate epoch with
+    its own iterator of the reader, its own thread and its own slots.
     """
 
     def __init__(
@@ -75,20 +75,21 @@ class GeneratorLoader(Measured):
     def set_sample_generator(
         self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
     ) -> GeneratorLoader:
-        """Read single samples, each a tuple with one value a field, and batch them.
+        """Read single samples, each a tuple with one value per field, and batch them.
 
-        Values are converted to their feed's dtype and reshaped to its shape where the element counts fit.
+        A value is converted to its feed's dtype, and reshaped to its feed's shape if it has as many elements.
 
         Parameters
         ----------
         reader : callable
-            Function without arguments that gives an iterable of samples.
+            A function without arguments that returns an iterable of samples.
         batch_size : int
-            Samples a batch, 1 or more.
+            Samples per batch, 1 or more.
         drop_last : bool
-            Whether a last batch with fewer samples is dropped.
-        places : place, str, or list of them
-            Where batches land; see `DataLoader.from_generator`.
+            Whether to drop an incomplete last batch.
+        places : place, str, or list of them, or None
+            Where batches land. None uses the first GPU, or host memory if there is none; an iterable loader
+            with a feed_list requires a place.
 
         Returns
         -------
@@ -98,7 +99,7 @@ class GeneratorLoader(Measured):
         Raises
         ------
         ValueError
-            The batch size is not an integer of 1 or more, or places are missing or unknown.
+            The batch size is not an integer of 1 or more, or a place is missing or unknown.
         ReaderError
             The reader is not a function without arguments.
 
@@ -124,9 +125,9 @@ class GeneratorLoader(Measured):
         )
 
     def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
-        """Read lists of samples, each list a batch; this is what `gpuloader.batch` gives.
+        """Read lists of samples, one list per batch, such as `gpuloader.batch` makes.
 
-        Parameters, errors and conversions as for `set_sample_generator`.
+        Parameters, errors and conversions are those of `set_sample_generator`.
 
         Examples
         --------
@@ -142,7 +143,7 @@ class GeneratorLoader(Measured):
     def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
         """Read ready batches, each a list or tuple of arrays that share their first dimension.
 
-        Dtypes stay as the reader gives them. Parameters and errors as for `set_sample_generator`.
+        The arrays keep their dtypes. Parameters and errors are those of `set_sample_generator`.
 
         Examples
         --------
@@ -169,7 +170,7 @@ class GeneratorLoader(Measured):
         if places is None:
             if self._iterable and self._feeds is not None:
                 raise ValueError(
-                    "an iterable loader with a feed_list needs places: say where its batches land, "
+                    "an iterable loader with a feed_list needs places: pass where its batches land, "
                     "e.g. places=gpuloader.CPUPlace()"
                 )
             places = default_place()
@@ -185,7 +186,7 @@ class GeneratorLoader(Measured):
         self._stream = lambda ring, progress: stage_all(
             source, stager(ring), Reached(progress.batches, items_a_batch, progress.own)
         )
-        # A new one: an epoch that still runs gives its road, and the old places with it, to the old.
+        # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
         self._idle = deque(maxlen=1)
         return self
 
@@ -194,12 +195,12 @@ class GeneratorLoader(Measured):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a new epoch.
+        """Begin the next epoch and return its iterator.
 
         Raises
         ------
         LoaderError
-            No source is set, or the loader was made with ``iterable=False``.
+            The loader has no source, or was made with ``iterable=False``.
         """
         if not self._iterable:
             raise LoaderError(
@@ -222,7 +223,7 @@ class GeneratorLoader(Measured):
         self._started = self._begin()
 
     def reset(self) -> None:
-        """End the epoch that `start` began, at its end or before.
+        """End the epoch that `start` began, whether or not it has reached its end.
 
         Raises
         ------
@@ -240,7 +241,7 @@ class GeneratorLoader(Measured):
         Raises
         ------
         EOFException
-            There is none; call `reset`.
+            The epoch is over; call `reset`.
         LoaderError
             `start` was not called, or the loader is iterable.
 
@@ -273,25 +274,29 @@ class GeneratorLoader(Measured):
         return Setup("reader", int(self._double_buffer), "thread", usable_cores(), places)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the user of the latest epoch has come, as plain JSON-able data.
+        """Return the user's position in the latest epoch, as a dict that JSON can store.
 
-        Batches read ahead do not count. A reader that is an object with ``state_dict`` adds its own state.
+        Only delivered batches count, not batches read ahead. A reader that is an object with ``state_dict``
+        adds its own state.
         """
         return self._course.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next epoch go on where the user of another loader had come.
+        """Make the next epoch resume at a state that this or another loader returned.
 
-        What was received is read again and dropped, unless the reader has a ``load_state_dict`` of its own.
+        A reader with its own ``load_state_dict`` continues there. Any other reader is read from its start,
+        and the items already delivered are dropped.
 
         Raises
         ------
-        TypeError, ValueError
-            This is no state, or one of a loader around a dataset.
+        TypeError
+            The state is not a dict.
+        ValueError
+            The dict is not a loader's state, or is that of a loader over a dataset.
         """
         progress = read_state(state)
         if progress.seed is not None:
-            raise ValueError("this is the state of a DataLoader around a dataset, not around a reader")
+            raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
         self._course.resume(progress)
 
     def _require_not_iterable(self, call: str) -> None:
@@ -312,7 +317,7 @@ class GeneratorLoader(Measured):
         fetch: Fetch = (
             ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
         )
-        # Into the box of this source: one that is set meanwhile has its own.
+        # The deque of this source: a source set meanwhile has its own.
         return Epoch(
             road,
             fetch,

@@ -1,4 +1,4 @@
-"""What a `DataLoader` does behind its face: which fetch, which road and which cache its epochs have."""
+"""What happens inside a `DataLoader`: the fetch, the road and the cache of its epochs."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class Loading:
     Parameters
     ----------
     dataset : object
-        What to read.
+        The dataset to read.
     batching : Batching
         Which samples make up a batch.
     collation : Collation
         How samples become a batch.
     workers : WorkerOptions
-        Who fetches.
+        Which workers fetch.
     delivery : Delivery
         Where batches land.
     presenter : Presenter
-        What the user sees of a step.
+        Turns a delivered step into what the user sees.
     meter : Meter
-        Counts where the time goes.
+        Measures where the time goes.
 
     Attributes
     ----------
     size : int or None
-        Samples of a batch on one place; None if a batch sampler decides.
+        Samples per batch on one place; None if a batch sampler determines it.
     workers : WorkerOptions
-        As given.
+        The workers that were passed.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Loading:
 
     @property
     def setup(self) -> Setup:
-        """What matters of the options when times are explained."""
+        """The options that explain a loop's times."""
         fetching, workers, climb = self._fetching, self.workers, self._climb
         return Setup(
             fetching.reads,
@@ -118,7 +118,7 @@ class Loading:
         )
 
     def fresh(self, seed: int, epoch: int, position: int = 0) -> Progress:
-        """Return the progress of an epoch of which all ranks together have taken `position` samples."""
+        """Return the progress of an epoch in which all ranks together have taken `position` samples."""
         batching, division = self._batching, self._batching.division
         size = batching.size or 1
         step = size * (1 if division is None else division.world_size)
@@ -131,34 +131,34 @@ class Loading:
         return progress
 
     def adopt(self, progress: Progress) -> Progress:
-        """Return where to go on from a loader's state: at its batch, or at its sample if batches differ.
+        """Return where to resume from a loader's state: at its batch, or at its sample if batches differ.
 
         Raises
         ------
         ValueError
-            It cannot be gone on from there: nothing says how many samples were seen, it is of other workers
-            and that matters, or of another dataset.
+            This loader cannot resume there: the state does not tell how many samples were delivered, it comes
+            from another number of workers and the order depends on it, or it comes from another dataset.
         """
         batching, division = self._batching, self._batching.division
         same = (progress.size, progress.shards) == (self.size, self._shards)
         if division is None and progress.step is None and same:
             self._fetching.check_crew(progress.crew)
-            with suppress(TypeError):  # where nothing says how many batches there are
+            with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", progress.batches, batching.count() * self._shards)
             return progress
         position = progress.position
         by_samples = not self._batching.iterable and (division is not None or batching.counts_samples)
         if self._batching.iterable and division is not None:
-            by_samples = progress.step is not None  # or it may be of a dataset with indices
+            by_samples = progress.step is not None  # otherwise it may come from a map-style dataset
         if position is None or not by_samples or (progress.beyond and not same):
             raise ValueError(
-                f"the state is of {progress.describe()}; this loader has {self.size} samples a place, "
-                f"{self._shards} a step, and cannot tell where in its epoch that is"
+                f"the state counts {progress.describe()}; this loader has batches of {self.size} samples per "
+                f"place, {self._shards} per step, and cannot tell where in its epoch that is"
             )
         assert progress.seed is not None
         total = self._count_samples()
         if total is not None:
-            if progress.step is None:  # whose last batch may have been a shorter one
+            if progress.step is None:  # the last batch it counts may have been shorter
                 position = min(position, total) if position < total + (progress.size or 1) else position
             _check_end("samples", position, total)
             if division is not None:
@@ -174,14 +174,14 @@ class Loading:
             return None
 
     def count_steps(self) -> int:
-        """Return how many steps an epoch has; raise `TypeError` where nothing says so."""
+        """Return the number of steps in an epoch; raise `TypeError` if it is unknown."""
         if self._shards > 1:
             return self._batching.count(self._shards if self._delivery.remainder == "drop" else 1)
         batches, places = self._batching.count(), len(self._delivery.devices)
         return batches // places if self._delivery.drop_last else -(-batches // places)
 
     def promise_cache(self, specs: Sequence[Spec]) -> None:
-        """Take memory on devices for arrays that are still to be read; raises as `cache_as`."""
+        """Reserve device memory for arrays that are yet to be read; raises the errors of `cache_as`."""
         self._promised = None
         if not self._delivery.has_host:
             there = Resident(self._delivery.devices, self._transforms)
@@ -194,7 +194,7 @@ class Loading:
         return () if programmer is None else programmer.transforms
 
     def cache_as(self, source: ArraySource, *, resident: bool) -> None:
-        """Take batches from arrays from now on: from the host's, or, `resident`, from the devices' own.
+        """Take all later batches from arrays: on the host, or on the devices if `resident` is set.
 
         Raises
         ------
@@ -212,14 +212,14 @@ class Loading:
             there.bring(source)
             self._resident = there
             collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
-            outline = source.outline()  # the host's arrays may go
+            outline = source.outline()  # holds one row of each array, so that the host's can be freed
             gatherer = RowStager(outline.arrays, None, collation, outline.structure)
-            workers = replace(workers, count=0)  # what is left to stage is not worth a message to anyone
+            workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
         self._fetching = self._make_fetching(collation, workers, gatherer)
         self._climb = self._fetching.climb(self._delivery.prefetch)
 
     def begin(self, progress: Progress) -> Epoch:
-        """Open an epoch where its user has come to."""
+        """Open an epoch at the user's position."""
         climb = self._climb
         if climb is not None:
             self._fetching.begin_with(climb.setting)
@@ -236,12 +236,12 @@ class Loading:
             try:
                 self._resident.begin(order, road.lanes)
             except BaseException:
-                self._idle.append(road)  # nothing is under way on it
+                self._idle.append(road)  # nothing is in flight on it
                 raise
         fetch = self._fetching.open(one, road.ring, self._meter)
         steering = None
         if climb is not None:
-            resizable = cast("Resizable", fetch)  # a climb is only for workers that fetch by indices
+            resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
             steering = Steering(climb, resizable, road.ring, road.lanes, self._meter, self._fetching)
         return Epoch(
             road,
@@ -257,7 +257,7 @@ class Loading:
     def _plan(
         self, progress: Progress
     ) -> tuple[InOrder | Shuffled | None, ShardedPlan | DividedPlan | None, Pass]:
-        """Return by which order devices know the batches, which plan says what counts, and what to fetch."""
+        """Return the order that cached batches follow, the plan that counts real samples, and the pass."""
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
         if self._batching.iterable:
@@ -270,7 +270,7 @@ class Loading:
         plan: Plan = self._batching.plan(progress.seed, progress.epoch, progress.base)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
-            plan = replace(plan, order=InOrder(len(order)))  # of positions in the order, which devices have
+            plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
         if self._shards > 1:
             plan = ShardedPlan(plan, self._shards, self._delivery.remainder)
         batches: Iterator[Any] = plan.batches(start)
@@ -283,13 +283,13 @@ class Loading:
         return order, marked, Pass(progress.seed, progress.epoch, numbered, {})
 
     def close(self) -> None:
-        """End worker processes that stay between epochs."""
+        """End persistent worker processes."""
         self._fetching.close()
 
 
 def _check_end(what: str, reached: int, total: int) -> None:
     if reached > total:
         raise ValueError(
-            f"the state is {reached} {what} into an epoch and this dataset has {total}: it is of another "
-            "dataset or sampler"
+            f"the state is {reached} {what} into an epoch and this dataset has {total}: it comes from "
+            "another dataset or sampler"
         )

@@ -1,4 +1,4 @@
-"""What a `DataLoader` is asked, checked before anything starts."""
+"""Checks of a `DataLoader`'s options, made before anything starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.transforms.program import Programmer, Transform
 
 _MOST_SEED = 2**64 - 1
-_OWN_BATCHES = "batches that the loader puts together itself: not beside collate_fn or batch_size=None"
+_OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn, and an integer batch_size"
 
 
 def check_collation(
@@ -36,15 +36,15 @@ def check_collation(
     transforms: Sequence[Transform] = (),
     on_host: bool = True,
 ) -> Collation:
-    """Return what was asked of collation.
+    """Return how to collate samples.
 
     Raises
     ------
     ValueError
-        Padded or ragged fields with a ``collate_fn``, without batches, or in both ways at once; a field
-        that the feeds do not declare of level 1.
+        Fields are padded or ragged with a ``collate_fn`` or with ``batch_size=None``, a field is both padded
+        and ragged, or the feeds do not declare a padded field with ``lod_level=1``.
     TypeError
-        ``collate_fn`` cannot be called, or the fields are not names.
+        ``collate_fn`` is not callable, or the fields are not given by name.
     """
     if collate_fn is not None and not callable(collate_fn):
         raise TypeError(f"collate_fn must be callable, got {type(collate_fn).__name__}")
@@ -54,12 +54,12 @@ def check_collation(
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"ragged must be a list of field names, got {ragged!r}")
     if (names or pads) and (collate_fn is not None or not batched):
-        raise ValueError(f"ragged and pad are for {_OWN_BATCHES}")
+        raise ValueError(f"ragged and pad {_OWN_BATCHES}")
     if both := sorted(names & pads.keys()):
-        raise ValueError(f"the fields {both} are both in ragged and in pad; choose one")
+        raise ValueError(f"the fields {both} are in both ragged and pad; choose one for each")
     if feeds is not None:
         if names:
-            raise ValueError("with a feed_list, declare ragged fields by lod_level=1 instead")
+            raise ValueError("ragged cannot be used with a feed_list; declare the fields with lod_level=1")
         levels = {feed.name: feed.lod_level for feed in feeds}
         if wrong := sorted(name for name in pads if levels.get(name) != 1):
             raise ValueError(f"pad names {wrong}, which the feed_list does not declare with lod_level=1")
@@ -67,22 +67,22 @@ def check_collation(
             if feed.name in pads:
                 check_fill(pads[feed.name], feed.dtype)
     if transforms and (collate_fn is not None or not batched):
-        raise ValueError(f"transforms are for {_OWN_BATCHES}")
+        raise ValueError(f"transforms {_OWN_BATCHES}")
     programmer = None
     if transforms:
-        from gpuloader.transforms.pictures import fuse  # whose kernels take their time to import
+        from gpuloader.transforms.pictures import fuse  # imported late: its kernels are slow to import
 
         programmer = Programmer(fuse(transforms))
     return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host)
 
 
 def check_transforms(transforms: object) -> list[Transform]:
-    """Return transforms as a list.
+    """Return the transforms as a list.
 
     Raises
     ------
     TypeError
-        They are not a list, or hold something else.
+        They are not a list, or an entry is not a transform.
     """
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of transforms, got {type(transforms).__name__}")
@@ -91,7 +91,7 @@ def check_transforms(transforms: object) -> list[Transform]:
         if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
             got = type(transform).__name__
             if isinstance(transform, type):
-                got = f"the class {transform.__name__}; make one of it"
+                got = f"the class {transform.__name__}; pass an instance of it"
             raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
     return listed
 
@@ -115,8 +115,8 @@ def check_delivery(
     Raises
     ------
     ValueError
-        A place or a word is unknown, batches cannot be cut as asked, or transforms would have to run both on
-        hosts and on GPUs.
+        A place or an option's value is unknown, batches cannot be cut into equal shards, or transforms would
+        have to run both on hosts and on GPUs.
     PlaceError
         A place needs a GPU that is missing.
     """
@@ -146,17 +146,19 @@ def check_delivery(
         remainder=remainder,
     )
     if transforms and delivery.has_host and not delivery.on_host:
-        raise ValueError("transforms run where batches land: give places that are all GPUs, or all hosts")
+        raise ValueError(
+            "transforms run where batches land, so places must be all GPUs or all host memory, got both"
+        )
     return delivery
 
 
 def check_dataset(dataset: object) -> bool:
-    """Return whether a dataset is iterable rather than indexed.
+    """Return whether a dataset is iterable rather than map-style.
 
     Raises
     ------
     TypeError
-        It is neither.
+        The dataset is neither.
 
     >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
     (False, True)
@@ -168,13 +170,13 @@ def check_dataset(dataset: object) -> bool:
     if isinstance(dataset, Iterable):
         return True
     raise TypeError(
-        f"a dataset has __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
-        "neither (for a generator function use DataLoader.from_generator)"
+        f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
+        "neither (for a generator function, use DataLoader.from_generator)"
     )
 
 
 def check_seed(seed: object) -> int | None:
-    """Return a seed of 64 bits, or None where none is given."""
+    """Return the seed as an int; None stays None. Raise `ValueError` unless it fits in 64 bits."""
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MOST_SEED:
@@ -186,8 +188,8 @@ def _check_pads(pad: object) -> dict[str, float]:
     if pad is None:
         return {}
     if not isinstance(pad, Mapping) or not all(isinstance(name, str) for name in pad):
-        raise TypeError(f"pad must map field names to what to fill up with, got {pad!r}")
+        raise TypeError(f"pad must map field names to fill values, got {pad!r}")
     for name, fill in pad.items():
         if not isinstance(fill, int | float | np.number):
-            raise TypeError(f"pad must fill up field {name!r} with a number, got {fill!r}")
+            raise TypeError(f"pad must fill field {name!r} with a number, got {fill!r}")
     return dict(pad)

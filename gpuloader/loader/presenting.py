@@ -1,4 +1,4 @@
-"""What the user of a dataset's loader sees of a step."""
+"""The last stage of a dataset's loader: turn a delivered step into what the user sees."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Presenter:
     delivery : Delivery
         Where batches land.
     feeds : sequence of FeedSpec or None
-        Name the fields of dicts; None: a batch has the form of a sample.
+        The fields whose names are the keys of each dict; None returns batches in the form of a sample.
     masks : Masks or None
-        For batches whose last samples may be repeated ones.
+        Makes the masks of batches that may end in repeated samples; None adds no masks.
     """
 
     delivery: Delivery
@@ -35,9 +35,9 @@ class Presenter:
     masks: Masks | None
 
     def present(self, progress: Progress, plan: ShardedPlan | DividedPlan | None, step: DeliveredStep) -> Any:
-        """Return a step: the batch of the only place, or a list with one entry a place.
+        """Return a step: the batch of the only place, or a list with one entry per place.
 
-        The `plan` says how many samples of a batch count; None: the batch's own state does.
+        The `plan` tells how many samples of a batch are real; None reads that from the batch's own state.
         """
         batches: list[Any] = []
         for place, (staged, arrays) in enumerate(step):
@@ -57,6 +57,6 @@ class Presenter:
         output = self.delivery.outputs[place]
         if isinstance(output, NativeOutput):
             return mask
-        # A tensor cannot be read-only, so it is made over a copy.
+        # The mask is shared and read-only, which a tensor cannot be, so the tensor gets a copy.
         [converted] = output.convert([mask.copy()], None)
         return converted

@@ -1,4 +1,4 @@
-"""The side of a `DataLoader` that is about epochs and where in one its user is."""
+"""The part of a `DataLoader` that numbers epochs, returns states and resumes from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuloader.order.computed import check_whole
 
 
 class Resumable:
-    """Epochs by number, and states to go on from; the loader that inherits this has what they are about."""
+    """Numbered epochs and resumable states; the loader that inherits this provides the attributes."""
 
     _seed: int | None
     _course: Course
@@ -25,9 +25,9 @@ class Resumable:
         return self._loading.fresh(self._seed, epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next loop epoch number `epoch`, from 0; the one after it follows on.
+        """Make the next loop run epoch number `epoch`, counted from 0; later loops continue from there.
 
-        An epoch that `load_state_dict` set to go on goes on if it is this one.
+        If `load_state_dict` set this same epoch to resume in its middle, the next loop still resumes it.
 
         >>> from gpuloader import DataLoader
         >>> loader = DataLoader(range(100), places="cpu", shuffle=True, seed=1, batch_size=3)
@@ -39,12 +39,12 @@ class Resumable:
         self._course.set_epoch(check_whole("epoch", epoch, 2**64))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the user of the latest epoch has come, as plain JSON-able data under 1 kB.
+        """Return the user's position in the latest epoch, as a dict under 1 kB that JSON can store.
 
-        Batches fetched ahead do not count: what counts is what was received. A dataset that is iterable
-        and offers ``state_dict`` itself (in the main process or in worker processes) adds its own state,
-        of its own size. With `shard` the state is seed, epoch and position in the epoch, the same on all
-        ranks that have received as many batches: any one's will do for all.
+        Only delivered batches count, not batches fetched ahead. An iterable dataset with its own
+        ``state_dict``, in the main process or in worker processes, adds its own state, of any size. With
+        `shard`, the state is the seed, the epoch and the position in the epoch. It is the same on all ranks
+        that have received the same number of batches, so any rank's state can resume every rank.
 
         Examples
         --------
@@ -62,20 +62,22 @@ class Resumable:
         return self._course.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next loop go on where the user of another loader had come.
+        """Make the next loop resume at a state that this or another loader returned.
 
-        That one may have had other workers, another batch size, and, with `shard`, another number of ranks:
-        every sample of the epoch that is left comes once. Nothing is fetched twice: the order is entered in
-        its middle. A batch sampler of the user's own is asked for the indices before, without fetching them;
-        an iterable dataset without a ``state_dict`` of its own, or with `shard`, is read from the start and
-        what was received is dropped.
+        That loader may have had other workers, another batch size and, with `shard`, another number of ranks.
+        Each remaining sample of the epoch is delivered once. A map-style dataset is not read again, because
+        the loader enters the order in its middle. With your own batch sampler, the loader steps through the
+        earlier indices without fetching them. An iterable dataset that has no ``state_dict``, or is read with
+        `shard`, is read from its start, and the samples already delivered are dropped.
 
         Raises
         ------
-        TypeError, ValueError
-            This is no state; or one that counts batches where they may be of any size, as those of a batch
-            sampler or cut into shards are; or of other workers where that matters: without `shard`, an
-            iterable dataset's order depends on how many there are.
+        TypeError
+            The state is not a dict.
+        ValueError
+            The dict is not a loader's state. Or it counts batches of another size or kind than this loader's,
+            as with a batch sampler or shards. Or it comes from another number of workers and the order
+            depends on it, as with an iterable dataset without `shard`.
 
         Examples
         --------
@@ -93,7 +95,9 @@ class Resumable:
         """
         progress = read_state(state)
         if progress.seed is None:
-            raise ValueError("this is the state of a loader made by DataLoader.from_generator")
+            raise ValueError(
+                "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
+            )
         progress = self._loading.adopt(progress)
         self._seed = progress.seed
         self._course.resume(progress)

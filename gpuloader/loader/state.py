@@ -1,4 +1,4 @@
-"""The state of a loader: how far its user has come, small and JSON-able, so that an epoch can go on later."""
+"""The state of a loader: the user's position in an epoch, small enough for JSON, to resume from later."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 
 _COUNTED, _POSITIONED = 1, 2
-"""Versions: how far an epoch has come is counted in batches, of whatever they hold, or in samples."""
+"""Versions of a state: it counts the batches of its epoch, whatever they hold, or the samples."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Progress:
-    """How much of an epoch the user has received; prefetched batches do not count.
+    """The part of an epoch that the user has received; prefetched batches do not count.
 
     Attributes
     ----------
     seed : int or None
-        The loader's; None for readers, which have an order of their own.
+        The loader's seed; None for readers, which determine their own order.
     epoch : int
-        From 0.
+        The epoch's number, from 0.
     batches : int
-        All batches with a smaller number were received.
+        The number of the first batch not received: all batches below it were.
     beyond : set of int
-        Others that were, where batches are delivered as they come.
+        The numbers of later batches that were received too, which happens with ``in_order=False``.
     workers : dict
-        Of an iterable dataset: worker to how far it had come with the last batch received from it.
+        Maps each worker of an iterable dataset to its position behind the last batch received from it.
     crew : int or None
-        Of an iterable dataset: how many workers read it, in turn.
+        The number of workers that read an iterable dataset in turn; None for any other source.
     turn : int
-        Which of them gives the next batch.
+        The worker whose batch is next.
     own : object
-        The source's own state behind the last batch received, where it has one.
+        The source's own state behind the last batch received; None if it has none.
     size : int or None
-        Samples a batch; what is counted in batches is for that size alone.
+        Samples per batch. A count of batches holds for that size alone.
     shards : int
-        Into how many parts batches are cut; a part counts as a batch here.
+        The number of parts that each batch is cut into; here a part counts as a batch.
     ended : bool
-        Whether the epoch is over, so that the next one is next.
+        Whether the epoch is over, so that the next loop begins the next one.
     step : int or None
-        Samples that all ranks together take at a step: the state is then a position in the epoch, for any
-        batch size and any number of ranks. None: it is a number of batches.
+        Samples that all ranks together take per step. The state is then a position in the epoch, valid for
+        any batch size and any number of ranks. None makes the state a count of batches.
     base : int
-        Position in the epoch where batch 0 begins, below `step`.
+        Position in the epoch of the first sample of batch 0.
     total : int or None
-        Samples of the epoch, where that is known.
+        Samples in the epoch; None if unknown.
     """
 
     seed: int | None
@@ -69,7 +69,7 @@ class Progress:
 
     @property
     def position(self) -> int | None:
-        """How many samples of the epoch all ranks have taken; None where batches say nothing of that."""
+        """Samples of the epoch that all ranks together have taken; None if the batches do not tell."""
         if self.step is not None:
             taken = self.base + self.batches // self.shards * self.step
         elif self.size is not None and self.shards == 1 and self.crew is None:
@@ -79,21 +79,21 @@ class Progress:
         return taken if self.total is None else min(taken, self.total)
 
     def describe(self) -> str:
-        """Return in words what the state counts."""
+        """Return what the state counts, in words for an error message."""
         if self.step is not None:
             beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
             return f"{self.position} samples{beyond}"
-        crew = "" if self.crew is None else f", of an iterable dataset read by {max(self.crew, 1)} in turn"
-        return f"batches of {self.size} samples a place, {self.shards} a step{crew}"
+        crew = "" if self.crew is None else f", of an iterable dataset with {max(self.crew, 1)} readers"
+        return f"batches of {self.size} samples per place, {self.shards} per step{crew}"
 
     def end(self) -> None:
-        """Count the end of the epoch."""
+        """Record that the epoch is over."""
         self.ended = True
 
     def received(self, staged: StagedBatch) -> None:
-        """Count a batch."""
+        """Record that the user has received a batch."""
         if self.crew is not None:
-            self.batches += 1  # whose numbers have gaps, where a worker's items came to their end
+            self.batches += 1  # the numbers have gaps once a worker runs out of items
         elif staged.number == self.batches:
             self.batches += 1
             while self.beyond and self.batches in self.beyond:
@@ -111,7 +111,7 @@ class Progress:
             self.own = state
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain data; see `from_json`."""
+        """Return the state as plain data, which `read_state` reads."""
         if self.step is not None:
             return self._to_position()
         state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": self.batches}
@@ -141,12 +141,12 @@ class Progress:
 
 
 class Course:
-    """Which epoch is next, and how far the user of the latest one has come.
+    """Which epoch comes next, and the user's position in the latest one.
 
     Parameters
     ----------
     fresh : callable
-        Takes the number of an epoch; gives its progress before the first batch.
+        Takes the number of an epoch and returns its progress before the first batch.
     """
 
     def __init__(self, fresh: Callable[[int], Progress]) -> None:
@@ -156,24 +156,24 @@ class Course:
         self._next = 0
 
     def begin(self, open_epoch: Callable[[Progress], T]) -> T:
-        """Open the next epoch, or the one that is resumed; nothing has happened if that fails."""
+        """Open the next epoch, or the one to resume; if that fails, the course is unchanged."""
         progress = self._resumed or self._fresh(self._next)
         opened = open_epoch(progress)
         self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
         return opened
 
     def set_epoch(self, epoch: int) -> None:
-        """Make that epoch the next one: from its start, unless it is the one to be resumed."""
+        """Make that epoch the next one, from its start unless it is the one to resume."""
         if self._resumed is None or self._resumed.epoch != epoch:
             self._resumed = None
         self._latest, self._next = None, epoch
 
     def resume(self, progress: Progress) -> None:
-        """Go on from there when an epoch next begins."""
+        """Resume at `progress` when an epoch next begins."""
         self._resumed = progress
 
     def state(self) -> dict[str, Any]:
-        """Return as plain data where a loader that goes on from here has to begin."""
+        """Return, as plain data, where a loader that resumes from here must begin."""
         progress = self._resumed or self._latest
         if progress is None or progress.ended:
             progress = self._fresh(self._next)
@@ -181,14 +181,14 @@ class Course:
 
 
 def read_state(state: object) -> Progress:
-    """Return what `Progress.to_json` wrote.
+    """Return the progress that `Progress.to_json` wrote.
 
     Raises
     ------
     TypeError
         The state is not a dict.
     ValueError
-        It is not one of a loader, or of a version that this package does not know.
+        The state is damaged, is not a loader's, or has a version that this package does not know.
 
     Examples
     --------
@@ -203,7 +203,7 @@ def read_state(state: object) -> Progress:
     if version not in (_COUNTED, _POSITIONED):
         raise ValueError(
             f"the state has version {version!r}, expected {_COUNTED} or {_POSITIONED}: it was not made by "
-            "state_dict() of a loader, or by a later release"
+            "a loader's state_dict(), or was made by a later release"
         )
     try:
         if version == _POSITIONED:

@@ -1,4 +1,4 @@
-"""Batch samplers: the indices of every batch of an epoch, as in Paddle's ``paddle.io``."""
+"""Batch samplers, which yield the indices of each batch of an epoch, as in Paddle's ``paddle.io``."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, che
 
 
 class BatchSampler:
-    """Group indices into batches.
+    """A sampler that groups indices into batches.
 
     Parameters
     ----------
     dataset : sized, optional
-        The dataset whose indices are grouped. Either this or `sampler`.
+        The dataset whose indices to group. Pass either this or `sampler`.
     sampler : iterable of int, optional
-        Gives the indices instead.
+        The indices to group.
     shuffle : bool
-        Whether the dataset is read in random order.
+        Whether to shuffle the dataset's indices.
     batch_size : int
-        1 or more.
+        Samples per batch, 1 or more.
     drop_last : bool
-        Whether a last shorter batch is dropped.
+        Whether to drop a shorter last batch.
 
     Raises
     ------
     TypeError
-        The dataset has no length, the sampler cannot be iterated, or a flag is no boolean.
+        The dataset has no length, the sampler is not iterable, or a flag is not a boolean.
     ValueError
-        Both or none of dataset and sampler are given, `shuffle` along with a sampler, or the batch size is
-        not an integer of 1 or more.
+        Both or neither of `dataset` and `sampler` are given, `shuffle` is combined with a sampler, or the
+        batch size is not an integer of 1 or more.
 
     Notes
     -----
-    PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` is understood as well where the first
-    cannot be read by index: no sampler is a number, and no dataset lacks `__getitem__`.
+    PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` works as well if the first argument has no
+    `__getitem__`: a number cannot be a sampler, and a map-style dataset always has `__getitem__`.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class BatchSampler:
         check_flags(shuffle=shuffle, drop_last=drop_last)
         given = sampler
         if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
-            # A list or a dataset may be meant as Paddle's `dataset`, with a number in the wrong place.
+            # A list or a map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
             if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
                 raise TypeError(f"sampler must be an iterable of indices, got {sampler!r}")
             batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
@@ -75,7 +75,7 @@ class BatchSampler:
             source = check_sized("dataset", dataset)
             self.sampler: Iterable[int] = RandomSampler(source) if shuffle else SequenceSampler(source)
         elif shuffle:
-            raise ValueError("shuffle must be False where a sampler is given: the sampler says the order")
+            raise ValueError("shuffle must be False if a sampler is given: the sampler determines the order")
         elif not isinstance(given, Iterable):
             raise TypeError(f"sampler must be an iterable of indices, got {type(given).__name__}")
         else:
@@ -88,18 +88,13 @@ class BatchSampler:
 
     def __len__(self) -> int:
         if not isinstance(self.sampler, Sized):
-            raise TypeError(f"the sampler is {type(self.sampler).__name__}, which has no length")
+            raise TypeError(f"the sampler, of type {type(self.sampler).__name__}, has no length")
         return _count_batches(len(self.sampler), self.batch_size, self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch, of all batches in a row; None: then `__iter__` says them.
+        """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them.
 
-        Parameters
-        ----------
-        seed : int
-            The loader's, from 0 to 2**64 - 1.
-        epoch : int
-            The loader's, from 0.
+        The parameters are those of `Sampler.order`.
         """
         if type(self).__iter__ is not BatchSampler.__iter__ or not isinstance(self.sampler, Sampler):
             return None
@@ -107,38 +102,39 @@ class BatchSampler:
 
 
 class DistributedBatchSampler(BatchSampler):
-    """One rank's batches of a dataset: every rank gets as many samples, and together they get all.
+    """A sampler of one rank's batches; all ranks get equally many samples, and together all of them.
 
-    Batch after batch is dealt to the ranks in turn. What is left at the end is split evenly among them, the
-    dataset starting over to fill it up, as often as it takes.
+    The ranks take turns, batch by batch. The remainder at the end is split evenly among them. To make it
+    divisible, samples from the start of the dataset are repeated, as often as necessary.
 
     Parameters
     ----------
     dataset : sized
-        The dataset.
+        The map-style dataset.
     batch_size : int
-        Samples in one rank's batch, 1 or more.
+        Samples per batch of one rank, 1 or more.
     num_replicas : int, optional
-        How many ranks there are; by default what the launcher set in the environment, else 1.
+        The world size. By default, the launcher's environment variables determine it, else it is 1.
     rank : int, optional
-        Which of them this is, from 0; by default from the environment, too.
+        This process's rank, from 0. By default, also taken from the environment.
     shuffle : bool
-        Whether the dataset is read in another order every epoch, the same on all ranks.
+        Whether to shuffle the dataset differently in every epoch, but identically on all ranks.
     drop_last : bool
-        Whether a last shorter batch is dropped, of every rank.
+        Whether to drop a shorter last batch on every rank.
     seed : int
-        Of the shuffling, from 0 to 2**64 - 1. It must be the same on all ranks, so a loader's does not count.
+        Seed of the shuffle, from 0 to 2**64 - 1. It must be the same on all ranks, so the loader's seed is
+        ignored.
 
     Raises
     ------
     TypeError
-        The dataset has no length, or a flag is no boolean.
+        The dataset has no length, or a flag is not a boolean.
     ValueError
-        A number is out of its range, or the environment contradicts itself.
+        A number is out of range, or the environment is inconsistent.
 
     See Also
     --------
-    gpuloader.order.ranks.find_rank : which variables are looked at.
+    gpuloader.order.ranks.find_rank : lists the environment variables.
 
     Examples
     --------
@@ -167,7 +163,7 @@ class DistributedBatchSampler(BatchSampler):
         self._has_epoch = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next; from then on that counts, and not how many a loader has read.
+        """Set the epoch, which overrides the loader's epoch count from then on.
 
         Raises
         ------
@@ -179,7 +175,7 @@ class DistributedBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._share(self.epoch)
-        # As in Paddle: an epoch that nobody numbers is another one than the last.
+        # As in Paddle: without `set_epoch`, every epoch is shuffled differently.
         self.epoch += self.shuffle
         return _group(iterate(order), self.batch_size, self.drop_last)
 
@@ -187,9 +183,9 @@ class DistributedBatchSampler(BatchSampler):
         return _count_batches(len(self._share(0)), self.batch_size, self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
-        """Return this rank's indices of an epoch: the one that `set_epoch` set if it did, else `epoch`.
+        """Return this rank's indices of the epoch set with `set_epoch`, or else of `epoch`.
 
-        None where a subclass has its own `__iter__`.
+        Returns None if a subclass overrides `__iter__`.
         """
         if type(self).__iter__ is not DistributedBatchSampler.__iter__:
             return None

@@ -1,4 +1,4 @@
-"""How a dataset's samples are put into batches, epoch after epoch: what a loader's options amount to."""
+"""The batching of a dataset: the loader's batching options, checked and combined."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, che
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a dataset's samples are put into batches, epoch after epoch.
+    """How a dataset's samples are grouped into batches, in every epoch.
 
     Attributes
     ----------
     sampler : iterable or None
-        Yields indices.
+        Yields the indices of an epoch.
     batch_sampler : iterable or None
-        Yields sequences of them.
+        Yields a sequence of indices for each batch.
     size : int or None
-        Samples a batch, 1 for single samples; None where a batch sampler decides.
+        Samples per batch, 1 for single samples; None if a batch sampler of unknown size decides.
     given_size : int or None
-        What the user passed as batch_size.
+        The user's `batch_size`.
     drop_last : bool
-        Whether a last shorter batch is left out.
+        Whether to drop a shorter last batch.
     seed : int or None
-        Of the order; None: the loader draws one.
+        Seed of the order; if None, the loader draws one.
     division : Division or None
-        Which rank's part of each step is read; None: all of it.
+        The rank whose part of each step to read; None reads everything.
     """
 
     sampler: Iterable[Any] | None
@@ -61,37 +61,37 @@ class Batching:
         drop_last: bool,
         seed: int | None = None,
     ) -> Batching:
-        """Return what the options of a loader amount to.
+        """Return the batching that the options of a loader describe.
 
         Raises
         ------
         ValueError
-            Options that exclude each other.
+            Two options exclude each other.
         TypeError
-            The dataset has no length and no sampler says what to read, or a sampler is no iterable.
+            The dataset has no length and there is no sampler, or a sampler is not iterable.
         """
         if iterable:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
             if asked := [name for name, value in given.items() if value is not None and value is not False]:
-                raise ValueError(f"an iterable dataset has an order of its own: {asked[0]} cannot be given")
+                raise ValueError(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
         for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
             if value is not None and not isinstance(value, Iterable):
                 raise TypeError(f"{name} must be iterable, got {type(value).__name__}")
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or drop_last or sampler is not None:
                 raise ValueError(
-                    "batch_sampler says all about batches: batch_size, shuffle, sampler and drop_last "
-                    "cannot be given beside it"
+                    "batch_sampler determines the batches: batch_size, shuffle, sampler and drop_last "
+                    "cannot be given as well"
                 )
             size = getattr(batch_sampler, "batch_size", None)
             if not isinstance(size, int | np.integer) or size < 1:
-                size = None  # one of another's making may mean anything by it
+                size = None  # a user-defined class may use the name differently
             drop_last = isinstance(batch_sampler, BatchSampler) and batch_sampler.drop_last
             return cls(None, batch_sampler, None if size is None else int(size), None, drop_last, seed)
         if sampler is not None and shuffle:
-            raise ValueError("sampler says the order: shuffle cannot be given beside it")
+            raise ValueError("sampler determines the order: shuffle cannot be given as well")
         if batch_size is None and drop_last:
-            raise ValueError("batch_size=None gives single samples: there is no last batch to drop")
+            raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
@@ -100,24 +100,23 @@ class Batching:
 
     @property
     def iterable(self) -> bool:
-        """Whether the dataset has no indices."""
+        """Whether the dataset is iterable, so that there are no indices to batch."""
         return self.sampler is None and self.batch_sampler is None
 
     @property
     def single(self) -> bool:
-        """Whether samples are delivered one by one."""
+        """Whether samples are delivered individually, not in batches."""
         return self.given_size is None and self.batch_sampler is None
 
     def divide(self, shard: object, uneven: object, *, dataset: object, in_order: bool) -> Batching:
-        """Return the batching of one rank of several; the same batching if `shard` is None.
+        """Return the batching of one rank, or this one unchanged if `shard` is None.
 
-        A seed of None becomes 0 if nothing is random about the order: ranks that each drew a seed would
-        disagree.
+        A seed of None becomes 0 if the order is not random; ranks that each drew a seed would disagree.
 
         Raises
         ------
         ValueError
-            The options exclude each other, the ranks could not agree on an order, or the samples do not
+            Two options exclude each other, the ranks might not agree on an order, or the samples do not
             divide evenly.
         TypeError
             `shard` is not 'auto', a pair or None.
@@ -127,12 +126,12 @@ class Batching:
             return self
         if not in_order:
             raise ValueError(
-                "shard needs in_order=True: ranks whose batches came in different orders would be at "
-                "different places of the epoch, and no position in it would say what was seen"
+                "shard needs in_order=True: if ranks received batches in different orders, no position in "
+                "the epoch would tell which samples all of them have read"
             )
         if self.single and uneven == "pad":
             raise ValueError(
-                "uneven='pad' adds a mask to each batch, and batch_size=None gives single samples: choose "
+                "uneven='pad' adds a mask to each batch, but batch_size=None yields single samples: choose "
                 "uneven='drop' or 'error'"
             )
         if self.iterable:
@@ -142,27 +141,29 @@ class Batching:
             divided = self._divide_indices(division)
         if divided.seed is None and divided.is_seeded:
             raise ValueError(
-                "with shard, every rank draws the same order: give all of them the same seed, for example "
-                "seed=0; otherwise each would draw its own"
+                "with shard, all ranks need the same order: pass the same seed to all of them, for example "
+                "seed=0; without one, each rank would draw its own"
             )
         return replace(divided, seed=divided.seed or 0)
 
     def _check_items_divide(self, uneven: object, dataset: object) -> None:
         if uneven == "error":
             raise ValueError(
-                "the length of an iterable dataset is not known beforehand: choose uneven='pad' or 'drop'"
+                "the length of an iterable dataset is not known in advance: choose uneven='pad' or 'drop'"
             )
         if isinstance(dataset, Iterator):
             raise ValueError(
-                f"with shard, every rank and every worker reads the dataset from its start, in every epoch; "
-                f"a {type(dataset).__name__} can be read only once: give an IterableDataset whose __iter__ "
-                "begins anew"
+                "with shard, every rank and every worker reads the dataset from its start, in every epoch, "
+                f"but a {type(dataset).__name__} can be read only once: pass an IterableDataset whose "
+                "__iter__ starts over"
             )
 
     def _divide_indices(self, division: Division) -> Batching:
         source = self.sampler
         if isinstance(self.batch_sampler, DistributedBatchSampler):
-            raise ValueError("DistributedBatchSampler divides the dataset already: leave out one of the two")
+            raise ValueError(
+                "DistributedBatchSampler already divides the dataset among ranks: pass it or shard, not both"
+            )
         if isinstance(self.batch_sampler, BatchSampler) and (
             type(self.batch_sampler).__iter__ is BatchSampler.__iter__
         ):
@@ -173,8 +174,8 @@ class Batching:
         if order is None:
             name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
             raise ValueError(
-                f"shard needs an order that is the same on every rank, and nothing says that of {name}: give "
-                "a list of indices as sampler, a sampler of gpuloader's, or a Sampler with a method "
+                f"shard needs an order that is the same on every rank, which {name} does not guarantee: pass "
+                "a list of indices as sampler, one of gpuloader's samplers, or a Sampler with a method "
                 "order(seed, epoch)"
             )
         assert self.size is not None
@@ -183,22 +184,22 @@ class Batching:
 
     @property
     def pads(self) -> bool:
-        """Whether a rank's last batch may hold repeated samples."""
+        """Whether a rank's last batch may contain repeated samples."""
         return self.division is not None and self.division.pads(drop_last=self.drop_last)
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the order of what is divided depends on the seed."""
+        """Whether the order depends on the seed."""
         order = self.order(0, 0)
         return not isinstance(order.base if isinstance(order, Mapped) else order, InOrder | None)
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the order of an epoch; None where whoever gives the indices has to be asked."""
+        """Return the order of an epoch, or None if the sampler has to be iterated."""
         source = self.batch_sampler if self.sampler is None else self.sampler
         return source.order(seed, epoch) if isinstance(source, Sampler | BatchSampler) else None
 
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
-        """Return the plan of an epoch of a dataset with indices, with `base` samples before its batch 0."""
+        """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
         order = self.order(seed, epoch)
         if order is not None:
             assert self.size is not None
@@ -213,18 +214,18 @@ class Batching:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether an epoch is the same samples in the same order at any batch size, to be entered at any."""
+        """Whether any batch size yields the same samples in the same order, so a resume may change it."""
         if isinstance(self.batch_sampler, DistributedBatchSampler):
-            return False  # which deals batches to its ranks, so that one rank's samples depend on their size
+            return False  # it deals whole batches, so a rank's samples depend on the batch size
         return self.sampler is not None or self.order(0, 0) is not None
 
     def count(self, least: int = 1) -> int:
-        """Return how many batches an epoch has, a last one of fewer than `least` samples left out.
+        """Return the number of batches per epoch, without a last one of fewer than `least` samples.
 
         Raises
         ------
         TypeError
-            Nothing says so.
+            The number is unknown.
         """
         if self.batch_sampler is not None and self.division is None:
             return len(_sized(self.batch_sampler))
@@ -234,24 +235,24 @@ class Batching:
         return division.count(self.count_samples(), self.size, drop_last=self.drop_last, least=least)
 
     def count_last(self) -> int | None:
-        """Return how many samples an epoch's last batch has; None where that is not known before."""
+        """Return the number of samples in an epoch's last batch, or None if it is not known in advance."""
         order = None if self.drop_last or self.division is not None else self.order(0, 0)
         if order is None or self.size is None:
             return None
         return len(order) % self.size or self.size
 
     def count_samples(self) -> int:
-        """Return how many samples an epoch has, of all ranks together; raise `TypeError` as `count`."""
+        """Return the number of samples per epoch, over all ranks; raise `TypeError` like `count`."""
         order = self.order(0, 0)
         if order is not None:
             return len(order)
         if self.sampler is None:
-            raise TypeError("nothing says how many samples an epoch has")
+            raise TypeError("the number of samples per epoch is unknown")
         return len(_sized(self.sampler))
 
 
 class _Listed(Sampler):
-    """Indices that are the same in every epoch."""
+    """A fixed list of indices, the same in every epoch."""
 
     def __init__(self, indices: Sequence[int] | NDArray[np.int64]) -> None:
         super().__init__()
@@ -263,5 +264,5 @@ class _Listed(Sampler):
 
 def _sized(sampler: Iterable[Any]) -> Sized:
     if not isinstance(sampler, Sized):
-        raise TypeError(f"the sampler is {type(sampler).__name__}, which has no length")
+        raise TypeError(f"the sampler, of type {type(sampler).__name__}, has no length")
     return sampler

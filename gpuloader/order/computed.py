@@ -1,4 +1,4 @@
-"""What orders are made of: checked fields, and entries computed from their positions."""
+"""Building blocks of orders: checked fields, and entries computed from their positions."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import ArrayLike, NDArray
 Indices = NDArray[np.int64]
 
 _CHUNK = 4096
-"""Entries computed at once: NumPy's calls cost as much as their work on about so many."""
+"""Entries computed at once; at about this size, the overhead of NumPy's calls equals their work."""
 
 
 def as_indices(name: str, indices: ArrayLike) -> Indices:
-    """Return `indices` as an array of whole numbers, not copied where it is one.
+    """Return `indices` as an int64 array, without a copy if it already is one.
 
     Raises
     ------
     TypeError
-        They are not whole numbers in one dimension.
+        `indices` is not a one-dimensional list of integers.
 
     Examples
     --------
     >>> as_indices("indices", range(3))
     array([0, 1, 2])
     """
-    expected = f"{name} must be a list of whole numbers"
+    expected = f"{name} must be a list of integers"
     try:
         array = np.asarray(indices)
     except ValueError as error:
@@ -35,14 +35,14 @@ def as_indices(name: str, indices: ArrayLike) -> Indices:
     if array.ndim != 1:
         raise TypeError(f"{expected}, got {type(indices).__name__} of shape {array.shape}")
     if array.dtype == np.bool_:
-        raise TypeError(f"{expected}, got a mask of booleans; pass numpy.flatnonzero(mask)")
+        raise TypeError(f"{expected}, got a boolean mask; pass numpy.flatnonzero(mask)")
     if array.size and (array.dtype.kind not in "iu" or array.max() > np.iinfo(np.int64).max):
-        raise TypeError(f"{expected} of 64 bits, got {type(indices).__name__} of {array.dtype}")
+        raise TypeError(f"{expected} that fit into int64, got {type(indices).__name__} of {array.dtype}")
     return array.astype(np.int64, copy=False)
 
 
 def check_whole(name: str, value: object, limit: int) -> int:
-    """Return `value` as an integer if it is one from 0 to below `limit`, else raise `ValueError`.
+    """Return `value` as an int, or raise `ValueError` unless it is an integer from 0 to below `limit`.
 
     >>> check_whole("rank", 1, limit=2)
     1
@@ -53,16 +53,16 @@ def check_whole(name: str, value: object, limit: int) -> int:
 
 
 def check_fields(order: object, **limits: int) -> None:
-    """Replace the named fields of a frozen order by Python integers below their limits."""
+    """Replace the named fields of a frozen order by Python integers, checked to be below their limits."""
     for name, limit in limits.items():
         object.__setattr__(order, name, check_whole(name, getattr(order, name), limit))
 
 
 class Computed:
-    """An order whose entries are computed from their positions.
+    """Base class of orders whose entries are computed from their positions.
 
-    It keeps the chunk it computed last, and a table where it needs one. Any thread may slice: both are
-    replaced as a whole, and two threads at worst compute the same twice.
+    An order keeps the chunk it computed last, and a table if it needs one. Any thread may slice it: both
+    are replaced atomically, and at worst two threads compute the same chunk twice.
     """
 
     _chunk: tuple[int, Indices] = (-1, np.empty(0, np.int64))

@@ -1,7 +1,7 @@
-"""How an epoch is divided among ranks: what all of them take at a step, and what one of them takes of it.
+"""Divide an epoch among ranks: what all ranks together read in a step, and one rank's part of it.
 
-All is arithmetic on positions of one order that every rank computes alike, so ranks agree on how many batches
-there are, and on what is in them, without a word to each other.
+Everything is arithmetic on positions of one order that every rank computes identically. So ranks agree on the
+number of batches and their contents without communicating.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from gpuloader.order.ranks import find_rank
 UNEVEN = ("pad", "drop", "error")
 
 
-@dataclass(frozen=True)  # without slots: worker processes are sent it, and who ships looks at attributes
+@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
 class Division:
     """One rank's share of every step.
 
     Attributes
     ----------
     rank : int
-        From 0.
+        This rank, from 0.
     world_size : int
-        How many ranks there are.
+        The number of ranks.
     uneven : str
-        What becomes of a last step that does not divide evenly: 'pad', 'drop' or 'error'.
+        How to treat a last step that does not divide evenly: 'pad', 'drop' or 'error'.
 
     Examples
     --------
     >>> division = Division(rank=2, world_size=4, uneven="pad")
-    >>> division.count(samples=18, batch_size=4)  # one step of 16, and one of the 2 that are left
+    >>> division.count(samples=18, batch_size=4)  # one step of 16, and one with the remaining 2
     2
-    >>> division.own(left=2, batch_size=4)  # of which ranks 0 and 1 have one each, and 2 and 3 repeat one
+    >>> division.own(left=2, batch_size=4)  # ranks 0 and 1 have one each; 2 and 3 repeat one
     (0, 1)
     """
 
@@ -49,53 +49,53 @@ class Division:
         return self.uneven == "pad" and not drop_last
 
     def share(self, left: int) -> int:
-        """Return how many samples each rank gets of `left` ones in a last step, repeated ones included."""
+        """Return how many of the `left` samples of a last step each rank gets, including repeated ones."""
         return -(-left // self.world_size) if self.uneven == "pad" else left // self.world_size
 
     def count(self, samples: int, batch_size: int, *, drop_last: bool = False, least: int = 1) -> int:
-        """Return how many batches each rank gets; a last one of fewer than `least` samples is left out."""
+        """Return the number of batches per rank, without a last one of fewer than `least` samples."""
         full, left = divmod(samples, batch_size * self.world_size)
         return full + (not drop_last and self.share(left) >= least)
 
     def own(self, left: int, batch_size: int) -> tuple[int, int]:
-        """Return how many samples of the next batch count, and how many it has, with `left` to come."""
+        """Return how many samples of the next batch count and how many it has, if `left` samples remain."""
         if left >= batch_size * self.world_size:
             return batch_size, batch_size
         return self.part(left)[1], self.share(left)
 
     def part(self, left: int) -> tuple[int, int]:
-        """Return where in a last step of `left` samples this rank's begin, and how many it has of its own."""
+        """Return start and size of this rank's part of a last step of `left` samples, without repetitions."""
         return part_of(
             left if self.uneven == "pad" else left - left % self.world_size, self.world_size, self.rank
         )
 
     def own_items(self, count: int, batch_size: int) -> tuple[int, int]:
-        """Return the same where `count` items are there of a step, and are dealt to the ranks one by one."""
+        """Return the same as `own` for a step of `count` items that are dealt to the ranks one by one."""
         size = batch_size if count >= batch_size * self.world_size else self.share(count)
         return min(max(-(-(count - self.rank) // self.world_size), 0), size), size
 
     def check_even(self, left: int, batch_size: int, *, drop_last: bool) -> None:
-        """Raise `ValueError` where samples are left over, and that is an error."""
+        """Raise `ValueError` if `uneven` is 'error' and the last step does not divide evenly."""
         rest = left % (batch_size * self.world_size)
         if self.uneven == "error" and not drop_last and rest % self.world_size:
             raise ValueError(
-                f"{left:,} samples are {left // (batch_size * self.world_size):,} steps of {self.world_size} "
-                f"ranks and a last one of {rest}, which they do not share evenly; choose uneven='pad' or "
-                "'drop', or drop_last=True"
+                f"{left:,} samples fill {left // (batch_size * self.world_size):,} steps of "
+                f"{self.world_size} ranks and leave {rest} for the last step, which do not divide evenly; "
+                "choose uneven='pad' or 'drop', or drop_last=True"
             )
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What workers know of the run that their loader is part of.
+    """What workers know about the distributed run their loader belongs to.
 
     Attributes
     ----------
     ranks : tuple of int or None
-        Rank and world size; None: the environment contradicts itself, which is for who asks.
+        Rank and world size. None if the environment is inconsistent; then asking for them raises the error.
     salt : tuple of int
-        What seeds of workers are mixed with, beside their numbers: where the loader divides, its rank if that
-        is not 0, since the ranks' loaders have one seed.
+        Numbers mixed into the workers' seeds in addition to the worker numbers. If the loader divides the
+        epoch, this is its rank unless that is 0, because all ranks' loaders have the same seed.
     """
 
     ranks: tuple[int, int] | None = None
@@ -103,7 +103,7 @@ class Standing:
 
     @classmethod
     def of(cls, division: Division | None) -> Standing:
-        """Return what holds in this process."""
+        """Return the standing of this process."""
         if division is not None:
             return cls((division.rank, division.world_size), (division.rank,) if division.rank else ())
         try:
@@ -113,15 +113,15 @@ class Standing:
 
 
 ALONE = Division(0, 1, "drop")
-"""The division of what is not divided."""
+"""The division of a loader that does not divide its epoch."""
 
 
 @dataclass(frozen=True)
 class Share(Computed):
-    """What one rank reads of `base` from position `start` on, batch by batch; all ranks read equally many.
+    """One rank's samples of `base` from position `start` on, batch by batch; all ranks get equally many.
 
-    A step takes a batch for each rank from `base`, rank after rank; a last one that is not whole is divided
-    evenly, who has one sample less than others repeating its last, or left out altogether.
+    A step takes a batch for each rank from `base`, rank after rank. An incomplete last step is divided evenly
+    or dropped. When it is divided, a rank that has one sample less than the others repeats its last one.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class Share(Computed):
 
 
 def _entries(order: Order, positions: Indices) -> Indices:
-    """Return the entries of an order at positions, also of one that can only be sliced."""
+    """Return the entries of an order at `positions`, even if the order can only be sliced."""
     if hasattr(order, "at"):
         found: Indices = order.at(positions)
         return found
@@ -169,7 +169,7 @@ def _entries(order: Order, positions: Indices) -> Indices:
 
 
 def part_of(count: int, parts: int, part: int) -> tuple[int, int]:
-    """Return where part number `part` of `count` samples begins, and how many it has, one more or less.
+    """Return the start and size of part `part` when `count` samples are cut into `parts` nearly equal parts.
 
     >>> [part_of(5, 3, part) for part in range(3)]
     [(0, 2), (2, 2), (4, 1)]
@@ -179,15 +179,15 @@ def part_of(count: int, parts: int, part: int) -> tuple[int, int]:
 
 
 def find_division(shard: object, uneven: object) -> Division | None:
-    """Return what a loader's options `shard` and `uneven` ask for; None: the epoch is not divided.
+    """Return the division for a loader's options `shard` and `uneven`, or None if `shard` is None.
 
     Raises
     ------
     ValueError
-        A word is none of those known, the rank is not below the world size, or the environment contradicts
-        itself.
+        An option has an unknown value, the rank is not below the world size, or the environment is
+        inconsistent.
     TypeError
-        `shard` is neither 'auto' nor a pair.
+        `shard` is not 'auto', a pair or None.
 
     >>> find_division((1, 4), "drop")
     Division(rank=1, world_size=4, uneven='drop')

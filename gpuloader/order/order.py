@@ -1,7 +1,8 @@
-"""Orders: in which sequence a dataset is read, as values that can be sliced anywhere.
+"""Orders: the sequence of dataset indices in an epoch, as values that can be sliced anywhere.
 
-An order is a function of its fields alone: not of workers, of speed, of where reading was resumed, nor of
-NumPy's release. A slice costs what it holds, and an order pickles as its fields, whatever it has computed.
+An order is a function of its fields alone. It does not depend on workers, speed, the position of a resume or
+NumPy's version. The cost of a slice is proportional to its length. An order pickles as its fields only,
+without what it has computed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gpuloader.order.permutation import (
 )
 
 _PIECE = 4096
-"""Indices made at once where an order is iterated."""
+"""Number of indices computed at once while iterating over an order."""
 
 _COUNTS, _WORDS = 2**62 + 1, 2**64
 
@@ -37,15 +38,15 @@ class Order(Protocol):
     """A finite sequence of dataset indices that can be sliced anywhere."""
 
     def __len__(self) -> int:
-        """Return how many indices it gives."""
+        """Return the number of indices."""
 
     def slice(self, start: int, stop: int) -> range | Indices:
-        """Return the indices from position `start` to before `stop`; they are not to be written to."""
+        """Return the indices from position `start` to before `stop`; callers must not write to them."""
 
 
 @dataclass(frozen=True)
 class InOrder:
-    """0, 1, 2, … up to `count`.
+    """The indices 0, 1, 2, … below `count`.
 
     Examples
     --------
@@ -73,7 +74,7 @@ class InOrder:
 
 @dataclass(frozen=True)
 class Shuffled(Computed):
-    """The first `draws` entries (None: all) of a permutation of ``range(count)``.
+    """The first `draws` entries (all if None) of a random permutation of ``range(count)``.
 
     Examples
     --------
@@ -116,7 +117,7 @@ class Shuffled(Computed):
 
 @dataclass(frozen=True)
 class Drawn(Computed):
-    """`draws` indices below `count`, each as likely as any other whatever came before: with replacement.
+    """`draws` indices below `count`, drawn uniformly and independently (with replacement).
 
     Examples
     --------
@@ -132,7 +133,7 @@ class Drawn(Computed):
     def __post_init__(self) -> None:
         check_fields(self, count=_COUNTS, draws=_COUNTS, seed=_WORDS, epoch=_WORDS)
         if self.draws and not self.count:
-            raise ValueError(f"{self.draws} indices cannot be drawn from none")
+            raise ValueError(f"cannot draw {self.draws} indices: there are no samples")
 
     def __len__(self) -> int:
         return self.draws
@@ -145,10 +146,10 @@ class Drawn(Computed):
 
 @dataclass(frozen=True, eq=False)
 class Weighted(Computed):
-    """`draws` indices, each drawn as often as its weight says.
+    """`draws` indices, each drawn with a probability proportional to its weight.
 
-    Without replacement they are the smallest of exponential variables whose rates are the weights
-    (Efraimidis and Spirakis 2006), which is the same as drawing one after another.
+    Without replacement, the indices drawn are those of the smallest of exponential variables whose rates are
+    the weights (Efraimidis and Spirakis 2006). This is equivalent to drawing one index after another.
 
     Examples
     --------
@@ -179,23 +180,23 @@ class Weighted(Computed):
     def _build_table(self) -> NDArray[Any]:
         chosen = np.flatnonzero(self.weights)
         if self.replacement:
-            # Added one after another: a pairwise sum may round differently on another machine.
+            # cumsum adds one weight after another: a pairwise sum may round differently on another machine.
             bounds = np.cumsum(self.weights)
             bounds /= bounds[-1]
             bounds[chosen[-1] :] = np.inf
             return bounds
-        # Their logarithms are in the same order, and do not overflow.
+        # Logarithms sort the same way and do not overflow.
         waits = np.log(-np.log(self._uniform(chosen))) - np.log(self.weights[chosen])
         return chosen[np.argsort(waits, kind="stable")[: self.draws]]
 
     def _uniform(self, positions: Indices) -> NDArray[np.float64]:
-        """Return a number between 0 and 1, neither of them, for every position."""
+        """Return for each position a number between 0 and 1, both excluded."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, WEIGHTED))
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def as_weights(weights: ArrayLike, draws: int, replacement: bool) -> NDArray[np.float64]:
-    """Return `weights` as an array of which `draws` indices can be drawn, or raise `ValueError`.
+    """Return `weights` as an array, or raise `ValueError` if `draws` indices cannot be drawn from it.
 
     Examples
     --------
@@ -215,16 +216,16 @@ def as_weights(weights: ArrayLike, draws: int, replacement: bool) -> NDArray[np.
     positive = int(np.count_nonzero(array))
     if draws > (0 if not positive else draws if replacement else positive):
         how = "with" if replacement else "without"
-        raise ValueError(f"{draws} indices cannot be drawn {how} replacement: {positive} weights are above 0")
+        raise ValueError(f"cannot draw {draws} indices {how} replacement: {positive} weights are above 0")
     if positive and array.max() > np.finfo(np.float64).max / array.size:
-        raise ValueError("the sum of the weights may be beyond the range of float64; make them smaller")
+        raise ValueError("the sum of the weights may exceed the range of float64; scale the weights down")
     array.flags.writeable = False
     return array
 
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """The entries of `indices` at the positions that `base` gives.
+    """The entries of `indices` at the positions in `base`.
 
     Examples
     --------
@@ -254,10 +255,10 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Shard(Computed):
-    """What one rank of `world_size` reads of `base`, batch by batch; all ranks read equally many.
+    """One rank's samples of `base`, batch by batch; all of the `world_size` ranks get equally many.
 
-    The batches lie in `base` rank after rank: first one of rank 0, then one of rank 1, …, then the next of
-    rank 0. What is left at the end is split evenly, `base` starting over to fill it up, or left out.
+    The ranks take turns in `base`, batch by batch: rank 0, rank 1, …, then rank 0 again. The remainder at the
+    end is split evenly, repeating samples from the start of `base` to make it divisible, or left out.
 
     Examples
     --------
@@ -285,7 +286,7 @@ class Shard(Computed):
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
-        # A batch larger than the share is the share; so no number outgrows its 64 bits.
+        # Limiting the batch size to the share keeps all numbers within 64 bits.
         size = max(min(self.batch_size, self._share), 1)
         turns, rest = divmod(self._share, size)
         turn, offset = np.divmod(positions, size)
@@ -294,7 +295,7 @@ class Shard(Computed):
 
 
 def iterate(order: Order) -> Iterator[int]:
-    """Give the indices of `order` one by one, as Python integers.
+    """Yield the indices of `order` one by one, as Python integers.
 
     Examples
     --------

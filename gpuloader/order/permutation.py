@@ -1,7 +1,7 @@
-"""The arithmetic of orders: hashes of positions, and a permutation that is computed only where asked.
+"""The arithmetic of orders: hashes of positions, and a permutation computed only at requested positions.
 
-Written out in whole numbers rather than taken from `numpy.random`, whose shuffles may change from one
-release to the next: an order that a checkpoint relies on has to be the same everywhere, for ever.
+It uses integer arithmetic instead of `numpy.random`, whose shuffles may change between releases. Checkpoints
+rely on an order, so it must stay the same on every machine and in every release.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
-"""Positions and hashes: whole numbers of 64 bits, which wrap around."""
+"""Positions and hashes: 64-bit integers that wrap around."""
 
 _ALL = 2**64 - 1
 # The constants of splitmix64 (Steele, Lea and Flood 2014, with Stafford's mixer 13).
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _30, _27, _31, _MIX_1, _MIX_2 = (np.uint64(word) for word in (30, 27, 31, _FIRST, _SECOND))
-_BLOCK = 4096  # words hashed at once
+_BLOCK = 4096  # numbers hashed at once
 SORTED_AT_MOST = 2**18
-"""Permutations up to here are sorted once, in some milliseconds and 2 MiB; beyond, computed where asked."""
+"""Up to this length, permutations are sorted once, in a few ms and 2 MiB; beyond, computed per slice."""
 
 SORTED, PERMUTED, DRAWN, WEIGHTED = range(4)
-"""Hashed along with seed and epoch, so that no two ways to draw use the same numbers."""
+"""Hashed together with seed and epoch, so that no two ways of drawing use the same random numbers."""
 
-_ROUNDS = 5  # of both halves; with ideal hashes, two would do (Luby and Rackoff 1988)
+_ROUNDS = 5  # each for both halves; with ideal hashes two would suffice (Luby and Rackoff 1988)
 
 
 def derive_key(*words: int) -> int:
-    """Return a hash of whole numbers of 64 bits, in the order given.
+    """Return a 64-bit hash of a sequence of 64-bit integers.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def derive_key(*words: int) -> int:
 
 
 def hash_positions(positions: Words, key: int) -> Words:
-    """Return one hash of 64 bits for every position: entries of the splitmix64 sequence of `key`.
+    """Return a 64-bit hash for every position: entries of the splitmix64 sequence of `key`.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def hash_positions(positions: Words, key: int) -> Words:
     words = positions * np.uint64(_STEP)
     start = np.uint64((key + _STEP) & _ALL)
     shifted = np.empty(min(_BLOCK, words.size), np.uint64)
-    # Block by block: eight passes over what lies in the cache, not over all of it.
+    # Block by block, so that the eight passes run over data in the cache.
     for first in range(0, words.size, _BLOCK):
         block = words[first : first + _BLOCK]
         spare = shifted[: block.size]
@@ -70,7 +70,7 @@ def hash_positions(positions: Words, key: int) -> Words:
 
 
 def sort_hashes(count: int, key: int) -> Words:
-    """Return a permutation of ``range(count)`` as a whole: its numbers, sorted by their hashes.
+    """Return a complete permutation of ``range(count)``: its numbers, sorted by their hashes.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def sort_hashes(count: int, key: int) -> Words:
     """
     numbers = np.arange(count, dtype=np.uint64)
     hashes = hash_positions(numbers, key)
-    # A number in the low bits of its own hash comes along with the sort: no ties, and no slower argsort.
+    # With each number in the low bits of its own hash, a plain sort suffices: no ties, no slower argsort.
     low = np.uint64(2 ** count.bit_length() - 1)
     hashes &= ~low
     hashes |= numbers
@@ -89,25 +89,26 @@ def sort_hashes(count: int, key: int) -> Words:
 
 
 def permute(positions: Words, count: int, key: int) -> Words:
-    """Return where a permutation of ``range(count)`` sends `positions`, holding no permutation in memory.
+    """Return the entries at `positions` of a permutation of ``range(count)``, without storing a permutation.
 
-    A Feistel network over pairs (left, right): each half in turn is shifted by a hash of the other, which
-    can be undone, so it permutes. The pairs are the cells of the smallest near-square that holds `count`;
-    the few cells beyond it are sent through again until they fall inside (Black and Rogaway 2002).
+    The permutation is a Feistel network over pairs (left, right): each half in turn is shifted by a hash of
+    the other, which is invertible. The pairs are the cells of the smallest near-square grid with at least
+    `count` cells. The few positions that land beyond `count` go through the network again until they fall
+    inside (Black and Rogaway 2002).
 
     Parameters
     ----------
     positions : ndarray of uint64
-        Each below `count`.
+        Positions, each below `count`.
     count : int
-        From 1 to 2**62.
+        Length of the permutation, from 1 to 2**62.
     key : int
-        Which permutation, below 2**64.
+        The key that selects the permutation, below 2**64.
 
     Returns
     -------
     ndarray of uint64
-        As many, different where the positions differ.
+        One entry per position; different positions have different entries.
 
     Examples
     --------
@@ -135,11 +136,11 @@ def _permute_cells(cells: Words, rows: int, columns: int, key: int) -> Words:
 def _shifted(half: Words, other: Words, size: int, key: int) -> Words:
     """Return ``(half + hash of other) mod size``."""
     shift = hash_positions(other, key)
-    # The high half of a product is a number below `size`; `size` is at most 2**31, so nothing overflows.
+    # The high half of the product is below `size`. `size` is at most 2**31, so nothing overflows.
     shift >>= np.uint64(32)
     shift *= np.uint64(size)
     shift >>= np.uint64(32)
     shift += half
-    # Where nothing is to be taken off, the difference wraps around to a huge number: the smaller is right.
+    # If the sum is already below `size`, the difference wraps around to a huge number: the smaller is right.
     np.minimum(shift, shift - np.uint64(size), out=shift)
     return shift

@@ -1,4 +1,4 @@
-"""The plan of an epoch: which samples make up which batch; pure, and to be entered at any batch."""
+"""The plan of an epoch: the indices of each batch, as a pure value that can start at any batch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.division import Division, Share
 from gpuloader.order.order import Order
 
-_AHEAD = 1 << 12  # samples whose order is looked up at once: 32 KB of indices, in a third of a millisecond
+_AHEAD = 1 << 12  # indices looked up at once: 32 KB, a third of a millisecond
 
 
 class Plan(Protocol):
-    """One epoch's batches of indices."""
+    """The indices of each batch of an epoch."""
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
@@ -26,16 +26,16 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OrderedPlan:
-    """Equal parts of an order; any batch is found at once.
+    """An order cut into equal batches; starting at any batch costs the same.
 
     Attributes
     ----------
     order : Order
-        All samples of the epoch.
+        The order of all samples in the epoch.
     batch_size : int
-        Samples a batch.
+        Samples per batch.
     drop_last : bool
-        Whether a last shorter batch is left out.
+        Whether to drop a shorter last batch.
 
     Examples
     --------
@@ -58,25 +58,25 @@ class OrderedPlan:
         for first in range(start * size, end, chunk):
             part = self.order.slice(first, min(first + chunk, end))
             if not isinstance(part, range):
-                part.flags.writeable = False  # so that who has looked at all of it can trust its batches
+                part.flags.writeable = False  # so that a check of the whole part holds for its batches
             for begin in range(0, len(part), size):
                 yield part[begin : begin + size]
 
 
 @dataclass(frozen=True, slots=True)
 class DividedPlan:
-    """One rank's batches of an order, from a position on.
+    """One rank's batches of an order, from a given position on.
 
     Attributes
     ----------
     order : Order
-        All samples of the epoch, of all ranks.
+        The order of all samples in the epoch, over all ranks.
     batch_size : int
-        Samples in a batch of one rank.
+        Samples per batch of one rank.
     drop_last : bool
-        Whether a last step that is not whole is left out.
+        Whether to drop an incomplete last step.
     division : Division
-        Which rank this is, of how many.
+        The rank, the world size and how to divide an uneven last step.
     base : int
         Position in the order where batch 0 of rank 0 begins.
 
@@ -105,23 +105,23 @@ class DividedPlan:
 
     @property
     def pads(self) -> bool:
-        """Whether samples may be repeated, so that batches come with masks."""
+        """Whether samples may be repeated, so that batches have masks."""
         return self.division.pads(drop_last=self.drop_last)
 
     def take_own(self, number: int) -> tuple[int, int]:
-        """Return how many samples of a batch count, and how many it has."""
+        """Return how many samples of batch `number` count, and how many it has."""
         taken = self.base + number * self.batch_size * self.division.world_size
         return self.division.own(len(self.order) - taken, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledPlan:
-    """What a batch sampler yields; to enter it at a batch, those before are drawn and dropped.
+    """The batches of a batch sampler; to start at a later batch, those before it are drawn and discarded.
 
     Attributes
     ----------
     sampler : iterable
-        Yields one sequence of indices a batch.
+        Yields one sequence of indices per batch.
     """
 
     sampler: Iterable[Any]
@@ -134,18 +134,18 @@ class SampledPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupedPlan:
-    """So many indices of a sampler a batch.
+    """The indices of a sampler, grouped into batches.
 
     Attributes
     ----------
     sampler : iterable
-        Yields indices, of whatever type the dataset takes.
+        Yields indices, of whatever type the dataset accepts.
     batch_size : int
-        Samples a batch.
+        Samples per batch.
     drop_last : bool
-        Whether a last shorter batch is left out.
+        Whether to drop a shorter last batch.
     base : int
-        Indices before those of batch 0.
+        Number of indices before batch 0.
     """
 
     sampler: Iterable[Any]
@@ -164,14 +164,14 @@ class GroupedPlan:
 def _as_sequence(indices: Any) -> Indices:
     if not isinstance(indices, Iterable) or isinstance(indices, str | bytes):
         raise LoaderError(
-            f"a batch sampler must yield sequences of indices, got {indices!r}; for single indices pass it "
-            "as sampler, with a batch_size"
+            f"a batch sampler must yield sequences of indices, got {indices!r}; if it yields single indices, "
+            "pass it as sampler, with a batch_size"
         )
     if isinstance(indices, range | tuple):
         listed: Sequence[Any] = indices
     else:
-        # A copy: the sampler may go on with the very object before this batch is fetched.
+        # A copy, because the sampler may reuse the object before this batch is fetched.
         listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     if not listed:
-        raise LoaderError("a batch sampler must yield one index or more a batch, got none")
+        raise LoaderError("a batch sampler must yield at least one index per batch, got none")
     return listed

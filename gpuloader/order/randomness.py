@@ -1,7 +1,7 @@
 """Random numbers for a sample: a function of the loader's seed, the epoch and the sample's index alone.
 
-So augmentation gives the same pictures whichever worker, thread or process fetches a sample, in whatever
-order, and wherever an interrupted epoch was resumed.
+So augmentation produces the same images whichever worker fetches a sample, in whatever order, and wherever an
+interrupted epoch resumes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _MASK = (1 << 64) - 1
 
 
 class Draw:
-    """What a thread fetches now.
+    """The sample that a thread is fetching.
 
     Attributes
     ----------
     seed : int or None
-        Of the loader; None where no sample is being fetched.
+        The loader's seed; None if no sample is being fetched.
     epoch : int
-        Of the loader.
+        The loader's epoch.
     index : object
-        Dataset index of the sample, or number of the worker that reads an iterable dataset. None: no one
-        sample is being fetched.
+        The sample's dataset index, or the number of the worker that reads an iterable dataset. None while no
+        single sample is being fetched.
     generator : numpy.random.Generator or None
-        The sample's generator, made when it is first asked for.
+        The sample's generator, created on first use.
     """
 
     __slots__ = ("epoch", "generator", "index", "seed")
@@ -51,37 +51,37 @@ _present = _Present()
 
 
 def current_draw() -> Draw:
-    """Return the calling thread's; who fetches sets `index` and `generator` before each sample."""
+    """Return the calling thread's draw; fetchers set its `index` and `generator` before each sample."""
     return _present.draw
 
 
 def exchange_draw(draw: Draw) -> Draw:
-    """Make `draw` the calling thread's and return the one before, to be put back."""
+    """Make `draw` the calling thread's draw and return the previous one, for restoring it later."""
     before, _present.draw = _present.draw, draw
     return before
 
 
 def begin_draws(seed: int, epoch: int) -> None:
-    """Fetch for this seed and epoch from now on, in the calling thread."""
+    """Start a new draw with this seed and epoch in the calling thread."""
     _present.draw = Draw(seed, epoch)
 
 
 def sample_rng() -> np.random.Generator:
-    """Return the random generator of the sample being fetched; for use in `Dataset.__getitem__`.
+    """Return the random generator of the sample being fetched, for use in `Dataset.__getitem__`.
 
-    It is keyed by the loader's seed, the epoch and the sample's index, so the sample is the same with any
-    number of workers. In an `IterableDataset`, whose items have no index, it is keyed by the worker instead.
+    Its key is the loader's seed, the epoch and the sample's index, so a sample is the same with any number of
+    workers. Items of an `IterableDataset` have no index, so there the worker's number is the key.
 
     Returns
     -------
     numpy.random.Generator
-        The same one however often it is asked for during one sample.
+        The same generator for every call during one sample.
 
     Raises
     ------
     LoaderError
-        The calling thread fetches no sample for a loader, or, in ``__getitems__`` and ``collate_fn``, no
-        single one.
+        The calling thread is not fetching a sample for a loader, or it is fetching several at once (in
+        ``__getitems__`` or ``collate_fn``).
 
     Examples
     --------
@@ -101,15 +101,15 @@ def sample_rng() -> np.random.Generator:
     if draw.seed is None:
         raise LoaderError(
             "no sample is being fetched in this thread; call sample_rng() in the dataset's __getitem__ or "
-            "__iter__, as the loader runs it"
+            "__iter__, while the loader runs it"
         )
     if draw.index is None:
         raise LoaderError(
-            "no single sample is being fetched: __getitems__ and collate_fn have several at once; call "
+            "no single sample is being fetched: __getitems__ and collate_fn handle several at once; call "
             "sample_rng() in __getitem__"
         )
     if draw.generator is None:
-        # As arrays: of a list with numbers of 64 bits NumPy would make floats.
+        # Arrays, because NumPy would turn a list of 64-bit numbers into floats.
         counter = np.array([0, 0, as_number(draw.index), draw.epoch & _MASK], np.uint64)
         key = np.array([draw.seed & _MASK, 1], np.uint64)
         draw.generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -117,7 +117,7 @@ def sample_rng() -> np.random.Generator:
 
 
 def mixed_seed(*parts: int) -> int:
-    """Return 32 bits that depend on all the given numbers: a seed for what takes a small one.
+    """Return a 32-bit seed that depends on all given numbers, for generators that accept no larger seed.
 
     >>> mixed_seed(7, 0, 1) == mixed_seed(7, 0, 1) != mixed_seed(7, 1, 0)
     True
@@ -126,7 +126,7 @@ def mixed_seed(*parts: int) -> int:
 
 
 def as_number(index: object) -> int:
-    """Return 64 bits for an index: itself where it is an integer, else a hash that no process changes.
+    """Return a 64-bit number for an index: an integer itself, or a hash that is the same in all processes.
 
     >>> as_number(5), as_number("a.jpg") == as_number("a.jpg")
     (5, True)

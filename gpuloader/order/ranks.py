@@ -1,4 +1,4 @@
-"""Which process of a distributed run this is, as torch.distributed knows it or as its launcher tells it."""
+"""Find this process's rank in a distributed run, from torch.distributed or the launcher's environment."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import sys
 
 _LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and what most others set as well
-    # Before Slurm: what mpirun starts inside an allocation inherits the variables of whoever ran mpirun.
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun; most other launchers set these as well
+    # MPI before Slurm: in an allocation, the processes of mpirun inherit its Slurm variables.
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
@@ -18,19 +18,19 @@ _LAUNCHERS = (
 def find_rank() -> tuple[int, int]:
     """Return the rank of this process and the world size.
 
-    A process group of torch.distributed decides, where one is initialised; torch is not imported for that.
-    Otherwise the first launcher of whose two variables one is set: torchrun, Open MPI, PMI (MPICH and its
-    kin), Slurm, Paddle.
+    An initialized process group of torch.distributed takes precedence; torch is not imported for that.
+    Otherwise the first launcher with at least one of its two variables set decides. They are checked in this
+    order: torchrun, Open MPI, PMI (MPICH and its derivatives), Slurm, Paddle.
 
     Returns
     -------
     tuple of int
-        Rank from 0, and world size; (0, 1) where no launcher is known.
+        Rank, from 0, and world size; (0, 1) without a known launcher.
 
     Raises
     ------
     ValueError
-        One variable of the pair is missing, no whole number, or the rank is not below the world size.
+        One of the two variables is missing or not an integer, or the rank is not below the world size.
 
     Examples
     --------
@@ -48,26 +48,26 @@ def find_rank() -> tuple[int, int]:
             (missing,) = set(names) - set(found)
             raise ValueError(
                 f"the environment sets {found[0]}={os.environ[found[0]]!r} but not {missing}; "
-                "set both or neither, or say in the program which rank this is"
+                "set both or neither, or pass the rank in the program"
             )
         if found:
             rank, size = (_parse(name) for name in names)
             if not 0 <= rank < size:
                 raise ValueError(
                     f"the environment sets {names[0]}={rank} and {names[1]}={size}; "
-                    "a rank is 0 or more and below the world size"
+                    "a rank must be 0 or more and below the world size"
                 )
             return rank, size
     return 0, 1
 
 
 def find_local_rank() -> int:
-    """Return which of the processes on this machine this is, from 0, as the launcher says; 0 if it does not.
+    """Return the local rank that the launcher set: this process's number on its machine, from 0; 0 if unset.
 
     Raises
     ------
     ValueError
-        The variable is no whole number of 0 or more.
+        The variable is not an integer of 0 or more.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def find_local_rank() -> int:
         if name in os.environ:
             local = _parse(name)
             if local < 0:
-                raise ValueError(f"the environment sets {name}={local}; a local rank is 0 or more")
+                raise ValueError(f"the environment sets {name}={local}; a local rank must be 0 or more")
             return local
     return 0
 
@@ -90,5 +90,5 @@ def _parse(name: str) -> int:
         return int(os.environ[name])
     except ValueError:
         raise ValueError(
-            f"the environment sets {name}={os.environ[name]!r}, which is no whole number"
+            f"the environment sets {name}={os.environ[name]!r}, which is not an integer"
         ) from None

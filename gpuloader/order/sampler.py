@@ -1,7 +1,7 @@
-"""Samplers: which samples of a dataset an epoch reads, and in which sequence, as in Paddle's ``paddle.io``.
+"""Samplers, which determine the samples of an epoch and their order, as in Paddle's ``paddle.io``.
 
-A loader asks a sampler for its `order`, which depends on seed and epoch alone. Iterated by itself, a random
-sampler takes its seed from NumPy's global random state, so that `numpy.random.seed` repeats it.
+A loader asks a sampler for its `order`, which depends only on seed and epoch. Outside a loader, iterating a
+random sampler draws its seed from NumPy's global random state, so `numpy.random.seed` makes it repeatable.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shuffled, Weigh
 
 
 class Sampler:
-    """The base of samplers: a subclass says in `__iter__` which indices an epoch reads.
+    """Base class of samplers; a subclass yields the indices of an epoch from `__iter__`.
 
     Parameters
     ----------
     data_source : sized, optional
-        The dataset; by default as many indices are expected as it has samples.
+        The dataset; its length is the sampler's length, unless a subclass overrides `__len__`.
 
     Examples
     --------
@@ -40,31 +40,31 @@ class Sampler:
         self.data_source = data_source
 
     def __iter__(self) -> Iterator[int]:
-        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which gives indices")
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields indices")
 
     def __len__(self) -> int:
-        # A TypeError, as `list` asks for the length and goes on without one.
+        # A TypeError, because `list` asks for the length and then does without it.
         if self.data_source is None:
             raise TypeError(
-                f"{type(self).__name__} has no data_source, so it must define __len__ to have one"
+                f"{type(self).__name__} has no data_source to take a length from: pass one, or define __len__"
             )
         return len(self.data_source)
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
-        """Return what an epoch reads as an order, or None: then `__iter__` says it.
+        """Return the indices of an epoch as an order, or None if only `__iter__` knows them.
 
         Parameters
         ----------
         seed : int
-            The loader's, from 0 to 2**64 - 1.
+            The loader's seed, from 0 to 2**64 - 1.
         epoch : int
-            The loader's, from 0.
+            The loader's epoch, from 0.
         """
         return None
 
 
 class SequenceSampler(Sampler):
-    """0, 1, 2, … up to the length of the dataset.
+    """A sampler of the indices 0, 1, 2, … of a dataset, in order.
 
     Parameters
     ----------
@@ -84,30 +84,32 @@ class SequenceSampler(Sampler):
         return iter(range(len(self)))
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
-        """Return the indices in sequence; None where a subclass has its own `__iter__`."""
+        """Return the indices in order, or None if a subclass overrides `__iter__`."""
         return InOrder(len(self)) if type(self).__iter__ is SequenceSampler.__iter__ else None
 
 
 class RandomSampler(Sampler):
-    """Indices of the dataset at random.
+    """A sampler of random indices of a dataset.
 
     Parameters
     ----------
     data_source : sized
         The dataset.
     replacement : bool
-        Whether an index may come again before all have come.
+        Whether an index may be drawn again before all others have been drawn.
     num_samples : int, optional
-        How many an epoch reads; without replacement, at most as many as the dataset has. None: as many.
+        Number of indices per epoch; without replacement, at most the dataset's length. None means the
+        dataset's length.
     generator : iterator, numpy.random.Generator or numpy.random.RandomState, optional
-        An iterator of indices, read on from epoch to epoch until it ends; or what NumPy is to draw with.
+        An iterator of indices, which each epoch continues to read until it ends, or the NumPy generator to
+        draw with.
 
     Raises
     ------
     TypeError
-        The data source has no length, `replacement` is no boolean, or the generator is none of those.
+        The data source has no length, `replacement` is not a boolean, or the generator has another type.
     ValueError
-        `num_samples` is not an integer of 1 or more, or more than there are.
+        `num_samples` is not an integer of 1 or more, or is larger than the dataset without replacement.
 
     Examples
     --------
@@ -131,8 +133,8 @@ class RandomSampler(Sampler):
             raise TypeError(f"replacement must be True or False, got {replacement!r}")
         if not isinstance(generator, Iterator | np.random.Generator | np.random.RandomState | None):
             raise TypeError(
-                "generator must be an iterator of indices or a numpy.random.Generator or RandomState, "
-                f"got {type(generator).__name__}"
+                "generator must be an iterator of indices, a numpy.random.Generator or a "
+                f"numpy.random.RandomState, got {type(generator).__name__}"
             )
         self.replacement = replacement
         self.generator = generator
@@ -140,15 +142,15 @@ class RandomSampler(Sampler):
         count = len(data_source)
         if not replacement and self.num_samples > count:
             raise ValueError(
-                f"num_samples must be at most the {count} samples of the data source, got {num_samples}; "
-                "pass replacement=True to draw some of them again"
+                f"num_samples must be at most {count}, the length of the data source, got {num_samples}; "
+                "pass replacement=True to draw samples repeatedly"
             )
         if replacement and self.num_samples and not count:
             raise ValueError(f"num_samples={num_samples}, but the data source is empty")
 
     @property
     def num_samples(self) -> int:
-        """How many indices an epoch reads."""
+        """Number of indices per epoch."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __len__(self) -> int:
@@ -167,7 +169,7 @@ class RandomSampler(Sampler):
         return iter(draw(count, size=self.num_samples).tolist())
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch; None where a generator or a subclass's `__iter__` gives them."""
+        """Return the indices of an epoch, or None if a generator or a subclass's `__iter__` yields them."""
         if self.generator is not None or type(self).__iter__ is not RandomSampler.__iter__:
             return None
         return self._draw(seed, epoch)
@@ -180,21 +182,21 @@ class RandomSampler(Sampler):
 
 
 class WeightedRandomSampler(Sampler):
-    """Indices at random, each as often as its weight says.
+    """A sampler of random indices, each drawn with a probability proportional to its weight.
 
     Parameters
     ----------
     weights : array-like
-        One number for each sample of the dataset, 0 or more; their sum does not matter.
+        One weight per sample of the dataset, 0 or more; they need not sum to 1.
     num_samples : int
-        How many an epoch reads, 1 or more.
+        Number of indices per epoch, 1 or more.
     replacement : bool
-        Whether an index may come again; if not, at least `num_samples` weights must be above 0.
+        Whether an index may be drawn repeatedly. If not, at least `num_samples` weights must be above 0.
 
     Raises
     ------
     TypeError
-        `replacement` is no boolean.
+        `replacement` is not a boolean.
     ValueError
         The weights are not finite numbers of 0 or more, too few are above 0, or `num_samples` is not an
         integer of 1 or more.
@@ -220,7 +222,7 @@ class WeightedRandomSampler(Sampler):
         return iterate(self._draw(_draw_seed(), 0))
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch; None where a subclass has its own `__iter__`."""
+        """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
         return self._draw(seed, epoch) if type(self).__iter__ is WeightedRandomSampler.__iter__ else None
 
     def _draw(self, seed: int, epoch: int) -> Order:
@@ -228,19 +230,19 @@ class WeightedRandomSampler(Sampler):
 
 
 class SubsetRandomSampler(Sampler):
-    """The given indices, shuffled.
+    """A sampler of the given indices in random order.
 
     Parameters
     ----------
     indices : sequence of int
-        One or more.
+        One index or more.
 
     Raises
     ------
     TypeError
-        They are not whole numbers.
+        `indices` is not a list of integers.
     ValueError
-        There are none.
+        `indices` is empty.
 
     Examples
     --------
@@ -252,7 +254,7 @@ class SubsetRandomSampler(Sampler):
         super().__init__()
         self.indices = as_indices("indices", indices)
         if not self.indices.size:
-            raise ValueError("indices must hold one index or more, got none")
+            raise ValueError("indices must contain at least one index, got none")
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -261,7 +263,7 @@ class SubsetRandomSampler(Sampler):
         return iterate(self._draw(_draw_seed(), 0))
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch; None where a subclass has its own `__iter__`."""
+        """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
         return self._draw(seed, epoch) if type(self).__iter__ is SubsetRandomSampler.__iter__ else None
 
     def _draw(self, seed: int, epoch: int) -> Order:
@@ -269,14 +271,14 @@ class SubsetRandomSampler(Sampler):
 
 
 def check_sized(name: str, value: object) -> Sized:
-    """Return `value` if it has a length, else raise `TypeError`.
+    """Return `value`, or raise `TypeError` if it has no length.
 
     >>> check_sized("data_source", "abc")
     'abc'
     """
     if not isinstance(value, Sized):
         raise TypeError(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
-    len(value)  # an iterable dataset says why it has none
+    len(value)  # an iterable dataset raises its own explanation
     return value
 
 

@@ -1,4 +1,4 @@
-"""A batch as a stretch of an order: where it begins and ends, for whoever has the order."""
+"""A batch as a stretch of an order: a first and a last position, with the indices looked up on request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpuloader.order.order import Order
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The samples at consecutive positions of an order; the last one again, where there are too few.
+    """The samples at consecutive positions of an order; the last sample is repeated up to `count`.
 
     Attributes
     ----------
     order : Order
-        Of the epoch; looked into only where somebody asks for the indices.
+        The order of the epoch, which only `indices` evaluates.
     first, last : int
-        The positions.
+        The first and last position.
     count : int
-        How many samples.
+        Number of samples, including repetitions.
 
     Examples
     --------
@@ -38,14 +38,14 @@ class Stretch:
 
     @classmethod
     def of(cls, order: Order, positions: Sequence[int]) -> Stretch:
-        """Return the stretch of positions that rise by one and perhaps repeat at their end."""
+        """Return the stretch of `positions`, which increase by one and may repeat the last position."""
         return cls(order, positions[0], positions[-1], len(positions))
 
     def __len__(self) -> int:
         return self.count
 
     def indices(self) -> Indices:
-        """Return the dataset's indices of the samples."""
+        """Return the dataset indices of the samples."""
         part = self.order.slice(self.first, self.last + 1)
         found = np.arange(part.start, part.stop) if isinstance(part, range) else part
         return found if len(found) == self.count else found[np.minimum(np.arange(self.count), len(found) - 1)]

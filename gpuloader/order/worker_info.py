@@ -1,4 +1,4 @@
-"""Which worker runs the calling code: for datasets that divide their work among workers."""
+"""Which worker runs the calling code, for datasets that divide their items among workers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gpuloader.order.ranks import find_rank
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker knows of itself.
+    """A worker's number, seed and dataset.
 
     Attributes
     ----------
     id : int
-        From 0 to ``num_workers - 1``.
+        The worker's number, from 0 to ``num_workers - 1``.
     num_workers : int
-        How many there are.
+        The number of workers.
     seed : int
-        This worker's own; another one in each epoch.
+        The worker's seed, different for each worker and epoch.
     dataset : object
         The worker's copy of the dataset.
     ranks : tuple of int or None
-        Rank and world size; None: what `gpuloader.order.ranks.find_rank` says.
+        Rank and world size; if None, `gpuloader.order.ranks.find_rank` determines them.
     """
 
     id: int
@@ -35,12 +35,12 @@ class WorkerInfo:
 
     @property
     def rank(self) -> int:
-        """Which of the processes of a distributed run the loader is in, from 0."""
+        """The rank of the loader's process in the distributed run, from 0."""
         return (self.ranks or find_rank())[0]
 
     @property
     def world_size(self) -> int:
-        """How many processes the run has, 1 where no launcher is known."""
+        """The number of processes in the run; 1 without a known launcher."""
         return (self.ranks or find_rank())[1]
 
 
@@ -53,14 +53,14 @@ _present = _Present()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return what this worker knows of itself, or None where no worker runs, as in the main process.
+    """Return information about the calling worker, or None outside workers, as in the main process.
 
-    An `IterableDataset` asks in its ``__iter__`` which part of the items is its own; a worker that does
-    not ask gives all of them. One that divides its files among ranks, too, is worker number
+    An `IterableDataset` calls this in its ``__iter__`` to find its worker's part of the items. If it does
+    not, every worker yields all items. A dataset that also divides its files among ranks takes part
     ``info.rank * info.num_workers + info.id`` of ``info.world_size * info.num_workers``.
 
-    Where the loader divides (``shard``), every dataset has to give all items, in the same order whoever
-    reads: one that asks in its ``__iter__`` is told to be worker 0 of 1, on rank 0 of 1.
+    If the loader divides the epoch among ranks (``shard``), every dataset must yield all items in the same
+    order on every rank and worker. A call in ``__iter__`` then returns worker 0 of 1, on rank 0 of 1.
 
     Examples
     --------
@@ -79,16 +79,16 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def enter_worker(info: WorkerInfo | None) -> None:
-    """Make the calling thread the given worker, or none, from now on."""
+    """Make the calling thread the given worker, or none."""
     _present.info, _present.asked = info, False
 
 
 def exchange_worker(info: WorkerInfo | None) -> WorkerInfo | None:
-    """Make the calling thread the given worker and return which it was before, to be put back."""
+    """Make the calling thread the given worker and return the previous one, for restoring it later."""
     before, _present.info = _present.info, info
     return before
 
 
 def has_asked() -> bool:
-    """Return whether the calling thread asked `get_worker_info` since it became a worker."""
+    """Return whether the calling thread has called `get_worker_info` since it became a worker."""
     return _present.asked

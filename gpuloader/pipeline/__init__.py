@@ -1,5 +1,6 @@
-"""A batch's way from staged to delivered: transfer, leases, and steps for one place or many.
+"""Move staged batches to their places and hand them to the user, for one place or many.
 
-In: staged batches of a fetch. Out: steps, each an array a field and place. `loader` runs one pipeline
-an epoch, in the consumer's thread.
+In: staged batches from a `fetch.base.Fetch`, and the slots they lie in.
+Out: steps, each with one batch per place, as a list of arrays that hold a lease on the batch's memory.
+Callers: `loader`, which runs one pipeline per epoch in the consumer's thread.
 """

@@ -1,4 +1,4 @@
-"""Datasets kept as arrays: read once, then gathered, on the host or where batches land."""
+"""Datasets cached as arrays, on the host or on devices: read once, then gathered for each batch."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ CACHES = ("host", "device")
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """A dataset that is arrays.
+    """A dataset that consists of arrays.
 
     Attributes
     ----------
     arrays : tuple of numpy.ndarray
-        The fields, all samples each.
+        One array per field, with the samples along the first axis.
     rows : numpy.ndarray or None
-        Where the samples lie in them; None: sample i is row i.
+        int64, the row of each sample in the arrays; None if sample i is row i.
     structure : Structure
-        How they make up a sample.
+        How the fields make up a sample.
     """
 
     arrays: tuple[Array, ...]
@@ -50,7 +50,7 @@ class ArraySource:
 
     @classmethod
     def of(cls, dataset: object) -> ArraySource | None:
-        """Return the arrays a dataset reads from, None where it is no such dataset."""
+        """Return the arrays that a dataset reads from, or None if it does not consist of arrays."""
         found = array_source(dataset)
         if found is None:
             return None
@@ -58,19 +58,19 @@ class ArraySource:
         return cls(arrays, rows, Structure.flat([str(field) for field in range(len(arrays))]))
 
     def compact(self) -> ArraySource:
-        """Return a source of the samples alone, where the arrays hold others beside them."""
+        """Return a source whose arrays hold its samples and nothing else."""
         if self.rows is None:
             return self
         return ArraySource(tuple(array[self.rows] for array in self.arrays), None, self.structure)
 
     def outline(self) -> ArraySource:
-        """Return arrays of the same shapes that hold one row each, and nothing of these."""
+        """Return a source with the same shapes and dtypes but no data: each array stores one row of zeros."""
         rows = [np.zeros((1, *array.shape[1:]), array.dtype) for array in self.arrays]
         arrays = [np.broadcast_to(row, array.shape) for row, array in zip(rows, self.arrays, strict=True)]
         return ArraySource(tuple(arrays), self.rows, self.structure)
 
     def gathers(self, resident: Sequence[Any] | None = None) -> list[GatherRows]:
-        """Return what takes rows of the arrays, of those at `resident` if given."""
+        """Return operations that gather rows of the arrays, or of their device copies in `resident`."""
         sources = [None] * len(self.arrays) if resident is None else resident
         return [
             GatherRows(array.shape[1:], array.dtype, source)
@@ -79,12 +79,12 @@ class ArraySource:
 
 
 def check_cache(cache: object, *, cacheable: bool) -> str | None:
-    """Return a cache's name, or None.
+    """Return the name of a valid cache, or None.
 
     Raises
     ------
     ValueError
-        The name is not known, or the loader reads what cannot be kept as arrays.
+        The name is unknown, or the loader's data cannot be cached as arrays.
 
     >>> check_cache("host", cacheable=True)
     'host'
@@ -94,8 +94,8 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
         return None
     if not cacheable:
         raise ValueError(
-            "cache is for datasets with indices, in batches that the loader puts together of samples of "
-            "fixed size: not beside collate_fn, ragged, pad or batch_size=None"
+            "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
+            "collate_fn, ragged, pad or batch_size=None"
         )
     return str(cache)
 
@@ -103,17 +103,17 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
 def materialise(
     batches: Iterable[Any], count: int, reserve: Callable[[Sequence[Spec]], None] | None = None
 ) -> ArraySource:
-    """Return all samples of a dataset as arrays, read batch by batch in their order.
+    """Read all samples of a dataset, batch by batch in order, and return them as arrays.
 
-    `reserve` is told what they will be, once the first batch shows it: what they are to be brought to may be
-    too small, and reading all of them may take hours.
+    `reserve` is called with the arrays' shapes and dtypes when the first batch has shown them. It can fail
+    early if a device has too little memory, because reading all samples may take hours.
 
     Raises
     ------
     StagingMemoryError
-        They are more than the memory there is; gives the numbers.
+        The arrays need more memory than the host has; the message gives both numbers.
     LoaderError
-        A sample has a field that is no array.
+        A sample has a field that is not an array, or the dataset is empty.
     """
     arrays: list[Array] = []
     structure: Structure | None = None
@@ -122,11 +122,11 @@ def materialise(
         if structure is None:
             structure = Structure.of(batch)
             if others := [leaf.name for leaf in structure.leaves if not leaf.is_array]:
-                # In a batch such a field is a list, with one entry a sample.
+                # In a batch such a field is a list with one entry per sample.
                 names = list(dict.fromkeys(name.rpartition(".")[0] for name in others))
                 raise LoaderError(
-                    f"the dataset has fields that are no arrays, which cannot be cached: {names}; leave "
-                    "them out of the samples, or leave cache out"
+                    f"the dataset has fields that are not arrays and cannot be cached: {names}; leave them "
+                    "out of the samples, or leave cache out"
                 )
             specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
             if reserve is not None:
@@ -147,8 +147,8 @@ def _make_room(specs: Sequence[Spec], count: int) -> list[Array]:
     available = available_memory()
     if available is not None and nbytes > available:
         raise StagingMemoryError(
-            f"{count:,} cached samples need {nbytes:,} bytes of host memory, {available:,} are available; "
-            "leave cache out, or cache a Subset"
+            f"{count:,} cached samples need {nbytes:,} bytes of host memory, but only {available:,} are "
+            "available; leave cache out, or cache a Subset"
         )
     return [np.empty(shape, dtype) for shape, dtype in specs]
 
@@ -159,18 +159,18 @@ def _count_bytes(specs: Iterable[Spec]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What one lane computes batches with.
+    """The order of an epoch in device memory, and the programs with which one lane gathers batches by it.
 
     Attributes
     ----------
     count : int
-        Entries of the order that it holds, 0 for none.
+        The entries of the order; 0 if the device holds none.
     memory : DeviceMemory
-        Where they lie.
+        The memory of the entries.
     layout : Layout
-        How.
+        The layout of that memory.
     programmer : Programmer
-        Works out programs that gather by them.
+        Builds the programs that gather batches.
     """
 
     count: int
@@ -187,47 +187,48 @@ class _Table:
             memory = device.alloc(layout.nbytes)
         except StagingMemoryError as error:
             raise StagingMemoryError(
-                f"the order of an epoch, {layout.nbytes:,} bytes, does not fit on {device.name} beside the "
-                f"cached arrays, use cache='host': {error}"
+                f"an epoch's order of {layout.nbytes:,} bytes does not fit on {device.name} alongside the "
+                f"cached arrays; use cache='host': {error}"
             ) from error
         [order] = device.arrays(memory, layout)
         return cls(count, memory, layout, make(order))
 
     def permuting(self, order: Shuffled) -> Program:
-        """Return what writes an order's entries."""
+        """Return the program that writes an order's entries into the table."""
         step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
         return Program(self.layout, self.layout, (), (), (step,), self.layout, ())
 
 
 class Resident:
-    """A source's arrays on the devices of a loader's places, and beside them the order of each epoch.
+    """A dataset's arrays on the devices of a loader's places, with the order of each epoch.
 
-    Where an epoch's order is ours, each lane computes it on its device before the epoch's first batch, and
-    batches are gathered by their positions in it. Of other orders the numbers of rows come with each batch.
+    If the loader itself determines an epoch's order, each lane computes it on its device before the first
+    batch, and batches are gathered by their positions in it. With any other order, each batch carries its row
+    numbers.
 
     Parameters
     ----------
     devices : sequence of Device
-        One a place; the arrays are brought once to each.
+        One per place; each distinct device gets one copy of the arrays.
     transforms : sequence of Transform
-        What is done to batches behind the gathering.
+        The transforms to apply to gathered batches.
     """
 
     def __init__(self, devices: Sequence[Device], transforms: Sequence[Transform]) -> None:
         self._devices = devices
         self._transforms = tuple(transforms)
         self._rows = 0
-        self._room: dict[int, DeviceMemory] = {}  # of a device, of which several places may be
+        self._room: dict[int, DeviceMemory] = {}  # by the device's id, because places may share a device
         self._gathers: list[list[GatherRows]] = []
         self._tables: weakref.WeakKeyDictionary[Lane, _Table] = weakref.WeakKeyDictionary()
 
     def reserve(self, specs: Sequence[Spec]) -> None:
-        """Take memory on every device for arrays of these shapes and dtypes.
+        """Allocate memory on every device for arrays of these shapes and dtypes.
 
         Raises
         ------
         StagingMemoryError
-            A device has too little; gives the numbers.
+            A device has too little memory; the message gives the numbers.
         """
         for device in self._devices:
             if id(device) in self._room:
@@ -236,12 +237,12 @@ class Resident:
                 self._room[id(device)] = device.alloc(arrange(tuple(specs)).nbytes)
             except StagingMemoryError as error:
                 raise StagingMemoryError(
-                    f"a cache of {_count_bytes(specs):,} bytes does not fit on {device.name}, use "
+                    f"a cache of {_count_bytes(specs):,} bytes does not fit on {device.name}; use "
                     f"cache='host': {error}"
                 ) from error
 
     def bring(self, source: ArraySource) -> None:
-        """Bring arrays whose row i is sample i to where memory was taken; raises as `reserve`."""
+        """Copy arrays whose row i is sample i to every device; raises like `reserve`."""
         self.reserve([(array.shape, array.dtype) for array in source.arrays])
         self._rows = len(source.arrays[0])
         there: dict[int, list[GatherRows]] = {}
@@ -252,7 +253,7 @@ class Resident:
         self._room.clear()
 
     def find_order(self, plan: Plan) -> InOrder | Shuffled | None:
-        """Return the order whose consecutive positions are the plan's batches, if devices can have it.
+        """Return the order whose consecutive positions make up the plan's batches, if devices can compute it.
 
         >>> resident = Resident([], [])
         >>> resident.bring(ArraySource((np.zeros(9),), None, Structure.flat(["0"])))
@@ -265,12 +266,12 @@ class Resident:
         return None
 
     def begin(self, order: InOrder | Shuffled | None, lanes: Sequence[Lane]) -> None:
-        """Have each lane, one a place, compute an epoch's order before its batches; None: they bring theirs.
+        """Make each lane compute an epoch's order on its device; None if batches carry their row numbers.
 
         Raises
         ------
         StagingMemoryError
-            A device has too little memory for the order: 8 bytes a sample.
+            A device has too little memory for the order, which takes 8 bytes per sample.
         """
         for lane, gathers in zip(lanes, self._gathers, strict=True):
             count = _count_entries(order)
@@ -285,7 +286,7 @@ class Resident:
 
 
 def _count_entries(order: InOrder | Shuffled | None) -> int:
-    """Return how many entries of an order lie on a device; one that is sorted is made as a whole."""
+    """Return the number of an order's entries on a device; a small order is sorted, and so computed whole."""
     if not isinstance(order, Shuffled):
         return 0
     return order.count if order.count <= SORTED_AT_MOST else len(order)

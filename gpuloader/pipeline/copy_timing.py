@@ -1,4 +1,4 @@
-"""How long copies take on the copy stream: read off events there, since the host never sees it."""
+"""The duration of copies on the copy stream, measured with events, because the host does not see it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import COPIES, is_tracing, mark
 
 EVERY = 8
-"""One copy in so many is timed, so that two events and a question to the driver cost little a batch."""
+"""One copy in this many is timed, so that two events and a driver query cost little per batch."""
 
 
 class CopyTimer:
-    """Times copies of one copy stream: one in `EVERY`, and all of them while a trace runs.
+    """Times the copies of one copy stream: one in `EVERY`, and all of them while a trace runs.
 
-    All calls are the consumer's, one at a time.
+    Only the consumer calls it, from one thread at a time.
 
     Parameters
     ----------
     device : Device
-        Whose copies.
+        The device that is copied to.
     stream : Stream
-        The copy stream.
+        Its copy stream.
     meter : Meter
-        Counts their time; a copy timed for all stands for `EVERY`.
+        Adds up the time; without a trace, each timed copy counts for `EVERY` copies.
     """
 
     def __init__(self, device: Device, stream: Stream, meter: Meter) -> None:
@@ -39,7 +39,7 @@ class CopyTimer:
         self._under_way: deque[tuple[Event, Event, int, bool]] = deque()
 
     def begin(self) -> Event:
-        """Mark the start of the copy that is issued next; None where this one is not timed."""
+        """Record the start of the next copy; return None if this copy is not timed."""
         tracing = is_tracing()
         self._issued += 1
         if not tracing:
@@ -53,7 +53,7 @@ class CopyTimer:
         return begun
 
     def end(self, begun: Event) -> None:
-        """Mark the end of the copy that `begin` marked the start of."""
+        """Record the end of the copy whose start `begin` returned."""
         if begun is None:
             return
         done = self._event()
@@ -62,7 +62,7 @@ class CopyTimer:
         self._under_way.append((begun, done, 1 if traced else EVERY, traced))
 
     def collect(self) -> None:
-        """Count every timed copy that has run."""
+        """Count every timed copy that has finished."""
         under_way = self._under_way
         while under_way and self._device.query(under_way[0][1]):
             begun, done, weight, traced = under_way.popleft()
@@ -75,14 +75,14 @@ class CopyTimer:
             self._spare += begun, done
 
     def forget(self) -> None:
-        """Give up on the copies that were not counted yet: the epoch is over, perhaps in a forked child."""
+        """Drop the copies that are not counted yet: the epoch is over, and this may be a forked child."""
         self._under_way.clear()
 
     def _event(self) -> Event:
         return self._spare.pop() if self._spare else self._device.event(timed=True)
 
     def _set_anchor(self) -> None:
-        """Learn what time on the host an event on the copy stream is; waits for the copies under way."""
+        """Relate an event on the copy stream to the host's clock; waits for the copies in progress."""
         event = self._device.event(timed=True)
         self._device.record(event, self._stream)
         self._device.synchronize(event)

@@ -20,7 +20,7 @@ class Delivery:
     devices : tuple of Device
         One for each place.
     outputs : tuple of Output
-        Whose arrays the user gets, one for each place.
+        The framework whose arrays the user gets, one for each place.
     prefetch : int
         Steps copied to devices ahead of the consumer; 0 if all places are hosts, where nothing is copied.
     drop_last : bool
@@ -50,7 +50,7 @@ class Delivery:
         shards: int = 1,
         remainder: str = "error",
     ) -> Delivery:
-        """Open the devices of some places.
+        """Open the devices and outputs of these places.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""One pass over a reader: the iterator a user loops over, and what it leaves for the next one."""
+"""One epoch: the iterator that a user loops over, and the slots and lanes it leaves to the next one."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """Slots and lanes; they outlast an epoch, so that the next one finds its memory warm and locked.
+    """Slots and lanes, reused from epoch to epoch so that their memory stays page-locked and warm.
 
     Attributes
     ----------
     ring : Ring
         The host slots.
     lanes : tuple of Lane
-        One a place.
+        One per place.
     prefetch : int
         Steps copied ahead of the consumer.
     process : int
-        Whose they are: memory that is shared with a forked child is not the child's to write to.
+        The id of the process that owns them; a forked child shares the memory and must not write to it.
     """
 
     ring: Ring
@@ -48,9 +48,9 @@ class Road:
 
 
 def take_road(idle: deque[Road]) -> Road | None:
-    """Take a road of this process that an earlier epoch has left, if there is one."""
+    """Return a road left idle by an earlier epoch of this process, or None."""
     while idle:
-        with contextlib.suppress(IndexError):  # another thread was faster
+        with contextlib.suppress(IndexError):  # another thread may take the last one
             road = idle.pop()
             if road.process == os.getpid():
                 return road
@@ -65,20 +65,20 @@ def build_road(
     shared: bool = False,
     programmer: Programmer | None = None,
 ) -> Road:
-    """Return slots and lanes for a loader's places; memory is reserved when the first batch is known.
+    """Create slots and lanes for a loader's places; the first batch reserves their memory.
 
     Parameters
     ----------
     delivery : Delivery
         The places, and how many steps to copy ahead to them.
     capacity : int
-        Batches that may wait for the consumer.
+        The most batches that may wait for the consumer.
     meter : Meter
         Counts how long copies take.
     shared : bool
         Whether slots lie in memory that worker processes can map.
     programmer : Programmer or None
-        What is done to batches on devices.
+        Builds the programs that transform batches on devices.
     """
     devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
@@ -94,25 +94,25 @@ def build_road(
 class Epoch:
     """The iterator over one epoch.
 
-    Any thread may call `__next__`; calls take turns. Leaving the loop, an exception, garbage collection
-    or interpreter exit close it: the reader's thread ends and every slot but the leased returns.
+    Any thread may call `__next__`; calls take turns. Leaving the loop, an exception, garbage collection or
+    interpreter exit closes it: fetching stops, and all slots return except those that the user leases.
 
     Parameters
     ----------
     road : Road
-        Used by this epoch alone until it is closed.
+        The slots and lanes, used by this epoch alone until it closes.
     fetch : Fetch
         Fills the road's slots.
     present : callable
-        Turns a delivered step into what the user sees.
+        Converts a delivered step to the form that the user gets.
     recycle : callable
-        Takes the road afterwards, if it can serve again.
+        Takes the road after the epoch, if it can be reused.
     drop_last : bool
-        Whether a last step without a batch for every place is dropped.
+        Whether to leave out a last step that has no batch for every place.
     meter : Meter
         Counts where the time goes.
     ended : callable or None
-        Told when the last step has been delivered.
+        Called when the last step has been delivered.
     steering : Steering or None
         Tunes the epoch while it runs.
     """
@@ -182,9 +182,9 @@ class Epoch:
             mark("step", self._handed, asked)
 
     def close(self) -> None:
-        """End the epoch early; may be repeated.
+        """End the epoch early; may be called again.
 
-        Waits for the reader to come back from producing its present item, a second at most.
+        Waits up to a second for the reader or the workers to finish what they are fetching.
         """
         with self._lock:
             pipeline, self._pipeline = self._pipeline, None
@@ -195,7 +195,7 @@ class Epoch:
                 self._recycle(self._road)
 
     def __del__(self) -> None:
-        # Exceptions have nowhere to go from here; `close` is the way to see them.
+        # Nobody can catch an exception raised here; call `close` to see it.
         if getattr(self, "_pipeline", None) is not None:
             with contextlib.suppress(Exception):
                 self.close()

@@ -1,4 +1,4 @@
-"""A lane: the last part of the road, from a staged batch to one place and into the user's hands."""
+"""A lane: the part of the pipeline that takes staged batches to one place and hands them to the user."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from gpuloader.transforms.program import Program, Programmer
 from gpuloader.watch.stats import Meter
 
 SPARE = 2
-"""Batches a place's user usually holds at once: the one in hand and the one just asked for."""
+"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
 
 
 class DeviceSlot:
-    """A region on the device that batches are copied into, one after the other.
+    """A region of device memory that holds one batch after another.
 
     Attributes
     ----------
     memory : DeviceMemory
         The region.
     ready : Event
-        Recorded on the copy stream behind each copy into it.
+        Recorded on the copy stream after each copy into the slot.
     released : Event
-        Recorded on the consumer's stream once a lease has ended; the next copy waits for it.
+        Recorded on the consumer's stream after a lease ends; the next copy waits for it.
     stream : Stream
-        Where the present or last user computes.
+        The stream on which the current or last user computes.
     used : bool
-        Whether there was a user since the last copy: without one there is nothing to wait for.
+        Whether the slot had a user since the last copy; otherwise the next copy need not wait.
     """
 
     __slots__ = ("memory", "ready", "released", "stream", "used")
@@ -52,36 +52,35 @@ class DeviceSlot:
 
 @dataclass(slots=True)
 class Landing:
-    """A batch on its way to the user: its staged form, and the device slot it is copied into.
-
-    On a direct device there is no copy and no device slot.
-    """
+    """A batch on its way to the user: the staged batch and its device slot, None on a direct device."""
 
     staged: StagedBatch
     slot: DeviceSlot | None
 
 
 class Lane:
-    """Takes staged batches to one place: issues copies, delivers leases, takes back what is released.
+    """Takes staged batches to one place: issues copies, hands out leases, and reclaims released slots.
 
-    All calls come from the consumer's thread, one at a time. Nothing here waits for the user: where all
-    device slots are held, a fresh one is made; where too many host slots are, the batch is copied.
+    Only the consumer calls it, from one thread at a time. Nothing here waits for the user to release a batch.
+    If the user holds all device slots, the lane allocates a new one. If the user holds too many host slots,
+    it copies the batch.
 
     Parameters
     ----------
     device : Device
-        Of the place.
+        The place's device.
     ring : Ring
-        Where the staged slots come from and return to.
+        The source of the staged slots, to which they return.
     prefetch : int
         Batches copied ahead of the consumer; 0 on a direct device.
     meter : Meter
         Counts how long copies take.
     output : Output or None
-        Whose arrays the user gets, and on which stream they are used; None: the device's own.
+        The framework whose arrays the user gets, and the stream on which the user computes; None for the
+        device's own.
     programmer : Programmer or None
-        Works out what is done to batches on the device, behind their copy; another one may take its place
-        between two epochs.
+        Builds the programs that transform batches on the device after their copy. It may be replaced between
+        epochs.
     """
 
     def __init__(
@@ -106,11 +105,11 @@ class Lane:
         self._timer = CopyTimer(device, self._copy_stream, meter)
 
     def compute(self, program: Program, memory: DeviceMemory) -> None:
-        """Put a program over other memory on the copy stream: behind earlier batches, ahead of later ones."""
+        """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
         self.device.run(program, memory, self._copy_stream)
 
     def issue(self, staged: StagedBatch) -> Landing:
-        """Put the copy of a staged batch on the copy stream; the host slot returns once that has run."""
+        """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy."""
         if self.device.direct:
             return Landing(staged, None)
         try:
@@ -121,7 +120,7 @@ class Lane:
                 slot.used = False
             begun = self._timer.begin()
             self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
-        except BaseException:  # of whatever is refused, no copy is under way
+        except BaseException:  # whichever call failed, no copy reads from the slot
             self._ring.release(staged.slot)
             raise
         landing = Landing(staged, slot)
@@ -129,7 +128,7 @@ class Lane:
             if program is not None:
                 self.device.run(program, slot.memory, self._copy_stream)
                 staged.layout, staged.levels = program.delivered, program.levels
-        finally:  # the copy is under way, whatever became of the program
+        finally:  # the copy is in progress even if the program failed
             self.device.record(slot.ready, self._copy_stream)
             self._copying.append(landing)
             self._timer.end(begun)
@@ -146,11 +145,11 @@ class Lane:
             slot = self._free.popleft()
             if slot.memory.nbytes >= nbytes:
                 return slot
-            # Too small: its memory is freed behind its last use, and the slot's events go with it.
+            # Too small: dropping the slot frees its memory after its last use, and its events.
         return DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
 
     def deliver(self, landing: Landing) -> list[Any]:
-        """Hand a batch over: the consumer's stream waits for its copy, and the arrays hold its lease."""
+        """Return a batch's arrays, which hold its lease; the consumer's stream waits for the copy."""
         staged, slot = landing.staged, landing.slot
         if slot is None:
             return self.lease(staged)
@@ -158,29 +157,29 @@ class Lane:
             slot.stream = self._output.stream()
             self.device.wait(slot.stream, slot.ready)
         except BaseException:
-            self._free.append(slot)  # whose copy may still be under way: freeing it here would wait for that
+            self._free.append(slot)  # keep it: freeing it here would wait for its copy
             raise
         arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
         return self._output.convert(arrays, slot.ready)
 
     def lease(self, staged: StagedBatch) -> list[Any]:
-        """Hand over a batch of a direct device: the arrays lie in the host slot, or in a private copy."""
+        """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         ring = self._ring
         arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
         return arrays if self._convert is None else self._convert(arrays, None)
 
     def discard(self, landing: Landing) -> None:
-        """Take back a batch that nobody will get."""
+        """Take back a batch that will not be delivered."""
         if landing.slot is None:
             self._ring.release(landing.staged.slot)
         else:
             self._free.append(landing.slot)
 
     def drain(self) -> None:
-        """Take back device slots whose lease has ended and host slots whose copy has run."""
+        """Take back device slots whose lease has ended and host slots whose copy is done."""
         while self._freed:
             slot = self._freed[0]
-            self.device.record(slot.released, slot.stream)  # refused, the slot waits there for another time
+            self.device.record(slot.released, slot.stream)  # if this raises, the slot stays for the next try
             self._freed.popleft()
             slot.used = True
             if len(self._free) < self.prefetch + 1 + SPARE:
@@ -193,7 +192,7 @@ class Lane:
         return landing.slot is not None and self.device.query(landing.slot.ready)
 
     def finish_oldest_copy(self) -> bool:
-        """Wait for the oldest copy under way and take its host slot back; False if there is none."""
+        """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
         if not self._copying:
             return False
         landing = self._copying.popleft()
@@ -203,7 +202,7 @@ class Lane:
         return True
 
     def close(self) -> None:
-        """Wait for every copy under way: host memory may go only after its last copy."""
+        """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
         while self.finish_oldest_copy():
             pass
         self._timer.forget()
@@ -212,9 +211,9 @@ class Lane:
 def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:
     """Return how many host slots a loader needs, and how many of them its users may hold.
 
-    One is being filled, `capacity` wait in the queue, one step is being put together, and with devices
-    that are copied to, ``prefetch + 1`` steps are under copy. On direct devices the users hold host
-    slots: two steps, and one more so that a slow garbage collector costs no copies.
+    One is being filled, `capacity` wait in the queue, and one step is being grouped. If there are copies to
+    devices, ``prefetch + 1`` steps are in flight. On direct devices the user holds host slots: two steps, and
+    one slot more so that a slow garbage collector costs no copies.
 
     >>> from gpuloader.devices.host import HostDevice
     >>> count_slots(capacity=4, devices=[HostDevice()], prefetch=0)
@@ -227,7 +226,7 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
 
 
 def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Device) -> list[Any]:
-    """Bring one batch to a device by itself, with memory of its own, and return its arrays there.
+    """Copy a single batch to a device, in memory allocated for it, and return its arrays there.
 
     Each writer fills one array of the layout.
     """
@@ -236,7 +235,7 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         arena = Arena(nbytes, device.locker)
         slot = Slot(arena.bytes, arena, in_ring=False)
     else:
-        # To page-lock memory for a single copy would cost more than it saves.
+        # Page-locking memory for a single copy costs more than it saves.
         region = np.empty(nbytes, np.uint8)
         slot = Slot(region, region, in_ring=False)
     for view, write in zip(slot.views(layout), writers, strict=True):
@@ -252,13 +251,13 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
 
 
 UPLOAD_NBYTES = 8 << 20
-"""Bytes of each of the two staging slots through which whole arrays go to a device."""
+"""The bytes of each of the two staging slots through which `upload` copies whole arrays to a device."""
 
 
 def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None = None) -> list[Any]:
-    """Bring whole arrays to a device, in chunks, and return them there for programs to compute with.
+    """Copy whole arrays to a device, in chunks, and return them there, for programs to read.
 
-    They lie in `memory`, as `arrange` has them; None: in fresh one.
+    They are placed in `memory` as `arrange` lays them out; None allocates memory for them.
 
     Raises
     ------
@@ -277,7 +276,7 @@ def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None 
         for start in range(0, data.size, UPLOAD_NBYTES):
             chunk = data[start : start + UPLOAD_NBYTES]
             slot, event = slots[turn], done[turn]
-            device.synchronize(event)  # the copy out of this slot, two chunks ago
+            device.synchronize(event)  # wait for the copy from this slot two chunks ago
             slot.bytes[: chunk.size] = chunk
             device.copy_async(memory, slot, chunk.size, stream, field.offset + start)
             device.record(event, stream)

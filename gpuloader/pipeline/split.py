@@ -1,4 +1,4 @@
-"""How a step is divided among several places: a batch for each, or a part of one batch for each."""
+"""Dividing a step among several places: a batch for each place, or a part of one batch for each."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _MOST_MASKS = 64
 
 
 def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
-    """Return the equal parts of a batch, and how many samples of each are its own.
+    """Cut a batch into equal parts; return them, and how many samples of each are not padding.
 
     Parameters
     ----------
     indices : sequence
-        The batch.
+        The batch's indices.
     shards : int
-        Parts.
+        The number of parts.
     remainder : str
-        What becomes of samples that do not divide evenly: 'error', 'drop', or 'pad': parts that have one less
-        than others repeat their last sample, or the batch's where they have none.
+        What happens to samples that do not divide evenly: 'error' raises, 'drop' leaves them out. 'pad' makes
+        parts that are one sample short repeat their last sample, or the batch's last one if they have none.
 
     Raises
     ------
     LoaderError
-        There is a remainder, and it is an error.
+        The batch does not divide evenly, and `remainder` is 'error'.
 
     Examples
     --------
@@ -53,8 +53,8 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
     rest = count % shards
     if rest and remainder == "error":
         raise LoaderError(
-            f"a batch of {count} samples cannot be cut into {shards} equal parts; choose a batch size that "
-            "the places divide, drop_last=True for the last batch, or remainder='drop' or 'pad'"
+            f"a batch of {count} samples cannot be cut into {shards} equal parts; choose a batch_size that "
+            "the number of places divides, drop_last=True for the last batch, or remainder='drop' or 'pad'"
         )
     if rest and remainder == "pad":
         listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
@@ -69,18 +69,18 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
 
 @dataclass(slots=True)
 class ShardedPlan:
-    """A plan whose batches are parts of another's: consecutive ones, one a place, make up one of its batches.
+    """A plan that cuts each batch of another plan into parts, one per place.
 
     Attributes
     ----------
     plan : Plan
-        Of whole batches.
+        The plan of whole batches.
     shards : int
-        Parts of each.
+        The parts of each batch.
     remainder : str
         As for `cut`.
-    own : dict
-        Part to how many samples are its own, and how many it has, until that is asked for.
+    own : dict of int to (int, int)
+        For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
     """
 
     plan: Plan
@@ -91,9 +91,10 @@ class ShardedPlan:
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of part `start` and of every later one.
 
-        A batch of fewer samples than there are parts, of which nothing is left, does not count.
+        Batches with fewer samples than there are parts are skipped if the remainder is dropped; their parts
+        get no numbers.
         """
-        # Of a batch sampler any batch may be one of those; of what the loader cuts itself, only the last.
+        # A batch sampler may yield such a batch anywhere; otherwise only the last batch can be one.
         entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
         number = entered * self.shards
         divided = self.plan if isinstance(self.plan, DividedPlan) else None
@@ -101,7 +102,7 @@ class ShardedPlan:
             parts, own = cut(indices, self.shards, self.remainder)
             if not len(parts[0]):
                 continue
-            if divided is not None:  # whose batch may itself end in samples that are repeated
+            if divided is not None:  # whose batch may itself end in padding
                 counted, _ = divided.take_own(entry)
                 spans = [part_of(sum(own), self.shards, part) for part in range(self.shards)]
                 own = [min(max(counted - begin, 0), count) for begin, count in spans]
@@ -113,12 +114,12 @@ class ShardedPlan:
                 number += 1
 
     def take_own(self, number: int) -> tuple[int, int]:
-        """Return how many samples of a part are its own and how many it has; once."""
+        """Remove and return how many samples of a part are not padding, and how many it has."""
         return self.own.pop(number)
 
 
 class Masks:
-    """Which samples of a part are its own, as boolean arrays on the part's device; made once each.
+    """Boolean arrays, on a part's device, that are True for samples and False for padding; cached.
 
     Examples
     --------
@@ -131,10 +132,10 @@ class Masks:
         self._made: dict[tuple[Device, int, int], Any] = {}
 
     def get(self, device: Device, own: int, size: int) -> Any:
-        """Return the mask of a part of `size` samples, the first `own` of which are its own."""
+        """Return the mask of a part of `size` samples whose first `own` are not padding."""
         key = device, own, size
         if key not in self._made:
-            if len(self._made) > _MOST_MASKS:  # batches of ever new sizes
+            if len(self._made) > _MOST_MASKS:  # for batches that keep changing size
                 self._made.clear()
 
             def write(target: Array) -> None:
@@ -143,7 +144,7 @@ class Masks:
             layout = arrange((((size,), np.dtype(bool)),))
             [mask] = send([write], layout, device)
             if isinstance(mask, np.ndarray):
-                mask.flags.writeable = False  # it is handed out again and again
+                mask.flags.writeable = False  # because later batches share it
             self._made[key] = mask
         return self._made[key]
 
@@ -159,13 +160,13 @@ def check_split(
     workers: int = 0,
     in_order: bool = True,
 ) -> int:
-    """Return into how many parts a batch is cut: 1 where each place gets a batch of its own.
+    """Check the options that divide a step, and return the parts per batch: 1 if each place gets its own.
 
     Raises
     ------
     ValueError
-        The words are none of those known, or `single` samples, the batches of an iterable dataset, or those
-        of this size do not divide.
+        A word is unknown, or the batches cannot be cut: single samples, batches of a size that `places` does
+        not divide, of several workers over an iterable dataset, or delivered out of order.
 
     >>> check_split("shards", "error", 64, 8, iterable=False)
     8
@@ -175,31 +176,37 @@ def check_split(
     if split == "batches" or places == 1:
         return 1
     if not in_order:
-        raise ValueError("the parts of a batch belong together: split='shards' needs in_order=True")
+        raise ValueError(
+            "split='shards' needs in_order=True, so that the parts of a batch are delivered together"
+        )
     if iterable and workers > 1:
         raise ValueError(
-            f"each of {workers} workers gives batches of its own of an iterable dataset, so consecutive "
-            "parts would not be of one batch: use one worker with split='shards'"
+            f"split='shards' needs num_workers=0 or 1 for an iterable dataset: with {workers} workers, "
+            "consecutive parts would come from different batches"
         )
     if single:
-        raise ValueError("split='shards' cuts batches, and batch_size=None gives single samples")
+        raise ValueError("split='shards' cuts batches, but batch_size=None yields single samples")
     if size is not None and size % places and (remainder == "error" or iterable):
+        others = "" if iterable else ", or remainder='drop' or 'pad'"
         raise ValueError(
-            f"a batch of {size} samples cannot be cut into {places} equal parts; choose another batch_size, "
-            "or remainder='drop' or 'pad'"
+            f"a batch of {size} samples cannot be cut into {places} equal parts; choose a batch_size that "
+            f"{places} divides{others}"
         )
     if size is not None and size < places and remainder == "drop":
-        raise ValueError(f"of a batch of {size} samples cut into {places} equal parts nothing would be left")
+        raise ValueError(
+            f"a batch of {size} samples cut into {places} equal parts with remainder='drop' would leave "
+            f"nothing; choose a batch_size of {places} or more"
+        )
     if iterable and remainder != "drop":
         raise ValueError(
-            "how an iterable dataset ends is not known before: cut its batches with remainder='drop', "
-            "which leaves out a last step that is not whole"
+            "split='shards' needs remainder='drop' for an iterable dataset, because the size of its last "
+            "batch is unknown; this leaves out a last step that is not whole"
         )
     return places
 
 
 def check_last(size: int | None, places: int) -> None:
-    """Raise `ValueError` where an epoch's last batch, of that many samples, would leave a remainder.
+    """Raise `ValueError` if an epoch's last batch, of `size` samples, does not divide among the places.
 
     >>> check_last(16, 4), check_last(None, 4)
     (None, None)
@@ -212,12 +219,12 @@ def check_last(size: int | None, places: int) -> None:
 
 
 def add_mask(batch: Any, mask: Any) -> Any:
-    """Return a batch with its mask: the last of a list, or under ``mask`` in a dict.
+    """Return a batch with its mask: last in a list, or under the key ``mask`` in a dict.
 
     Raises
     ------
     LoaderError
-        The dict has an entry of that name.
+        The dict already has the key ``mask``.
 
     Examples
     --------
@@ -227,8 +234,8 @@ def add_mask(batch: Any, mask: Any) -> Any:
     if isinstance(batch, dict):
         if "mask" in batch:
             raise LoaderError(
-                "the samples have a field 'mask', where the mask of a padded shard would go: call it "
-                "something else, or choose remainder='drop' or, with shard, uneven='drop'"
+                "the samples have a field 'mask', which is the key of the mask of a padded shard; rename the "
+                "field, or choose remainder='drop' or, with shard, uneven='drop'"
             )
         return {**batch, "mask": mask}
     return [*batch, mask] if type(batch) is list else [batch, mask]

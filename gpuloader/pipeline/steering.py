@@ -1,4 +1,4 @@
-"""Carrying a climb through an epoch: measure after each step, and put each new setting into force."""
+"""Tuning 'auto' options during an epoch: measure after each step, and apply each new setting."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from gpuloader.watch.stats import Meter
 from gpuloader.watch.tuning import Climb
 
 FEWEST_STEPS, SHORTEST = 8, 0.2
-"""A rate is measured over so many steps, and so many seconds, at least."""
+"""The fewest steps, and the fewest seconds, over which a rate is measured."""
 
 
 class Resizable(Protocol):
-    """A fetch whose workers can change their number while it runs."""
+    """A fetch whose number of workers can change while it runs."""
 
     def resize(self, workers: int, ahead: int) -> None:
-        """Fetch with so many workers from now on, and have so many batches under way."""
+        """Use `workers` workers from now on, and keep up to `ahead` batches in progress."""
 
 
 class Steering:
-    """Steers one epoch by a loader's climb; of several epochs at a time the latest steers.
+    """Tunes one epoch with its loader's climb; if several epochs run at a time, only the latest tunes.
 
-    All calls are the consumer's.
+    Only the consumer calls the methods.
 
     Parameters
     ----------
     climb : Climb
-        The loader's; goes on from epoch to epoch.
+        The loader's search, which continues from epoch to epoch.
     fetch : Resizable
         The epoch's workers.
     ring : Ring
-        Whose slots grow in number.
+        The slots, which may grow in number.
     lanes : sequence of Lane
-        One a place.
+        One per place.
     meter : Meter
-        Has the times.
+        The times that are measured.
     fetching : Fetching
-        Knows how far ahead a setting lets workers read, and the bytes that slots may come to.
+        Determines how far ahead workers read with a setting, and how many bytes the slots may grow to.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Steering:
         climb.steered_by = self
 
     def begin(self, pipeline: Pipeline) -> None:
-        """Put the setting into force that earlier epochs have found."""
+        """Apply the setting that earlier epochs have reached."""
         self._apply(pipeline)
 
     def after_step(self, pipeline: Pipeline) -> bool:
-        """Count a step, and perhaps change the setting; return whether there is more to be found."""
+        """Count a step, and perhaps change the setting; return False once the search is over."""
         climb = self._climb
         if climb.settled or climb.steered_by is not self:
             return False
         before, self._latest = self._latest, self._read()
-        if self._flushing > 0:  # these batches were fetched with an earlier setting, or wait for new workers
+        if self._flushing > 0:  # these batches belong to the last setting, or wait for new workers
             self._flushing -= 1
             return True
-        # Over as many epochs as it takes: short ones say something together.
+        # Add up over as many epochs as it takes, because short epochs are too short by themselves.
         seen = climb.seen
         for kind, (then, now) in enumerate(zip(before, self._latest, strict=True)):
             seen[kind] += now - then
@@ -88,7 +88,7 @@ class Steering:
         return self._follow(pipeline)
 
     def _follow(self, pipeline: Pipeline) -> bool:
-        """Put into force what the climb has chosen, or what else it chooses where memory forbids that."""
+        """Apply the climb's setting; as long as memory is too small for one, let the climb choose another."""
         climb = self._climb
         while climb.setting != self._in_force and not self._apply(pipeline):
             climb.refuse()
@@ -101,7 +101,7 @@ class Steering:
         return meter.steps, meter.wait + meter.transfer + meter.compute, meter.wait
 
     def _apply(self, pipeline: Pipeline) -> bool:
-        """Put the climb's setting into force; return False, and change nothing, where memory forbids."""
+        """Apply the climb's setting; return False and change nothing if it exceeds the memory budget."""
         setting, ring = self._climb.setting, self._ring
         ahead = self._fetching.ahead_of(setting.workers, setting.depth)
         prefetch = setting.prefetch if pipeline.prefetch else 0

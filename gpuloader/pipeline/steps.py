@@ -1,8 +1,8 @@
-"""The road of a batch as one state machine, for one place or many.
+"""The pipeline: a state machine that moves batches from the fetcher to the user, for one place or many.
 
-A step is one batch for each place. It is gathered from the fetcher, its copies are issued to all places,
-and it waits in flight until it is delivered. `next_step` keeps `prefetch` steps in flight behind the one
-it delivers, so the copies of the next steps run while the user computes on this one.
+A step is one batch for each place. The pipeline groups the batches of a step, issues their copies to all
+places, and keeps the step in flight until it is delivered. `next_step` keeps `prefetch` steps in flight
+behind the one it delivers, so their copies run while the user computes.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from gpuloader.staging.ring import Ring
 from gpuloader.watch.tracing import is_tracing, mark
 
 DeliveredStep = list[tuple[StagedBatch, list[Any]]]
-"""One entry a place: the batch as it was staged, and its arrays there in layout order."""
+"""One entry per place: the staged batch, and its arrays on the place in layout order."""
 
 
 class Pipeline:
     """Moves batches from a fetcher over lanes to the consumer, for one epoch.
 
-    All calls come from one thread at a time. `next_step` waits for the fetcher alone, never for the user.
+    One thread calls it at a time. `next_step` waits for the fetcher, never for the user to release a batch.
     After the last step, or an error, every later `next_step` raises `QueueClosed`.
 
     Parameters
     ----------
     fetch : Fetch
-        Where staged batches come from.
+        The source of staged batches.
     ring : Ring
-        Where their slots return to.
+        The ring to which their slots return.
     lanes : sequence of Lane
-        One a place; consecutive batches go to consecutive lanes.
+        One per place; consecutive batches go to consecutive lanes.
     prefetch : int
         Steps whose copies are issued ahead of the consumer.
     drop_last : bool
-        Whether a last step without a batch for every place is dropped.
+        Whether to leave out a last step that has no batch for every place.
 
     Attributes
     ----------
     waited : int
         Nanoseconds that the latest `next_step` waited for the fetcher.
     prefetch : int
-        As given; may be changed between two steps.
+        As given; may be changed between steps.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Pipeline:
         self._ending: BaseException | None = None
 
     def next_step(self) -> DeliveredStep:
-        """Return the next step, one entry a place.
+        """Return the next step, with one entry per place.
 
         Raises
         ------
         QueueClosed
             The epoch is over.
         BaseException
-            What the reader raised, once every step before it has been delivered.
+            The fetcher's exception, once every step before it has been delivered.
         """
         self._drain()
         if self._only_direct_lane is not None:
@@ -100,10 +100,9 @@ class Pipeline:
         return step
 
     def _next_direct(self, lane: Lane) -> DeliveredStep:
-        """Do the same where nothing is copied and nothing grouped: deliver what is fetched.
+        """Deliver a fetched batch directly: a shortcut for one place that needs neither copies nor groups.
 
-        For a batch of some kilobytes the way through group, landing and flight would take longer than all
-        the rest.
+        For a batch of a few kilobytes, the general path would take longer than everything else.
         """
         if self._ending is not None:
             raise self._end()
@@ -111,7 +110,7 @@ class Pipeline:
         try:
             staged = self._fetch.get()
         except Exception:
-            # As in `_advance`: an interrupt of this thread ends nothing.
+            # Only for an Exception: as in `_advance`, an interrupt does not end the epoch.
             self._ending = QueueClosed("the epoch is over")
             raise
         fetched = perf_counter_ns()
@@ -123,11 +122,11 @@ class Pipeline:
         return [(staged, arrays)]
 
     def _advance(self, *, wait: bool) -> bool:
-        """Get one more batch, and issue a step's copies when it is whole; False if none is there."""
+        """Take one more batch, and issue its step's copies if that is whole; False if none is ready."""
         try:
             staged = self._get() if wait else self._fetch.get_nowait()
         except Exception as error:
-            # Not an interrupt of this very thread: after that the epoch goes on, if the user wants.
+            # Only for an Exception: after an interrupt of this thread, the user may continue the epoch.
             self._ending = error
             complete = isinstance(error, QueueClosed) and not self._drop_last
             self._issue() if complete and self._group else self._drop_group()
@@ -140,11 +139,11 @@ class Pipeline:
         return True
 
     def _get(self) -> StagedBatch | None:
-        """Wait for the fetcher, with host slots for it to go on with."""
+        """Wait for the fetcher's next batch, and meanwhile free the host slots it may need."""
         begun = perf_counter_ns()
         try:
             while (staged := self._fetch.get_nowait()) is None:
-                # The fetcher may be waiting for a slot that only a finished copy gives back.
+                # The fetcher may wait for a slot that returns only after its copy.
                 if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._copying_lanes):
                     return self._fetch.get()
             return staged
@@ -184,12 +183,12 @@ class Pipeline:
         self._group = []
 
     def close(self) -> bool:
-        """End the epoch: stop fetching, wait for copies under way, take every slot back.
+        """End the epoch: stop fetching, wait for copies in progress, and take every slot back.
 
         Returns
         -------
         bool
-            Whether the ring can serve another epoch: False if the reader's thread did not come back.
+            Whether the ring can be used for another epoch; False if the fetcher did not stop.
         """
         self._ending = QueueClosed("the epoch was closed")
         stopped = self._fetch.close()

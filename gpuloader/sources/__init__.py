@@ -1,4 +1,6 @@
-"""What to read: datasets here; readers, files and MNIST in rooms of their own.
+"""What a loader reads: datasets here; readers, files and MNIST in rooms of their own.
 
-In: indices, or nothing. Out: samples. `collate` calls datasets in whatever thread or process fetches.
+In: indices for map-style datasets, nothing for iterable datasets and readers.
+Out: samples, or blocks of samples in columns.
+Callers: users; `collate` and `fetch`, in the thread or process that fetches; `pipeline` and `loader`.
 """

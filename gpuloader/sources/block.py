@@ -1,8 +1,8 @@
-"""Blocks: samples in columns, as files and stores of columns give them, so that no row becomes an object.
+"""Blocks of samples in columns, as column files store them, so that no row becomes a Python object.
 
-An iterable dataset whose samples lie in columns may offer ``iter_blocks(size)`` beside ``__iter__``: the
-same samples in the same order, so many a block, the last one fewer. The loader then copies from the columns
-straight into its slots.
+An iterable dataset whose samples lie in columns may offer ``iter_blocks(size)`` in addition to
+``__iter__``. It yields the same samples in the same order, `size` per block and possibly fewer in the last.
+The loader then copies from the columns straight into its slots.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from numpy.typing import NDArray
 from gpuloader.fields.ragged import Ragged
 
 Rows = slice | NDArray[np.int64]
-"""Which rows of a column: a slice with a start and a stop and no step, or their numbers, all 0 or more."""
+"""Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""
 
 
 class WholeList(list[Any]):
-    """A list that is one value of a sample, and is not taken apart into a field an element."""
+    """A list that is one value of a sample; the loader does not split it into one field per element."""
 
 
 class Objects(Protocol):
-    """A column of values that are no arrays of numbers."""
+    """A column of values that are not numbers."""
 
     def take(self, rows: Rows) -> list[Any]:
         """Return the values of some rows as Python objects."""
 
 
 Column = NDArray[Any] | Ragged | Objects
-"""One row a sample: arrays are staged, a `Ragged` of level 1 is too, and objects stay Python objects."""
+"""One row per sample. Arrays and `Ragged` columns of level 1 are staged; objects stay Python objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of columns that share their first dimension.
+    """Selected rows of columns that share their first dimension.
 
     Attributes
     ----------
     columns : mapping of str to column
-        By name.
+        The columns by name.
     rows : slice or numpy.ndarray
-        Which of their rows.
+        The selected rows.
     """
 
     columns: Mapping[str, Column]
@@ -55,12 +55,12 @@ class Part:
 
 
 class Block:
-    """Samples in columns: the rows of parts, one behind the other. A sample is a dict of one value a column.
+    """Samples in columns: the rows of several parts in turn. A sample is a dict with one value per column.
 
     Parameters
     ----------
     parts : sequence of Part
-        One or more, of the same columns.
+        One part or more, all with the same columns.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class Block:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
+        """The names of the columns."""
         return tuple(self.parts[0].columns)
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Block:
                 yield {name: _value(column, row) for name, column in part.columns.items()}
 
     def pieces(self, name: str) -> list[tuple[Any, Rows]]:
-        """Return a column as it lies: its parts, each with the rows that count."""
+        """Return a column as it is stored: its parts, each with the selected rows."""
         return [(part.columns[name], part.rows) for part in self.parts]
 
 
@@ -104,7 +104,7 @@ def _value(column: Column, row: int) -> Any:
 
 
 def row_parts(column: Ragged, rows: Rows) -> list[NDArray[Any]]:
-    """Return the values of rows of varying length, one array a row.
+    """Return the values of rows of varying length, one array per row.
 
     >>> column = Ragged(np.arange(5), (np.array([0, 3, 3, 5]),))
     >>> [part.tolist() for part in row_parts(column, slice(0, 3))]
@@ -119,10 +119,10 @@ def row_parts(column: Ragged, rows: Rows) -> list[NDArray[Any]]:
 
 
 def gives_blocks(dataset: object) -> bool:
-    """Return whether a dataset's samples may be had in blocks.
+    """Return whether a dataset's samples can be read in blocks.
 
-    They may not where a class derived from the one that gives blocks makes its samples by an ``__iter__`` of
-    its own, which would not be run.
+    They cannot if a class derived from the one with ``iter_blocks`` overrides ``__iter__``, because that
+    ``__iter__`` would not run.
     """
     for kind in type(dataset).__mro__:
         if "iter_blocks" in vars(kind):

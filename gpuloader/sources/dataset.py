@@ -1,7 +1,7 @@
-"""Datasets, and datasets made of others, as in Paddle's ``paddle.io``.
+"""Datasets, and datasets composed of others, as in Paddle's ``paddle.io``.
 
-Where a dataset offers ``__getitems__(indices)``, which reads a whole batch at once into a list of samples,
-those made of it offer it, too.
+If a dataset has ``__getitems__(indices)``, which returns a list of samples in one call, so do the datasets
+composed of it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ __all__ = [
 
 
 class ComposeDataset(Dataset[tuple[Any, ...]]):
-    """Datasets side by side: a sample is one flat tuple of the fields of one sample of each.
+    """Datasets side by side: a sample is a flat tuple of the fields of one sample from each dataset.
 
     Parameters
     ----------
     datasets : sequence of map-style datasets
-        One or more, equally long.
+        One or more datasets of equal length.
 
     Raises
     ------
     TypeError
-        One cannot be read by index.
+        A dataset is not map-style.
     ValueError
-        There are none, or their lengths differ.
+        There are no datasets, or their lengths differ.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
         for position, length in enumerate(lengths):
             if length != lengths[0]:
                 raise ValueError(
-                    f"datasets must be equally long, but dataset 0 has {lengths[0]} samples "
+                    f"datasets must have equal lengths, but dataset 0 has {lengths[0]} samples "
                     f"and dataset {position} has {length}"
                 )
 
@@ -79,7 +79,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
 
     @property
     def __getitems__(self) -> Many:
-        """Read several samples at once; there if one of the datasets does."""
+        """Reads several samples at once; exists only if one of the datasets has it."""
         return pass_on(self, ComposeDataset, self._read, self.datasets)
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
@@ -100,14 +100,14 @@ class ChainDataset(IterableDataset[S]):
     Parameters
     ----------
     datasets : sequence of IterableDataset
-        One or more; each is started when the one before it has ended.
+        One or more datasets; each starts when the previous one has ended.
 
     Raises
     ------
     TypeError
-        One is no iterable dataset.
+        A dataset is not an `IterableDataset`.
     ValueError
-        There are none.
+        There are no datasets.
 
     Examples
     --------
@@ -121,12 +121,12 @@ class ChainDataset(IterableDataset[S]):
     def __init__(self, datasets: Iterable[IterableDataset[S]]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
-            raise ValueError("datasets must hold one dataset or more, got none")
+            raise ValueError("datasets must hold at least one dataset, got none")
         for position, dataset in enumerate(self.datasets):
             if not isinstance(dataset, IterableDataset):
                 raise TypeError(
                     f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
-                    "see ConcatDataset for those read by index"
+                    "for map-style datasets, use ConcatDataset"
                 )
 
     def __iter__(self) -> Iterator[S]:
@@ -135,19 +135,19 @@ class ChainDataset(IterableDataset[S]):
 
 
 class ConcatDataset(Dataset[S]):
-    """Datasets read by index, one after another.
+    """Map-style datasets one after another.
 
     Parameters
     ----------
     datasets : sequence of map-style datasets
-        One or more.
+        One or more datasets.
 
     Raises
     ------
     TypeError
-        One cannot be read by index.
+        A dataset is not map-style.
     ValueError
-        There are none.
+        There are no datasets.
 
     Examples
     --------
@@ -169,11 +169,11 @@ class ConcatDataset(Dataset[S]):
 
     @property
     def __getitems__(self) -> Many:
-        """Read several samples at once; there if one of the datasets does."""
+        """Reads several samples at once; exists only if one of the datasets has it."""
         return pass_on(self, ConcatDataset, self._read, self.datasets)
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Return which dataset holds a sample, and where."""
+        """Return the position of the dataset that holds a sample, and the sample's index in it."""
         position = check_index(self, index)
         which = bisect_right(self.cumulative_sizes, position)
         return which, position - (self.cumulative_sizes[which - 1] if which else 0)
@@ -192,5 +192,5 @@ class ConcatDataset(Dataset[S]):
 def _check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
-        raise ValueError("datasets must hold one dataset or more, got none")
+        raise ValueError("datasets must hold at least one dataset, got none")
     return checked

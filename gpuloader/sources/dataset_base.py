@@ -1,4 +1,4 @@
-"""What a dataset is: samples by index, or one after another; and the one that is arrays."""
+"""The base classes of datasets, `TensorDataset`, and checks that several datasets share."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gpuloader.fields.spec import is_stageable
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
-"""Reads the samples at some indices at once."""
+"""Reads the samples at several indices in one call."""
 
 
 class MapStyle(Protocol[S]):
-    """What is asked of a dataset that is read by index; a list will do."""
+    """What a map-style dataset must have; a list has it too."""
 
     def __getitem__(self, index: int, /) -> S:
         """Return one sample."""
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
 
 
 class Dataset(Generic[S]):
-    """The base of datasets read by index: a subclass defines `__getitem__` and `__len__`.
+    """The base class of map-style datasets: a subclass defines `__getitem__` and `__len__`.
 
     Examples
     --------
@@ -44,18 +44,20 @@ class Dataset(Generic[S]):
 
     def __getitem__(self, index: int) -> S:
         raise NotImplementedError(
-            f"{type(self).__name__} must define __getitem__(index), which gives a sample"
+            f"{type(self).__name__} must define __getitem__(index), which returns a sample"
         )
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} must define __len__, which counts its samples")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __len__, which returns the number of samples"
+        )
 
 
 class IterableDataset(Dataset[S]):
-    """The base of datasets read one sample after another: a subclass defines `__iter__`.
+    """The base class of iterable datasets: a subclass defines `__iter__`.
 
-    Several threads may iterate over one at the same time (``worker_type='thread'``), so each call of
-    `__iter__` keeps its own place, in variables of its own and not on the dataset.
+    With ``worker_type='thread'``, several threads iterate over the same dataset at once. So each call of
+    `__iter__` must keep its position in local variables, not on the dataset.
 
     Examples
     --------
@@ -67,37 +69,39 @@ class IterableDataset(Dataset[S]):
     """
 
     def __iter__(self) -> Iterator[S]:
-        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which gives samples")
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields samples")
 
     def __getitem__(self, index: int) -> S:
         raise TypeError(
-            f"{type(self).__name__} is an IterableDataset: it is iterated, and has no sample {index}"
+            f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no sample {index}"
         )
 
     def __len__(self) -> int:
-        # A TypeError, as `list` asks for the length and goes on without one.
-        raise TypeError(f"{type(self).__name__} is an IterableDataset: it is iterated, and has no length")
+        # `list` asks for the length, and continues without one only after a TypeError.
+        raise TypeError(
+            f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no length"
+        )
 
 
 class TensorDataset(Dataset[tuple[Any, ...]]):
-    """The rows of arrays: a sample is a tuple of one row of each.
+    """The rows of arrays: a sample is a tuple of one row from each array.
 
     Parameters
     ----------
     *arrays : array-like
-        Numbers, with equally many rows; or one list of such arrays. They are not copied.
+        Arrays of numbers with the same number of rows, or one list of such arrays. They are not copied.
 
     Attributes
     ----------
     arrays : tuple of ndarray
-        As NumPy sees them.
+        The arrays as NumPy arrays.
 
     Raises
     ------
     TypeError
-        One is no array of numbers, or there are none.
+        There are no arrays, or one does not hold numbers.
     ValueError
-        One has no first dimension, or not as many rows as the others.
+        An array has no first dimension, or the numbers of rows differ.
 
     Examples
     --------
@@ -110,19 +114,19 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     def __init__(self, *arrays: ArrayLike | Sequence[ArrayLike]) -> None:
         given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
         if not given:
-            raise TypeError("a TensorDataset needs one array or more, got none")
+            raise TypeError("a TensorDataset needs at least one array, got none")
         self.arrays = tuple(_as_rows(position, array) for position, array in enumerate(given))
         lengths = [len(array) for array in self.arrays]
         for position, length in enumerate(lengths):
             if length != lengths[0]:
                 raise ValueError(
-                    f"arrays must have equally many rows, but array 0 has {lengths[0]} "
+                    f"arrays must have the same number of rows, but array 0 has {lengths[0]} "
                     f"and array {position} has {length}"
                 )
 
     @property
     def tensors(self) -> tuple[NDArray[Any], ...]:
-        """The arrays, under the name that other libraries use."""
+        """The arrays, under the name that PyTorch and Paddle use."""
         return self.arrays
 
     def __getitem__(self, index: int | slice) -> tuple[Any, ...]:
@@ -138,17 +142,17 @@ def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"array {position}: {type(values).__name__} is no array of numbers: {error}"
+            f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
         ) from None
     if not is_stageable(array.dtype):
         raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
     if array.ndim == 0:
-        raise ValueError(f"array {position} must have rows, got the single number {array}")
+        raise ValueError(f"array {position} must have a first dimension, got the single number {array}")
     return array
 
 
 def check_index(dataset: Sized, index: SupportsIndex) -> int:
-    """Return `index` counted from the front, or raise `IndexError` where there is no such sample.
+    """Return `index` counted from the front, or raise `IndexError` if it is out of range.
 
     >>> check_index("abc", -1)
     2
@@ -160,20 +164,20 @@ def check_index(dataset: Sized, index: SupportsIndex) -> int:
 
 
 def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
-    """Return `dataset` if it is read by index, else raise `TypeError`.
+    """Return `dataset` if it is map-style, else raise `TypeError`.
 
     >>> check_map_style("dataset", "abc")
     'abc'
     """
     if isinstance(dataset, IterableDataset):
-        raise TypeError(f"{name} must be read by index, got {type(dataset).__name__}, which is only iterated")
+        raise TypeError(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise TypeError(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
     return cast("MapStyle[Any]", dataset)
 
 
 def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
-    """Return the samples at `indices`, at once where the dataset offers that.
+    """Return the samples at `indices`, in one call if the dataset has ``__getitems__``.
 
     >>> read_many("abc", [2, 0])
     ['c', 'a']
@@ -184,16 +188,17 @@ def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
     samples = list(read(indices))
     if len(samples) != len(indices):
         raise SampleError(
-            f"{type(dataset).__name__}.__getitems__ gave {len(samples)} samples for {len(indices)} indices"
+            f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples "
+            f"for {len(indices)} indices"
         )
     return samples
 
 
 def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> Many:
-    """Return `read`, or raise `AttributeError`: the property ``__getitems__`` of datasets made of others.
+    """Return `read`, the ``__getitems__`` of a dataset composed of others, or raise `AttributeError`.
 
-    It is there if one of the datasets inside has it, and if `outer` is no subclass of `kind` with a
-    `__getitem__` of its own, which would not be run.
+    `outer` has it if one of the `inner` datasets does, unless a subclass of `kind` overrides `__getitem__`,
+    which would then not run.
     """
     own = getattr(type(outer), "__getitem__", None) is not getattr(kind, "__getitem__", None)
     if own or not any(hasattr(one, "__getitems__") for one in inner):

@@ -1,4 +1,4 @@
-"""Parts of a dataset: some of its samples by index, and a random split into several parts."""
+"""Parts of a dataset: the samples at given indices, and random splits."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 class Subset(Dataset[S]):
-    """The samples of a dataset at some indices.
+    """The samples of a dataset at given indices.
 
     Parameters
     ----------
     dataset : map-style dataset
-        Is read when a sample is asked for.
+        The dataset, read whenever a sample is requested.
     indices : sequence of int
-        Which samples, in which sequence; negative ones count from the end.
+        The indices of the samples, in order; negative ones count from the end.
 
     Raises
     ------
     TypeError
-        The dataset cannot be read by index, or the indices are not whole numbers.
+        The dataset is not map-style, or the indices are not whole numbers.
     IndexError
-        The dataset has no such sample.
+        An index is out of range.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Subset(Dataset[S]):
         if outside.size:
             raise IndexError(
                 f"{type(dataset).__name__} of {count} samples has no sample {self.indices[outside[0]]}, "
-                f"which is asked for at position {outside[0]} of the indices"
+                f"listed at position {outside[0]} of the indices"
             )
 
     def __getitem__(self, index: int) -> S:
@@ -70,7 +70,7 @@ class Subset(Dataset[S]):
 
     @property
     def __getitems__(self) -> Many:
-        """Read several samples at once; there if the dataset does."""
+        """Reads several samples at once; exists only if the dataset has it."""
         return pass_on(self, Subset, self._read, [self.dataset])
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
@@ -83,24 +83,24 @@ def random_split(
     lengths: Sequence[float],
     generator: int | np.random.Generator | np.random.RandomState | None = None,
 ) -> list[Subset[S]]:
-    """Split a dataset at random into parts that have no sample in common and together have all.
+    """Split a dataset at random into disjoint parts that together hold every sample.
 
     Parameters
     ----------
     dataset : map-style dataset
-        What is split.
+        The dataset to split.
     lengths : sequence of int or of float
-        Of the parts: counts whose sum is the dataset's, or fractions whose sum is 1, rounded down and what
-        is left dealt to the parts in turn.
+        The lengths of the parts: counts that sum to the dataset's length, or fractions that sum to 1.
+        Fractions are rounded down, and the remaining samples are dealt to the parts in turn.
     generator : int, numpy.random.Generator or numpy.random.RandomState, optional
-        A seed, or what NumPy is to draw with. None: NumPy's global random state.
+        A seed or a NumPy generator. None uses NumPy's global random state.
 
     Raises
     ------
     TypeError
-        The dataset cannot be read by index, or the generator is none of those.
+        The dataset is not map-style, or the generator is neither a seed nor a NumPy generator.
     ValueError
-        A length is negative or no number, or their sum is wrong.
+        A length is negative or not a number, or the sum is wrong.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def _shuffle(count: int, generator: object) -> Indices:
 
 
 def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
-    """Return the arrays that a dataset reads from, and which row each sample is.
+    """Return the arrays that a dataset reads from, and the row of each sample.
 
     Parameters
     ----------
@@ -156,9 +156,8 @@ def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
     -------
     tuple or None
         The arrays of a `TensorDataset`, or of the one under a `Subset` (of a `Subset` …), and the row of
-        every sample, None where sample i is row i. None for any other dataset, where a subclass reads its
-        samples by code of its own, which has to run, and where arrays of another byte order have to be
-        converted.
+        every sample, or None if sample i is row i. None for any other dataset, for a subclass whose own
+        code must read the samples, and for arrays in a foreign byte order, which must be converted.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What datasets written for torch or Paddle expect of a loader."""
+"""Support for datasets written for PyTorch or Paddle, without importing either."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worke
 
 
 def is_iterable_only(dataset: object) -> bool:
-    """Return whether this is torch's or Paddle's iterable dataset, whose ``__getitem__`` only raises.
+    """Return whether this is PyTorch's or Paddle's iterable dataset, whose ``__getitem__`` only raises.
 
     >>> is_iterable_only([1, 2])
     False
@@ -23,14 +23,14 @@ def is_iterable_only(dataset: object) -> bool:
 
 
 def tell_worker(info: WorkerInfo) -> None:
-    """Have the ``get_worker_info`` of torch and Paddle, where imported, answer in this worker process.
+    """Make ``get_worker_info`` of PyTorch and Paddle, if imported, work in this worker process.
 
-    A dataset that divides its files by it would otherwise give all of them in every worker. Not for threads:
-    what they keep holds for the whole process.
+    Otherwise a dataset that divides its files by it would yield all of them in every worker. Not for worker
+    threads, because both frameworks keep this information per process.
     """
     for name in _WORKER_MODULES:
         module: Any = sys.modules.get(name)
-        # Neither is a public way in: what has moved there is no reason to fail.
+        # Neither attribute is public, so a release that moved them is no reason to fail.
         with suppress(AttributeError, TypeError):
             module._worker_info = module.WorkerInfo(
                 id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset

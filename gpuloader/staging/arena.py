@@ -1,4 +1,4 @@
-"""The memory of the slots: one nameless mapping, reserved before the first write, page-locked once."""
+"""The memory of all slots: one unnamed mapping, reserved before the first write and page-locked once."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ from gpuloader.base.platforms import (
 
 
 class PageLocker(Protocol):
-    """Who page-locks host memory; a device that copies from it."""
+    """A device that can page-lock the host memory it copies from."""
 
     def page_lock(self, address: int, nbytes: int) -> None:
-        """Page-lock the mapped memory at `address`; raise `OSError` where the driver refuses."""
+        """Page-lock `nbytes` of mapped memory at `address`; raise `OSError` if the driver refuses."""
 
     def page_unlock(self, address: int) -> None:
-        """Undo `page_lock`; called once, before the memory is unmapped and after its last copy."""
+        """Undo `page_lock`; called once, after the last copy and before the memory is unmapped."""
 
 
 class Arena:
-    """One host mapping for many slots.
+    """One host memory mapping for many slots.
 
-    It is reserved in full before anything is written, so memory that is not there is a
-    `StagingMemoryError` and never a bus error; faulted in once, so staging never pays for fresh pages;
-    and nameless, so a crash leaves nothing behind. Its bytes live as long as anything refers to the
-    arena: a batch the user kept holds it through its lease.
+    The mapping is reserved in full before anything is written, so a lack of memory is a `StagingMemoryError`
+    and never a bus error. It is faulted in once, so staging never waits for new pages. It has no name, so a
+    crash leaves nothing behind. Its bytes live as long as anything refers to the arena: a batch that the user
+    keeps holds it through its lease.
 
     Memory that a device copies from lies in a memory file, sealed against resizing and shared with forked
-    children: a private page would move when it is written after a fork, away from where the device reads.
-    Other memory is private and anonymous, since only there Linux gives huge pages, and large batches are
-    written a sixth faster into those. What stands in for a memory file says `gpuloader.base.platforms`.
+    children. A private page would move when it is written after a fork, away from the address the device
+    reads. Other memory is private and anonymous, because Linux uses huge pages only there, and they make
+    writing large batches a sixth faster. `gpuloader.base.platforms` describes the fallbacks for systems
+    without memory files.
 
     Parameters
     ----------
     nbytes : int
-        Size of the mapping, 1 or more. Exact: nothing is rounded up but to the last page.
+        Size of the mapping in bytes, 1 or more; not rounded up, except to whole pages by the kernel.
     locker : PageLocker or None
-        Page-locks the mapping for a device. Where it refuses, one warning is given and the arena stays
-        pageable: copies then cost more and overlap less.
+        The device that page-locks the mapping. If it refuses, the arena warns once and stays pageable:
+        copies are then slower and overlap less.
     shared : bool
-        Lie in a memory file without a device too, for worker processes that map `descriptor`. It stays None
-        where processes cannot share memory.
+        Whether to use a memory file even without a device, for worker processes that map `descriptor`.
+        `descriptor` stays None if processes cannot share memory.
 
     Attributes
     ----------
     closed : bool
-        Whether it was finalized: in a cycle of garbage that may come before those who still refer to it.
+        Whether the arena was finalized. In a garbage cycle, this may happen before its users are finalized.
 
     Raises
     ------
     StagingMemoryError
-        The memory is not there.
+        The memory is not available.
 
     Examples
     --------
@@ -111,8 +112,8 @@ class Arena:
             locker.page_lock(self.address, self.nbytes)
         except OSError as error:
             warnings.warn(
-                f"{self.nbytes:,} bytes of staging memory could not be page-locked ({error}); copies to "
-                "the device go on from pageable memory, which is slower and overlaps less",
+                f"{self.nbytes:,} bytes of staging memory could not be page-locked ({error}); copying to "
+                "the device from pageable memory instead, which is slower and overlaps less",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -121,7 +122,7 @@ class Arena:
 
     def __del__(self) -> None:
         self.closed = True
-        # Runs before the mapping goes, and in full only if __init__ got that far.
+        # The mapping still exists here. The attributes may not: __init__ may have failed early.
         if getattr(self, "page_locked", False) and self._locker is not None:
             self._locker.page_unlock(self.address)
         descriptor = getattr(self, "descriptor", None)

@@ -1,4 +1,4 @@
-"""Where each field lies in a slot: pure arithmetic, so a pipeline's bytes are known before it runs."""
+"""The position of each field in a slot: pure arithmetic, so memory needs are known before anything runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 256
-"""Bytes; every field starts at a multiple of it, which suits any vector load and CUDA's own allocator."""
+"""Alignment of every field in bytes: enough for any vector load, and that of CUDA's own allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class FieldLayout:
     offset : int
         Bytes from the start of the slot, a multiple of `ALIGNMENT`.
     shape : tuple of int
-        Shape of the whole batch of this field.
+        Shape of this field's array, for the whole batch.
     dtype : numpy.dtype
-        Of its elements.
+        The dtype of the array.
     """
 
     offset: int
@@ -33,14 +33,14 @@ class FieldLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the fields of one batch lie in a slot.
+    """The arrangement of one batch's fields in a slot.
 
     Attributes
     ----------
     fields : tuple of FieldLayout
-        In the order of the feed list.
+        The fields, in the order of the feed list.
     nbytes : int
-        From the start of the first field to the end of the last: what one copy moves.
+        Bytes from the start of the first field to the end of the last, all moved by one copy.
     """
 
     fields: tuple[FieldLayout, ...]
@@ -48,7 +48,7 @@ class Layout:
 
 
 def arrange(fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Layout:
-    """Lay the given ``(shape, dtype)`` pairs one behind the other, each aligned.
+    """Return the layout of the given ``(shape, dtype)`` pairs, one after another, each aligned.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A lease: what ties the memory of a delivered batch to the life of the user's last view of it."""
+"""Leases: a slot stays reserved until the user's last view of the delivered batch is gone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
-_ndarray, _asarray = np.ndarray, np.asarray  # looked up once: they are called for every batch
+_ndarray, _asarray = np.ndarray, np.asarray  # looked up once, because they are called for every batch
 
 
 class Lease:
-    """The token every view of a batch keeps alive; when the last view dies, its owner is free.
+    """A token that all views of a batch keep alive; when the last view dies, `owner` is appended to `freed`.
 
-    It stands below the arrays as the owner of their memory, so slices, reshapes and views of views keep
-    it, which no reference to an array itself could promise. The finalizer runs in whatever thread drops
-    the last view, perhaps inside a lock that this very thread holds: it appends to a deque and does
-    nothing else, and the loader looks there on its next step.
+    The arrays have the lease as their base object, so slices, reshapes and views of views keep it alive. A
+    reference to an array alone would not guarantee that. The finalizer runs in whatever thread drops the last
+    view, perhaps while that thread holds a lock. So it only appends to a deque, which the loader checks on
+    its next step.
 
-    Nothing of the finalizer is Python code, in which a Ctrl-C could arrive: Python prints what a finalizer
-    raises and goes on, so the interrupt would be lost.
+    The finalizer runs no Python code, because a Ctrl-C could arrive there: Python prints an exception raised
+    in a finalizer and continues, so the interrupt would be lost.
     """
 
     __slots__ = ("__array_interface__", "_release")
@@ -39,7 +39,7 @@ class Lease:
 
 
 def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[Any]]:
-    """Return one array a field over a host slot; `slot` is appended to `freed` when the last view dies.
+    """Return one array per field in a host slot; `slot` is appended to `freed` when the last view dies.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A bounded queue between who fetches and who consumes: closeable from both ends, carrying errors."""
+"""A bounded queue between producers and a consumer: both ends can close it, and it carries errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class QueueStatistics:
     Attributes
     ----------
     capacity : int
-        Items the queue holds before `put` waits.
+        Number of items the queue holds before `put` waits.
     queued : int
-        Items in the queue now.
+        Number of items in the queue now.
     closed : bool
-        Whether the consumer has gone.
+        Whether the consumer has closed the queue.
     """
 
     capacity: int
@@ -34,31 +34,31 @@ class QueueStatistics:
 
 
 class _End:
-    """What lies behind the last item."""
+    """The marker that follows the last item."""
 
 
 _END = _End()
 
 
 class BatchQueue(Generic[T]):
-    """A bounded queue with two ends: producers `put` then `finish`, the consumer `get`s and may `close`.
+    """A bounded queue: producers call `put`, then `finish`; the consumer calls `get` and may call `close`.
 
-    The first `capacity` items are put freely; every later `put` takes a credit that a `get` left behind. So
-    no more than `capacity` items are ever queued, the two unbounded C queues underneath bound each other,
-    and no Python-level lock is held while a thread waits.
+    The first `capacity` items need no credit; every later `put` takes a credit left by a `get`. So at most
+    `capacity` items are ever queued, the two unbounded C queues underneath bound each other, and no thread
+    holds a Python-level lock while it waits.
 
-    Any thread may call any method. When full, `put` waits; when empty, `get` waits. After `finish(error)`
-    the consumer receives every item put before, then `error` (or `QueueClosed` without one), on that call
-    and every later one. After `close()` every waiting or later `put` raises `QueueClosed`. An item may
-    slip in while `close` runs: a producer whose items own something calls `close` too as its last act and
-    disposes of what it returns.
+    Any thread may call any method. `put` waits while the queue is full, `get` while it is empty. After
+    `finish(error)` the consumer receives all earlier items; then `get` raises `error` (or `QueueClosed`
+    without one), on that and every later call. After `close()`, every waiting or later `put` raises
+    `QueueClosed`. An item may slip in while `close` runs. A producer whose items own resources therefore
+    calls `close` itself at the end and disposes of the items it returns.
 
     Parameters
     ----------
     capacity : int
-        Items held at most, 1 or more.
+        Maximum number of items, 1 or more.
     producers : int
-        How often `finish()` must be called without an error before the stream ends.
+        Number of `finish()` calls without an error that end the stream.
 
     Examples
     --------
@@ -75,8 +75,8 @@ class BatchQueue(Generic[T]):
         self._producers = producers
         self._items: SimpleQueue[T | _End] = SimpleQueue()
         self._credits: SimpleQueue[bool] = SimpleQueue()
-        self._puts = itertools.count()  # its next() is one step of C, so producers need no lock to share it
-        # Reentrant: a finalizer that runs inside `finish` may call `close` on this very queue.
+        self._puts = itertools.count()  # next() is atomic, being C code, so producers share it without a lock
+        # Reentrant: a finalizer that runs inside `finish` may call methods of this queue.
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._closed = False
@@ -92,7 +92,7 @@ class BatchQueue(Generic[T]):
         self._put(item, next(self._puts) < self._capacity or self._credits.get())
 
     def put_nowait(self, item: T) -> None:
-        """Add an item, or raise `queue.Full` at once where `put` would wait."""
+        """Add an item, or raise `queue.Full` instead of waiting."""
         try:
             credit = next(self._puts) < self._capacity or self._credits.get_nowait()
         except Empty:
@@ -101,12 +101,12 @@ class BatchQueue(Generic[T]):
 
     def _put(self, item: T, credit: bool) -> None:
         if not credit or self._closed:
-            self._credits.put(False)  # the next producer in line must wake up too
+            self._credits.put(False)  # wakes the next waiting producer too
             raise QueueClosed("the consumer has closed the queue")
         self._items.put(item)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Say that this producer puts nothing more; an `error` ends the stream for all producers at once."""
+        """Announce that this producer is done; an `error` ends the stream for all producers immediately."""
         with self._lock:
             self._producers -= 1
             if error is not None and self._error is None:
@@ -115,36 +115,36 @@ class BatchQueue(Generic[T]):
                 self._items.put(_END)
 
     def get(self) -> T:
-        """Take the oldest item, waiting while the queue is empty.
+        """Remove and return the oldest item, waiting while the queue is empty.
 
         Raises
         ------
         QueueClosed
             Every producer has finished and the queue is empty, or the queue was closed.
         BaseException
-            The error a producer finished with.
+            The error that a producer passed to `finish`.
         """
         return self._take(self._items.get())
 
     def get_nowait(self) -> T:
-        """Take the oldest item, or raise `queue.Empty` at once where `get` would wait."""
+        """Remove and return the oldest item, or raise `queue.Empty` instead of waiting."""
         return self._take(self._items.get_nowait())
 
     def _take(self, item: T | _End) -> T:
         if isinstance(item, _End):
-            self._items.put(item)  # whoever asks again meets the end again
+            self._items.put(item)  # every later call must find the end too
             if self._error is not None and not self._closed:
                 raise self._error
-            raise QueueClosed("no producer will put anything more")
+            raise QueueClosed("every producer has finished")
         self._credits.put(True)
         return item
 
     def is_empty(self) -> bool:
-        """Return whether `get` would wait now; another consumer may change that at any time."""
+        """Return whether `get` would wait now; another thread may change that at any time."""
         return self._items.empty()
 
     def close(self) -> list[T]:
-        """Refuse all further items, wake every waiting producer, return what was queued; may be repeated."""
+        """Refuse further items, wake all waiting producers and return the queued items; may be repeated."""
         self._closed = True
         left: list[T] = []
         while True:
@@ -159,7 +159,7 @@ class BatchQueue(Generic[T]):
         return left
 
     def statistics(self) -> QueueStatistics:
-        """Return a snapshot: capacity, items queued, closed or not."""
+        """Return a snapshot of capacity, queued items and state."""
         return QueueStatistics(self._capacity, min(self._items.qsize(), self._capacity), self._closed)
 
     def __iter__(self) -> Iterator[T]:
@@ -177,11 +177,11 @@ def pump(
     queue: BatchQueue[T],
     dispose: Callable[[T], object] = lambda _: None,
 ) -> None:
-    """Put every item into the queue, then finish it: the whole life of a thread that reads.
+    """Put every item into the queue, then finish it: the main function of a reader thread.
 
-    Whatever `open_items` or its iterator raises becomes the error of the queue. When the consumer
-    closes the queue the iterator is closed, if it can be, in this thread, and `dispose` is called with
-    every item that nobody will get.
+    An exception of `open_items` or its iterator becomes the error of the queue. If the consumer closes the
+    queue, the iterator is closed in this thread (if it has a `close` method), and `dispose` is called with
+    every item that nobody will receive.
     """
     error: BaseException | None = None
     items: Iterator[T] | None = None

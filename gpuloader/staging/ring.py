@@ -1,4 +1,4 @@
-"""The slots of one loader: which are free, which are leased, and when the user's batch must be a copy."""
+"""The slots of one loader: which are free, which are leased, and when a batch must be delivered as a copy."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from gpuloader.staging.arena import Arena, PageLocker
 from gpuloader.staging.layout import Layout, align
 
 GROWTH = 1.25
-"""A slot that must grow takes this much more than it needs, so slowly longer batches rarely grow it again."""
+"""A slot grows to this multiple of the size it needs, so slowly growing batches rarely grow it again."""
 
 
 class Slot:
-    """One contiguous host region that a batch is written into.
+    """One contiguous region of host memory that holds one batch.
 
     Attributes
     ----------
     bytes : numpy.ndarray
-        The region, uint8.
+        The region as a uint8 array.
     address : int
-        Where it starts.
+        Start address of the region.
     nbytes : int
-        Its size.
+        Size of the region in bytes.
     interface : dict
-        The region in NumPy's array interface, made once: a lease hands it out.
+        The region's NumPy array interface, created once and used by every lease.
     memory : object
-        What keeps the region mapped.
+        The object that keeps the region mapped.
     in_ring : bool
-        False for a private copy, which no ring takes back.
+        False for a private copy, which does not return to a ring.
     """
 
     __slots__ = ("_layout", "_views", "address", "bytes", "in_ring", "interface", "memory", "nbytes")
@@ -44,7 +44,7 @@ class Slot:
         self.replace(region, memory)
 
     def replace(self, region: NDArray[np.uint8], memory: object) -> None:
-        """Lie in another region from now on; only a slot that no lease refers to may move."""
+        """Move to another region; allowed only while no lease refers to the slot."""
         self.bytes = region
         self.nbytes = region.size
         self.memory = memory
@@ -54,7 +54,7 @@ class Slot:
         self._views: list[NDArray[Any]] = []
 
     def views(self, layout: Layout) -> list[NDArray[Any]]:
-        """Return one array a field to write a batch of this layout into; they hold no lease."""
+        """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
         if layout is not self._layout:
             self._views = [
                 np.ndarray(field.shape, field.dtype, self.bytes, field.offset) for field in layout.fields
@@ -64,33 +64,33 @@ class Slot:
 
 
 class Ring:
-    """A fixed number of slots that go round: free, filled, leased, free.
+    """A fixed number of slots that circulate: free, filled, leased, free.
 
-    ``free + with the fetcher, in the queue or under copy + leased = count``, and `lend` keeps
-    ``leased <= spare``. So ``count - spare`` slots always move, whatever the user keeps: the fetcher never
-    waits for the user, only for the consumer's next step.
+    ``free + (being filled, queued or being copied) + leased = count``, and `lend` keeps ``leased <= spare``.
+    So ``count - spare`` slots always circulate, however many batches the user keeps: the fetcher never waits
+    for the user to drop a batch, only for the consumer's next step.
 
-    `acquire` and `fit` are the fetchers', from any thread, and `acquire` may wait; everything else is the
-    consumer's, from one thread at a time, except `freed`, to which a lease's finalizer appends from any
-    thread, even inside a lock.
+    Fetchers call `acquire` and `fit`, from any thread; `acquire` may wait. The consumer calls everything
+    else, from one thread at a time. Only `freed` is different: a lease's finalizer appends to it from any
+    thread, even one that holds a lock.
 
     Parameters
     ----------
     count : int
-        How many slots.
+        Number of slots.
     spare : int
-        How many of them the user may hold at once; batches beyond that are delivered as private copies.
+        Number of slots the user may hold at once; further batches are delivered as private copies.
     locker : PageLocker or None
-        Page-locks the memory for a device.
+        The device that page-locks the memory.
     shared : bool
         Whether worker processes map the memory and write into it.
 
     Attributes
     ----------
     allocated : bool
-        Whether the memory is reserved: from the first `acquire` on.
+        Whether the memory is reserved, which the first `acquire` does.
     slot_nbytes : int
-        What each slot was reserved with, 0 before; single ones may have grown since.
+        Initial size of each slot in bytes, 0 before the first `acquire`; single slots may have grown since.
     """
 
     def __init__(
@@ -105,23 +105,23 @@ class Ring:
         self._locker = locker
         self._shared = shared
         self._allocating = threading.Lock()
-        # The slot freed last is taken first: it is still in the processor's cache. One credit a free slot
-        # stands in a C queue, which waits without a Python-level lock; False there means closed.
+        # The slot freed last is taken first, because it is still in the processor's cache. For each free slot
+        # there is one credit in a C queue, which waits without a Python-level lock; False there means closed.
         self._free: deque[Slot] = deque()
         self._credits: SimpleQueue[bool] = SimpleQueue()
 
     def acquire(self, nbytes: int) -> Slot:
         """Take a free slot of at least `nbytes`, waiting until there is one.
 
-        The first call reserves the memory of all slots at that size; a slot too small for a later batch
-        grows by itself.
+        The first call reserves the memory of all slots at that size. A slot that is too small for a later
+        batch grows individually.
 
         Raises
         ------
         QueueClosed
-            The consumer has gone.
+            The consumer has closed the loader.
         StagingMemoryError
-            The memory is not there.
+            The memory is not available.
         """
         if not self.allocated:
             self._reserve(max(nbytes, 1))
@@ -138,7 +138,7 @@ class Ring:
         return slot
 
     def take(self) -> Slot | None:
-        """Take a free slot of whatever size, or return None at once where none is free or reserved yet."""
+        """Take a free slot of any size without waiting, or return None if none is free or reserved yet."""
         try:
             credit = self._credits.get_nowait()
         except Empty:
@@ -149,7 +149,7 @@ class Ring:
         return self._free.pop()
 
     def fit(self, slot: Slot, nbytes: int) -> None:
-        """Give a slot that nobody reads memory of at least `nbytes`, if it has less."""
+        """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
         if nbytes > slot.nbytes:
             arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared)
             slot.replace(arena.bytes, arena)
@@ -159,7 +159,7 @@ class Ring:
         self._credits.put(True)
 
     def _reserve(self, nbytes: int) -> None:
-        with self._allocating:  # several threads may come with the first batches
+        with self._allocating:  # several threads may bring the first batches
             if self.allocated:
                 return
             self.slot_nbytes = align(nbytes)
@@ -172,12 +172,12 @@ class Ring:
             self._return(Slot(arena.bytes[start : start + size], arena))
 
     def grow(self, more: int) -> None:
-        """Go round with so many slots more, of the size of the first ones; the consumer's.
+        """Add `more` slots of the initial size; called by the consumer.
 
         Raises
         ------
         StagingMemoryError
-            The memory is not there.
+            The memory is not available.
         """
         with self._allocating:
             if self.allocated:
@@ -185,12 +185,12 @@ class Ring:
             self.count += more
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back that no lease refers to."""
+        """Return a slot that no lease refers to."""
         if slot.in_ring:
             self._return(slot)
 
     def lend(self, slot: Slot, layout: Layout) -> Slot:
-        """Return the slot the user may hold: `slot` itself, or a private copy where too many are held."""
+        """Return the slot to lease to the user: `slot` itself, or a private copy once `spare` are lent."""
         if self.leased < self._spare:
             self.leased += 1
             return slot
@@ -209,18 +209,18 @@ class Ring:
 
     @property
     def free(self) -> int:
-        """How many slots are free now."""
+        """Number of slots that are free now."""
         return len(self._free)
 
     def interrupt(self) -> None:
-        """Make every waiting and later `acquire` raise `QueueClosed`, until `rearm`."""
+        """Make all waiting and later `acquire` calls raise `QueueClosed`, until `rearm`."""
         self._credits.put(False)
 
     def rearm(self) -> bool:
-        """Undo `interrupt`, once nobody waits in `acquire`; return whether all slots are there and usable."""
+        """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back and valid."""
         for credit in [self._credits.get() for _ in range(self._credits.qsize())]:
             if credit:
                 self._credits.put(credit)
         if any(isinstance(slot.memory, Arena) and slot.memory.closed for slot in self._free):
-            return False  # we are garbage, and our memory was finalized before us
+            return False  # the ring itself is garbage, and its memory was finalized first
         return not self.allocated or self.free + self.leased == self.count

@@ -1,8 +1,12 @@
-"""Transforms: what is done to fields where a batch lands.
+"""Transforms: computations on the fields of a batch, on the device that the batch is for.
 
-On a GPU they are kernels on the copy stream, right behind the copy, so that small raw bytes cross the bus;
-on a CPU place their NumPy twins run where the batch is fetched. What is drawn at random follows from the
-loader's seed, the epoch and the sample's index, so both give the same pictures.
+In: a batch's staged fields, on the host or on a device.
+Out: the transformed fields, in the same slot; GPU and CPU results agree bit for bit.
+Callers: users create transforms; `collate` (CPU places), `devices` (GPUs) and `loader` run them.
+
+On a GPU, transforms are kernels on the copy stream, directly after the copy, so only the small raw values
+cross the bus. On a CPU place, their NumPy twins run where the batch is fetched. Random draws depend only on
+the loader's seed, the epoch and the sample's index.
 
 >>> import numpy as np
 >>> from gpuloader import DataLoader, TensorDataset
@@ -34,7 +38,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a transform when it is first asked for: its kernels take a while to import."""
+    """Import a transform when it is first accessed, because importing its kernels takes a while."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

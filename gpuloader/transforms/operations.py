@@ -1,9 +1,10 @@
-"""Operations: what one step of a program computes, on the host or on a device."""
+"""Operations: the single computations that a program consists of, each for the host and for a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,39 +13,39 @@ from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import Array
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and dtype of an array."""
+"""An array's shape and dtype."""
 
 
 class Computation(Protocol):
-    """What a step does; the arrays are there, computing allocates nothing."""
+    """A step's computation from input arrays to output arrays that exist already; it allocates nothing."""
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Compute NumPy arrays from NumPy arrays."""
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Put the same computation of CuPy arrays on a stream."""
+        """Launch the same computation, of CuPy arrays, on a stream."""
 
 
 class Operation(Computation, Protocol):
-    """One computation of a transform, bound to the shapes it is for."""
+    """One computation of a transform, bound to the shapes of its inputs."""
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
-        """What it computes."""
+        """Shapes and dtypes of the arrays it computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatherRows:
-    """Takes rows, by their numbers, of an array that lies where batches land.
+    """Gathers rows by number from an array that is already on the device.
 
     Attributes
     ----------
     shape : tuple of int
-        Of a row.
+        The shape of a row.
     dtype : numpy.dtype
-        Of its elements.
+        The dtype of its elements.
     source : array or None
-        All rows; None where the program is only asked for its layout.
+        The array with all rows; None if the program is only used for its layout.
     """
 
     shape: tuple[int, ...]
@@ -52,11 +53,11 @@ class GatherRows:
     source: Any = None
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Take the rows with NumPy."""
+        """Gather the rows with NumPy."""
         self.source.take(inputs[0], 0, outputs[0], "clip")
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Take the rows with a kernel."""
+        """Gather the rows with a kernel."""
         from gpuloader.kernels.gather import gather
 
         gather(self.source, inputs[0], out=outputs[0], stream=stream)
@@ -64,14 +65,14 @@ class GatherRows:
 
 @dataclass(frozen=True, slots=True)
 class GatherSpan:
-    """Takes the rows at consecutive positions of an order that lies where batches land.
+    """Gathers the rows at consecutive positions of an order that is already on the device.
 
     Attributes
     ----------
     source : array
-        All rows.
+        The array with all rows.
     order : array or None
-        The rows in their order, int64; None: they are taken in sequence.
+        The row numbers in their order, int64; None gathers the rows in sequence.
     """
 
     source: Any
@@ -79,17 +80,17 @@ class GatherSpan:
 
     @property
     def reads(self) -> tuple[Any, ...]:
-        """What it reads beside its inputs."""
+        """Arrays it reads in addition to its inputs."""
         return (self.source,) if self.order is None else (self.source, self.order)
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Take the rows with the twin."""
+        """Gather the rows with the kernel's twin."""
         from gpuloader.kernels.gather import gather_on_host
 
         gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Take the rows with a kernel."""
+        """Gather the rows with a kernel."""
         from gpuloader.kernels.gather import gather
 
         gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
@@ -97,12 +98,12 @@ class GatherSpan:
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """Writes the beginning of a seeded permutation, that of `Shuffled` orders.
+    """Writes the beginning of the seeded permutation of a `Shuffled` order.
 
     Attributes
     ----------
     count, seed, epoch : int
-        As those of the order.
+        The count, seed and epoch of the order.
     """
 
     count: int
@@ -110,22 +111,23 @@ class Permute:
     epoch: int
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:  # noqa: ARG002
-        """Write it with the twin."""
+        """Write the permutation with the kernel's twin."""
         from gpuloader.kernels.shuffle import shuffle_on_host
 
         shuffle_on_host(self.count, self.seed, self.epoch, 0, len(outputs[0]), out=outputs[0])
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:  # noqa: ARG002
-        """Write it with kernels."""
+        """Write the permutation with kernels."""
         from gpuloader.kernels.shuffle import shuffle
 
         shuffle(self.count, self.seed, self.epoch, 0, len(outputs[0]), out=outputs[0], stream=stream)
 
 
 def span_specs(count: int) -> tuple[Spec, ...]:
-    """Return what is staged of a batch at consecutive positions of an order: 16 bytes, however large it is.
+    """Return the specs of a batch of `count` consecutive positions of an order: 16 bytes, whatever the count.
 
-    An array without bytes, which says how many samples there are, and the first and the last position.
+    The first array has no bytes; its shape carries the number of samples. The second holds the first and the
+    last position.
 
     >>> [shape for shape, _ in span_specs(100)]
     [(100, 0), (2,)]
@@ -135,58 +137,70 @@ def span_specs(count: int) -> tuple[Spec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel and its twin, with everything but the arrays settled.
+    """A kernel and its twin, with all arguments bound except for the arrays.
 
     Attributes
     ----------
+    inputs : tuple of str
+        The parameters that take the input arrays.
     outputs : tuple of Spec
-        The one array it computes.
+        The spec of the one array it computes.
     kernel, twin : callable
-        Take the inputs, and ``out``.
+        The launcher and the twin; both take the inputs by name, and ``out``.
     """
 
+    inputs: tuple[str, ...]
     outputs: tuple[Spec, ...]
     kernel: Callable[..., Any]
     twin: Callable[..., Any]
 
     @classmethod
     def settle(
-        cls, empty: Sequence[Array], output: Spec, kernel: Callable[..., Any], twin: Callable[..., Any]
+        cls,
+        empty: Mapping[str, Array],
+        output: Spec,
+        kernel: Callable[..., Any],
+        twin: Callable[..., Any],
+        **options: Any,
     ) -> KernelCall:
-        """Return the call, its twin tried on no samples: what it refuses is known before any batch is.
+        """Return the call, after trying its twin on inputs without samples.
+
+        The trial finds whatever the kernel would refuse before the first batch.
 
         Parameters
         ----------
-        empty : sequence of numpy.ndarray
-            The inputs, of no samples.
+        empty : mapping of str to numpy.ndarray
+            Inputs without samples, by parameter.
         output : Spec
-            What it computes.
+            The spec of the result.
         kernel, twin : callable
-            As the attributes.
+            The launcher and the twin.
+        **options : object
+            The other arguments of both.
 
         Raises
         ------
         SampleError
-            The kernel does not take such arrays, or what it is told beside them does not suit them.
+            The kernel does not accept such arrays, or the options do not fit them.
         """
-        shape, dtype = output
+        call = cls(tuple(empty), (output,), partial(kernel, **options), partial(twin, **options))
         try:
-            twin(*empty, out=np.zeros((0, *shape[1:]), dtype))
+            call.on_host(list(empty.values()), [no_rows(output)])
         except (TypeError, ValueError) as error:
             raise SampleError(str(error)) from error
-        return cls((output,), kernel, twin)
+        return call
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the twin."""
-        self.twin(*inputs, out=outputs[0])
+        self.twin(**dict(zip(self.inputs, inputs, strict=True)), out=outputs[0])
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Launch the kernel on a stream."""
-        self.kernel(*inputs, out=outputs[0], stream=stream)
+        self.kernel(**dict(zip(self.inputs, inputs, strict=True)), out=outputs[0], stream=stream)
 
 
 def no_rows(spec: Spec, rows: int = 0) -> Array:
-    """Return an array like those of a spec, with no rows or so few.
+    """Return an array of a spec's dtype and row shape, with no rows, or as many as given.
 
     >>> no_rows(((32, 3), np.dtype("int16"))).shape
     (0, 3)
@@ -196,16 +210,16 @@ def no_rows(spec: Spec, rows: int = 0) -> Array:
 
 
 class Plain:
-    """What a transform does that draws nothing and takes any content."""
+    """Base class of transforms that draw no random numbers and accept any values."""
 
     @property
     def draws(self) -> int:
-        """Numbers drawn for each sample: none."""
+        """Number of random draws per sample: none."""
         return 0
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
-        """Return no draws."""
+        """Return an array without draws."""
         return np.empty((len(words), 0), np.int32)
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Accept any content."""
+        """Accept any values."""

@@ -1,11 +1,9 @@
-"""Transforms of pictures: random windows, mirrored by lot, and numbers of mean 0 and deviation 1."""
+"""Transforms of images: random crops, random mirroring, and normalization to mean 0 and deviation 1."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,28 +14,31 @@ from gpuloader.fields.spec import Array
 from gpuloader.kernels.crop import crop, crop_on_host
 from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.normalize import as_constant, normalize, normalize_on_host
+from gpuloader.kernels.windows import check_layout, join_shape, split_shape
 from gpuloader.transforms.operations import KernelCall, Spec, no_rows
 from gpuloader.transforms.program import Transform
 
-_LAYOUTS = ("HWC", "CHW")
 _TARGETS = ("float16", "bfloat16", "float32")
-_WINDOW = 3  # numbers of a window: top, left, flip
+_WINDOW = 3  # the numbers of a window: top, left, flip
 
 
 @dataclass(frozen=True)
 class RandomCropFlip:
-    """A random window of each picture, mirrored by lot; in one pass with a `Normalize` right behind it.
+    """Crops a random window of each image, and mirrors images at random.
+
+    A `Normalize` of the same field directly after it is computed in the same pass.
 
     Attributes
     ----------
     field : str or None
-        Which field, of any numbers of 1 to 8 bytes; None: the first that is an array.
+        The field to transform, of any dtype of 1, 2, 4 or 8 bytes; None means the first array field.
     size : tuple of int
         Height and width of the window.
     flip : bool
-        Whether half of the pictures, by lot, are mirrored left to right.
+        Whether to mirror each image left to right with probability 1/2.
     layout : str or None
-        'HWC' or 'CHW', of the samples and of the result; None: as the `Normalize` behind it says, else 'HWC'.
+        The layout of the samples and of the result, 'HWC' or 'CHW'. None takes the layout of a `Normalize`
+        directly after it, otherwise 'HWC'.
     """
 
     field: str | None
@@ -52,7 +53,7 @@ class RandomCropFlip:
 
     @property
     def draws(self) -> int:
-        """Numbers drawn for each sample: where its window begins, and whether it is mirrored."""
+        """Number of random draws per sample: top, left and flip of its window."""
         return _WINDOW
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
@@ -61,56 +62,44 @@ class RandomCropFlip:
         return draw_windows(words, (height, width), self.size, flip=self.flip)
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Accept any content."""
+        """Accept any values."""
 
     def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
         return find_sizes(inputs, self.layout or "HWC")
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
-        """Return the computation for a batch, where no `Normalize` does it along."""
+        """Return the computation for a batch, when no `Normalize` includes it."""
         channels, height, width = self._sizes(inputs)
         layout = self.layout or "HWC"
         check_room(self.size, height, width, layout)
         tall, wide = self.size
-        shape = (tall, wide, channels) if layout == "HWC" else (channels, tall, wide)
         (samples, *_), dtype = inputs[0]
-        call, twin = (partial(self._run, function, (tall, wide), layout) for function in (crop, crop_on_host))
-        empty = [no_rows(inputs[0]), np.zeros((0, _WINDOW), np.int32)]
-        return KernelCall.settle(empty, ((samples, *shape), dtype), call, twin)
-
-    @staticmethod
-    def _run(
-        function: Callable[..., Any],
-        size: tuple[int, int],
-        layout: str,
-        images: Any,
-        windows: Any,
-        **where: Any,
-    ) -> None:
-        function(images, size, windows, layout=layout, **where)
+        output = (samples, *join_shape(channels, tall, wide, layout)), dtype
+        empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _WINDOW), np.int32)}
+        return KernelCall.settle(empty, output, crop, crop_on_host, size=(tall, wide), layout=layout)
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Pictures to floats: ``(x * scale - mean) / std`` in every channel, and from one layout to another.
+    """Converts images to floats, ``(x * scale - mean) / std`` per channel, and can change the layout.
 
     Attributes
     ----------
     field : str or None
-        Which field, uint8 or float32, (height, width, channels) or (channels, height, width); None: the
-        first that is an array.
+        The field to transform, uint8 or float32, with samples of shape (height, width, channels) or
+        (channels, height, width); None means the first array field.
     mean, std : float or sequence of float
-        One for all channels, or one each.
+        One number for all channels, or one per channel.
     scale : float
-        What values are multiplied by before; ``1 / 255`` makes bytes 0 to 1.
+        The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
     layout, to : str
-        'HWC' or 'CHW': of the samples, and of the result.
+        The layouts of the samples and of the result, each 'HWC' or 'CHW'.
     dtype : dtype-like
-        float32, float16, or "bfloat16" as bits in uint16.
+        The result's dtype: float32, float16, or "bfloat16" as bits in uint16.
     crop : tuple of int or None
-        Height and width of a random window.
+        Height and width of a random window to crop first; None keeps the whole image.
     flip : bool
-        Whether half of the pictures, by lot, are mirrored left to right.
+        Whether to mirror each image left to right with probability 1/2.
     """
 
     field: str | None
@@ -134,7 +123,7 @@ class Normalize:
 
     @property
     def draws(self) -> int:
-        """Numbers drawn for each sample: where its window begins, and whether it is mirrored."""
+        """Number of random draws per sample: top, left and flip of its window, if there is one."""
         return _WINDOW if self.crop is not None or self.flip else 0
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
@@ -143,7 +132,7 @@ class Normalize:
         return draw_windows(words, (height, width), self.crop or (height, width), flip=self.flip)
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Accept any content."""
+        """Accept any values."""
 
     def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
         return find_sizes(inputs, self.layout, (np.uint8, np.float32))
@@ -153,46 +142,35 @@ class Normalize:
         channels, height, width = self._sizes(inputs)
         tall, wide = self.crop or (height, width)
         check_room((tall, wide), height, width, self.layout)
-        size = (tall, wide, channels) if self.to == "HWC" else (channels, tall, wide)
         _, held = resolve_target(self.dtype, _TARGETS)
-        empty = [no_rows(inputs[0])] + [np.zeros((0, self.draws), np.int32)] * bool(self.draws)
-        call, twin = (
-            partial(self._run, normalize, (tall, wide)),
-            partial(self._run, normalize_on_host, (tall, wide)),
-        )
-        return KernelCall.settle(empty, ((inputs[0][0][0], *size), held), call, twin)
-
-    def _run(
-        self,
-        function: Callable[..., Any],
-        size: tuple[int, int],
-        images: Any,
-        windows: Any = None,
-        **where: Any,
-    ) -> None:
-        function(
-            images,
-            self.mean,
-            self.std,
+        output = (inputs[0][0][0], *join_shape(channels, tall, wide, self.to)), held
+        empty = {"images": no_rows(inputs[0])}
+        if self.draws:
+            empty["windows"] = np.zeros((0, _WINDOW), np.int32)
+        return KernelCall.settle(
+            empty,
+            output,
+            normalize,
+            normalize_on_host,
+            mean=self.mean,
+            std=self.std,
             scale=self.scale,
             layout=self.layout,
             out_layout=self.to,
             dtype=self.dtype,
-            size=size,
-            windows=windows,
-            **where,
+            size=(tall, wide),
         )
 
 
 def fuse(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return transforms with a `RandomCropFlip` and the `Normalize` right behind it made one.
+    """Return the transforms with each `RandomCropFlip` merged into a `Normalize` directly after it.
 
-    A `Normalize` of another field, or with a window of its own, stays apart.
+    A `Normalize` of another field, or with its own crop or flip, is not merged.
 
     Raises
     ------
     ValueError
-        Of two that would be one, each names another layout.
+        Two transforms to merge have different layouts.
 
     >>> [type(one).__name__ for one in fuse([RandomCropFlip(None, (4, 4)), Normalize(None)])]
     ['Normalize']
@@ -208,8 +186,8 @@ def fuse(transforms: Sequence[Transform]) -> list[Transform]:
         ):
             if before.layout not in (None, transform.layout):
                 raise ValueError(
-                    f"RandomCropFlip has the layout {before.layout} and the Normalize right behind it "
-                    f"{transform.layout}"
+                    f"RandomCropFlip has layout {before.layout}, but the Normalize after it has "
+                    f"{transform.layout}; use the same layout for both"
                 )
             fused[-1] = replace(transform, crop=before.size, flip=before.flip)
         else:
@@ -223,50 +201,40 @@ def check_window(size: object) -> None:
     >>> check_window((28, 28))
     """
     if not isinstance(size, tuple | list) or len(size) != 2:
-        raise ValueError(f"a window's size must be height and width, got {size!r}")
+        raise ValueError(f"window size must be (height, width), got {size!r}")
     for name, value in zip(("height", "width"), size, strict=True):
         check_count(name, value)
 
 
-def check_layout(name: str, layout: object) -> None:
-    """Raise `ValueError` unless a layout is one of the two known.
-
-    >>> check_layout("layout", "CHW")
-    """
-    if layout not in _LAYOUTS:
-        raise ValueError(f"{name} must be 'HWC' or 'CHW', got {layout!r}")
-
-
 def check_room(size: tuple[int, int], height: int, width: int, layout: str) -> None:
-    """Raise `SampleError` where pictures of this height and width are smaller than a window.
+    """Raise `SampleError` if images of this height and width are smaller than a window.
 
     >>> check_room((28, 28), 32, 32, "HWC")
     """
     tall, wide = size
     if tall > height or wide > width:
         raise SampleError(
-            f"expected pictures of {tall} x {wide} at least, got {height} x {width} in the layout {layout}"
+            f"expected images of at least {tall} x {wide}, got {height} x {width} in layout {layout}"
         )
 
 
 def find_sizes(
     inputs: Sequence[Spec], layout: str, dtypes: Sequence[DTypeLike] | None = None
 ) -> tuple[int, int, int]:
-    """Return channels, height and width of a field of pictures; raise `SampleError` where it is none.
+    """Return the channels, height and width of a field of images; raise `SampleError` for other fields.
 
     >>> find_sizes([((8, 3, 32, 40), np.dtype("uint8"))], "CHW")
     (3, 32, 40)
     """
     shape, dtype = inputs[0]
     if len(inputs) != 1 or len(shape) != 4 or (dtypes is not None and dtype not in dtypes):
-        expected = "" if dtypes is None else " " + " or ".join(np.dtype(one).name for one in dtypes) + ","
-        raise SampleError(f"expected pictures,{expected} in the layout {layout}, got {dtype} {shape[1:]}")
-    height, width, channels = shape[1:] if layout == "HWC" else (*shape[2:], shape[1])
-    return channels, height, width
+        expected = "" if dtypes is None else " or ".join(np.dtype(one).name for one in dtypes) + " "
+        raise SampleError(f"expected {expected}images in layout {layout}, got {dtype} of shape {shape[1:]}")
+    return split_shape(shape[1:], layout)
 
 
 def draw_windows(words: Array, room: tuple[int, int], size: tuple[int, int], *, flip: bool) -> Array:
-    """Return top, left and flip of each sample's window, all equally likely, from uint64 (samples, 3).
+    """Return top, left and flip of each sample's window, uniformly drawn from random uint64 (samples, 3).
 
     >>> draw_windows(np.zeros((1, 3), np.uint64), (32, 32), (28, 28), flip=True)
     array([[0, 0, 0]], dtype=int32)

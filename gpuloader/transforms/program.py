@@ -1,8 +1,8 @@
-"""Programs: what is done to the fields of a batch where it lands, after its bytes are there.
+"""Programs: the transforms of a loader, planned for batches of one layout.
 
-A program is worked out once for a layout. What it computes gets room behind the fields it computes from, in
-the same slot, so nothing is allocated when it runs. On a device it runs on the copy stream, right behind the
-copy; on a CPU place its twins run where the batch is fetched, over the same bytes.
+A program is planned once per layout. Its results get room in the same slot, after the fields they are
+computed from, so running it allocates nothing. On a device, it runs on the copy stream, directly after the
+copy. On a CPU place, the kernels' twins run where the batch is fetched, over the same bytes.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from gpuloader.order.randomness import as_number, current_draw
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.transforms.operations import Computation, GatherRows, GatherSpan, Operation, Spec
 
-_DRAWS = 16  # hashed along, so that draws have nothing to do with orders
+_DRAWS = 16  # part of the hash key, so that draws are independent of orders
 
 
 class Transform(Protocol):
-    """What the user asks to be done to a field."""
+    """A transform of one field, as the user specifies it."""
 
     @property
     def field(self) -> str | None:
-        """Name of the field; None: the first that is an array."""
+        """Name of the field; None means the first array field."""
 
     @property
     def draws(self) -> int:
-        """Numbers it draws for each sample, 0 for none."""
+        """Number of random draws per sample; 0 for none."""
 
     def bind(self, inputs: Sequence[Spec]) -> Operation:
-        """Return the computation for a batch; it is given a field's arrays, and the draws behind them.
+        """Return the computation for a batch; its inputs are the field's arrays, then the draws if any.
 
         Raises
         ------
         SampleError
-            The field is not what the transform takes.
+            The transform does not accept the field.
         """
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
-        """Return the draws of each sample, int32 (samples, draws), from uint64 (samples, draws) at random."""
+        """Return each sample's draws, int32 (samples, draws), given random uint64 of the same shape."""
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Look at a field's staged arrays; raise `SampleError` where nothing can be computed from them."""
+        """Raise `SampleError` if the transform cannot be computed from these values of a field's arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, the arrays it works on, by their numbers, and the field and transform it is for."""
+    """One operation, the numbers of its input and output arrays, and the field and transform it is for."""
 
     operation: Computation
     inputs: tuple[int, ...]
@@ -63,8 +63,8 @@ class Step:
 
 
 @contextmanager
-def _told(title: str, field: str) -> Iterator[None]:
-    """Give what a transform raises the package's type, and the name of the field."""
+def _named(title: str, field: str) -> Iterator[None]:
+    """Turn what a transform raises into a `SampleError` that names the transform and the field."""
     try:
         yield
     except SampleError as error:
@@ -78,24 +78,25 @@ def _told(title: str, field: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is done to batches of one layout.
+    """The computations for batches of one layout.
 
     Attributes
     ----------
     copied : Layout
-        What lies in the slot before: the staged fields, and what was drawn for them.
+        The slot's contents before the program runs: the staged fields and the draws.
     room : Layout
-        The same, and what is computed.
+        The same, followed by the results.
     drawn : tuple of (int, Transform, str, tuple of Spec)
-        Arrays to be filled with draws, by whom, for which field, and for which arrays.
+        The arrays of draws: the array's number, the transform that fills it, its field, and that field's
+        specs.
     checked : tuple of (Transform, str, tuple of int)
-        Who wants to look at which field's staged arrays, before anything is computed.
+        The checks of staged values: the transform that checks, its field, and the numbers of its arrays.
     steps : tuple of Step
-        In their order.
+        The steps in order.
     delivered : Layout
-        What the user gets.
+        The arrays that the user receives.
     levels : tuple of int
-        Of the delivered fields; see `StagedBatch`.
+        The levels of the delivered fields; see `StagedBatch`.
     """
 
     copied: Layout
@@ -107,25 +108,25 @@ class Program:
     levels: tuple[int, ...]
 
     def check(self, arrays: list[Array]) -> None:
-        """Have the transforms look at the staged arrays; raise `SampleError` naming the field."""
+        """Run the transforms' checks on the staged arrays; a `SampleError` names the field."""
         for transform, field, numbers in self.checked:
-            with _told(type(transform).__name__, field):
+            with _named(type(transform).__name__, field):
                 transform.check([arrays[one] for one in numbers])
 
     def reads(self) -> Iterator[Any]:
-        """Yield the arrays it reads that lie beside the slot."""
+        """Yield the arrays outside the slot that the program reads."""
         for step in self.steps:
             yield from getattr(step.operation, "reads", ())
 
     def run_on_host(self, arrays: list[Array]) -> None:
-        """Compute over NumPy arrays, one for each field of `room`; raise `SampleError` where that fails."""
+        """Run on NumPy arrays, one per field of `room`; raise `SampleError` if a step fails."""
         for step in self.steps:
             inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
-            with _told(step.title, step.field):
+            with _named(step.title, step.field):
                 step.operation.on_host(inputs, outputs)
 
     def run_on_device(self, arrays: list[Any], stream: Any) -> None:
-        """Put the computation over device arrays on a stream; raise `LoaderError` if it is for hosts only."""
+        """Launch on a stream over device arrays; raise `LoaderError` if a step can only run on the host."""
         for step in self.steps:
             if not hasattr(step.operation, "on_device"):
                 raise LoaderError(
@@ -136,18 +137,17 @@ class Program:
 
 
 class Programmer:
-    """Works out programs; one a process, for one loader.
+    """Plans a loader's programs; each process has its own.
 
     Parameters
     ----------
     transforms : sequence of Transform
-        In their order.
+        The transforms in order.
     sources : sequence of GatherRows or None
-        Where the fields come from if only the numbers of their rows are staged: from arrays that already lie
-        where batches land.
+        The arrays on the device to gather the fields from, if only row numbers are staged.
     order : array or None
-        The rows in the order of the epoch, int64, lying there as well, for batches of which a span of it is
-        staged; see `span_specs`. None: spans are of the rows in sequence.
+        The rows in the epoch's order, int64, on the device, if only a span of it is staged per batch; see
+        `span_specs`. None means that spans are of the rows in sequence.
     """
 
     def __init__(
@@ -171,35 +171,35 @@ class Programmer:
         Parameters
         ----------
         names : sequence of str
-            Of the array fields.
+            The names of the array fields.
         levels : sequence of int
-            One an array field.
+            The level of each array field.
         staged : Layout
-            Where their arrays lie.
+            The layout of their arrays.
         drawn : bool
             Whether `staged` already ends with the draws.
 
         Raises
         ------
         SampleError
-            A transform names a field that is not there, or one it cannot take.
+            A transform names a field that does not exist, or does not accept its field.
         """
         last, program = self._last
-        if last is staged and program is not None:  # to compare layouts takes longer than all else here
+        if last is staged and program is not None:  # comparing layouts would take longer than all else here
             return program
         key = staged, drawn
         program = self._made.get(key)
         if program is None:
-            if len(self._made) > 32:  # batches of ever new sizes
+            if len(self._made) > 32:  # a batch sampler may use a new batch size every time
                 self._made.clear()
-            program = self._made[key] = _Writer(self, names, levels, staged, drawn).write()
+            program = self._made[key] = _Planner(self, names, levels, staged, drawn).plan()
         self._last = staged, program
         return program
 
     def fill_draws(self, program: Program, arrays: list[Array], keys: Indices) -> None:
-        """Write what the transforms draw for the samples with the given keys, their dataset indices.
+        """Write the transforms' draws for the samples with the given keys, which are their dataset indices.
 
-        A function of the loader's seed, the epoch and the key alone.
+        The draws depend on nothing but the loader's seed, the epoch and the key.
         """
         if not program.drawn:
             return
@@ -213,12 +213,12 @@ class Programmer:
             for column in range(transform.draws):
                 key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
                 words[:, column] = hash_positions(samples, key)
-            with _told(type(transform).__name__, field):
+            with _named(type(transform).__name__, field):
                 arrays[position][...] = transform.draw(words, specs)
 
 
-class _Writer:
-    """Writes one program."""
+class _Planner:
+    """Plans one program."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class _Writer:
         self._end = start + arrange((spec,)).nbytes
         return len(self._fields) - 1
 
-    def write(self) -> Program:
+    def plan(self) -> Program:
         checked: list[tuple[Transform, str, tuple[int, ...]]] = []
         drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
         staged = len(self._copied.fields)
@@ -283,12 +283,12 @@ class _Writer:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
-            with _told(title, name):
+            with _named(title, name):
                 operation = transform.bind(specs)
                 outputs = tuple(self._add(spec) for spec in operation.outputs)
             if any(self._fields[one].dtype.hasobject for one in outputs):
-                # Their addresses would outlive them in a slot, and be another process's.
-                raise SampleError(f"{title} computes Python objects: a batch holds numbers", field=name)
+                # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
+                raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
             self._steps.append(Step(operation, inputs, outputs, name, title))
             self._present[name] = outputs
         delivered = [one for name in self._names for one in self._present[name]]
@@ -306,13 +306,13 @@ class _Writer:
         """Return the name of a transform's field."""
         name = self._names[0] if transform.field is None and self._names else transform.field
         if name is None or name not in self._present:
-            problem = f"there is no such array to transform; the sample has {self._names}"
+            problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)
         return name
 
 
 def _count_samples(staged: Layout, levels: Sequence[int]) -> int:
-    """Return the samples of a staged batch: a ragged field's first array has a row for every step."""
+    """Return the number of samples of a staged batch; a ragged field's first array has one row per step."""
     if not staged.fields:
         return 0
     return staged.fields[1].shape[0] - 1 if levels and levels[0] else staged.fields[0].shape[0]

@@ -1,11 +1,9 @@
-"""Transforms of values: other dtypes, one-hot labels, padded rows."""
+"""Transforms of values: casts, one-hot labels, and padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,17 +22,17 @@ _NUMBERS = (*INTEGERS, *FLOATS)
 
 @dataclass(frozen=True)
 class Cast(Plain):
-    """Another dtype, and a factor on the way.
+    """Converts to another dtype, optionally multiplied by a factor.
 
     Attributes
     ----------
     field : str or None
-        Which field; None: the first that is an array.
+        The field to transform; None means the first array field.
     dtype : dtype-like
-        What to convert to: integers wrap around, as with NumPy's ``astype``; floats out of an integer's
-        range become its nearest end, and NaN 0, on a CPU as on a GPU. "bfloat16" gives its bits in uint16.
+        The result's dtype. Integers wrap around, as with NumPy's ``astype``. Floats out of an integer's range
+        saturate and NaN becomes 0, on CPUs and GPUs alike. "bfloat16" means bits in uint16.
     scale : float
-        What values are multiplied by.
+        The factor, applied before the cast.
     """
 
     field: str | None
@@ -49,24 +47,24 @@ class Cast(Plain):
         """Return the computation for a batch."""
         shape, _ = _dense(inputs)
         _, held = resolve_target(self.dtype, _NUMBERS)
-        # A factor has the numbers go through floats, which do not hold every integer.
-        options: dict[str, Any] = {"dtype": self.dtype, "scale": None if self.scale == 1 else self.scale}
-        call, twin = partial(cast, **options), partial(cast_on_host, **options)
-        return KernelCall.settle([no_rows(inputs[0])], (shape, held), call, twin)
+        # A factor would make the kernel convert to floats, which cannot hold every integer.
+        scale = None if self.scale == 1 else self.scale
+        empty = {"values": no_rows(inputs[0])}
+        return KernelCall.settle(empty, (shape, held), cast, cast_on_host, dtype=self.dtype, scale=scale)
 
 
 @dataclass(frozen=True)
 class OneHot(Plain):
-    """Rows of zeros with a one in the label's column.
+    """Turns labels into rows of zeros with a one in the label's column.
 
     Attributes
     ----------
     field : str or None
-        Which field, of integers; None: the first that is an array.
+        The field to transform, of integers; None means the first array field.
     classes : int
-        Columns. A label outside 0 to ``classes - 1`` gives a row of zeros.
+        The number of columns. A label outside 0 to ``classes - 1`` gets a row of zeros.
     dtype : dtype-like
-        Of the result.
+        The result's dtype.
     """
 
     field: str | None
@@ -83,23 +81,24 @@ class OneHot(Plain):
         if dtype.kind not in "iu":
             raise SampleError(f"expected integers as labels, got {dtype}")
         _, held = resolve_target(self.dtype, ("bool", *_NUMBERS))
-        options: dict[str, Any] = {"classes": self.classes, "dtype": self.dtype}
-        call, twin = partial(one_hot, **options), partial(one_hot_on_host, **options)
-        return KernelCall.settle([no_rows(inputs[0])], ((*shape, self.classes), held), call, twin)
+        empty, output = {"labels": no_rows(inputs[0])}, ((*shape, self.classes), held)
+        return KernelCall.settle(
+            empty, output, one_hot, one_hot_on_host, classes=self.classes, dtype=self.dtype
+        )
 
 
 @dataclass(frozen=True)
 class Pad(Plain):
-    """Rows of varying length to a dense array of fixed width; the field must be among the loader's `ragged`.
+    """Pads rows of varying length to a fixed length; the loader's `ragged` option must list the field.
 
     Attributes
     ----------
     field : str or None
-        Which field; None: the first that is an array.
+        The field to transform; None means the first array field.
     length : int
-        Steps of every row. A longer sample is an error.
+        The number of steps per row. A longer sample is an error.
     fill : float
-        What short rows are filled up with.
+        The value that fills up short rows.
     """
 
     field: str | None
@@ -115,16 +114,15 @@ class Pad(Plain):
             raise SampleError("expected a ragged field of level 1 to pad; name it in the loader's ragged")
         (values, dtype), (splits, _) = inputs
         output = (splits[0] - 1, self.length, *values[1:]), dtype
-        options: dict[str, Any] = {"longest": self.length, "fill": self.fill}
-        call, twin = partial(pad, **options), partial(pad_on_host, **options)
-        return KernelCall.settle([no_rows(inputs[0]), no_rows(inputs[1], 1)], output, call, twin)
+        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1)}
+        return KernelCall.settle(empty, output, pad, pad_on_host, longest=self.length, fill=self.fill)
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Refuse rows that are too long: the kernel would cut them."""
+        """Refuse rows that are too long, which the kernel would cut."""
         lengths = np.diff(inputs[1])
         if lengths.size and lengths.max() > self.length:
             row = int(lengths.argmax())
-            raise SampleError(f"expected {self.length} steps at most, got {int(lengths[row])}", index=row)
+            raise SampleError(f"expected at most {self.length} steps, got {int(lengths[row])}", index=row)
 
 
 def _dense(inputs: Sequence[Spec]) -> Spec:

@@ -1,5 +1,6 @@
-"""Where the time goes: counters, spans, explanations, and the search for better settings.
+"""Measure where the time goes, explain it to the user, and search for better settings.
 
-In: times that `fetch` and `pipeline` measure. Out: `LoaderStats`, traces, advice. Users read it through a
-loader's ``stats()`` and ``explain()``.
+In: times measured by `fetch`, `collate` and `pipeline`.
+Out: `LoaderStats`, traces, and the advice of ``loader.explain()``.
+Callers: any room from `collate` up; users, through a loader's ``stats()`` and ``explain()``, and `trace`.
 """

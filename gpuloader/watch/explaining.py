@@ -1,4 +1,4 @@
-"""In words: what bounds a loop over a loader, by how much, and which knob to turn."""
+"""What limits a loop over a loader, by how much, and which parameter to change: `explain`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ TRANSFER_SHARE = 0.3
 STARTUP_SHARE = 0.2
 BUSY_SHARE = 0.7
 SHORT = 0.5e-3
-"""Seconds of a step below which handing a batch from thread to thread counts."""
+"""In steps shorter than this, in seconds, the time to pass a batch between threads matters."""
 TOO_SHORT = 0.2e-3
-"""Seconds of a step below which it costs more than any worker or thread hides."""
+"""In steps shorter than this, in seconds, passing batches costs more than any worker or thread saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What matters of a loader's options when its times are explained.
+    """The options of a loader that its explanation depends on.
 
     Attributes
     ----------
     reads : str
-        'samples' of a dataset, 'arrays' taken whole, 'items' of an iterable dataset, or 'reader'.
+        The kind of data: 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable
+        dataset, or 'reader'.
     workers : int
-        Beside the consumer: threads or processes; the reader's thread counts as one.
+        The number of worker threads or processes; a reader thread counts as one.
     worker_type : str
         'process' or 'thread'.
     cores : int
-        That this process may use.
+        The CPU cores that this process may use.
     places : int
-        Batches a step.
+        Batches per step.
     persistent : bool
-        Whether worker processes stay between epochs.
+        Whether worker processes are kept between epochs.
     tuned : str
-        What was chosen for options that were left to the loader, in a sentence; empty where none were.
+        A sentence about the options that are 'auto'; empty if none is.
     most : int
-        Workers that the loader may choose.
+        The most workers that 'auto' may choose.
     since : LoaderStats or None
-        What had happened when that was chosen: the search itself is not explained.
+        The statistics when 'auto' settled, so that the search itself is not explained; None before that.
     """
 
     reads: str
@@ -59,22 +60,23 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What bounds a loop, and what can be done; ``print`` it, or give it to ``rich``.
+    """What limits a loop, and what to change; pass it to ``print``, or to the ``print`` of ``rich``.
 
     Attributes
     ----------
     bound : str
-        'input', 'copy', 'handing over', 'compute', or 'unknown' after too few steps.
+        The part that limits the loop: 'input', 'copy', 'handing over' or 'compute'; 'unknown' after too few
+        steps.
     share : float
-        What part of the loop's time the bound takes, 0 to 1.
+        The fraction of the loop's time that this part takes, 0 to 1.
     summary : str
         The bound in a sentence, with its numbers.
     parts : dict of str to float
-        Seconds a step: of the loop wait, transfer and compute; beside it fetch, stage and copy.
+        Seconds per step: wait, transfer and compute make up the loop; fetch, stage and copy may overlap it.
     notes : tuple of str
-        What else is worth knowing: how far the rest could go, what was tuned.
+        Further facts: how much faster the other parts could go, and what 'auto' has chosen.
     advice : tuple of str
-        Which knob to turn, the most promising first; empty where none is worth it.
+        The parameters to change and why, the most promising first; empty if no change would help.
     """
 
     bound: str
@@ -93,21 +95,21 @@ class Explanation:
 
 
 def explain(stats: LoaderStats, setup: Setup) -> Explanation:
-    """Return what bounds the loop that gave these statistics.
+    """Explain what limits the loop that these statistics describe.
 
-    A copy stream that is busy nine tenths of the time bounds a step by copying; otherwise waiting for a
-    tenth of the loop's time means that the input does; handing over, for three tenths, that batches are
-    too small; otherwise it is the consumer.
+    The bound is the first of these that applies. 'copy': the copy stream is busy nine tenths of the time.
+    'input': the loop waits for a tenth of its time. 'handing over': delivering batches takes three tenths,
+    because they are too small. 'compute': none of these.
 
     Examples
     --------
     >>> from gpuloader import DataLoader
     >>> print(explain(DataLoader([1], places="cpu").stats(), Setup("samples", 0, "process", 2)))
-    0 steps so far: too few to explain, at least 5 are needed.
+    0 steps so far; an explanation needs at least 5.
     """
     tuned = (setup.tuned,) if setup.tuned else ()
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
-        told = f"{stats.steps} steps so far: too few to explain, at least {FEWEST_STEPS} are needed."
+        told = f"{stats.steps} steps so far; an explanation needs at least {FEWEST_STEPS}."
         return Explanation("unknown", 0.0, told, notes=tuned)
     parts = {
         name: getattr(stats, name) / stats.steps
@@ -137,13 +139,13 @@ def _explain_copy(stats: LoaderStats, copying: float, loop: float) -> Found:
     return (
         "copy",
         share,
-        f"Bound by copying: copies take {_time(copying)} of a step's {_time(loop)} ({share:.0%}), at "
+        f"Bound by copying: copies take {_time(copying)} of each {_time(loop)} step ({share:.0%}), at "
         f"{rate:.1f} GB/s.",
         [],
         [
-            "send fewer bytes: keep fields in their small dtype (uint8) and convert them on the device with "
-            "transforms=[Normalize(...)]",
-            "cache='device' copies the data once, if it fits there",
+            "transforms=[Normalize(...)]: copy fields in a small dtype such as uint8 and convert them on the "
+            "device, so that fewer bytes are copied",
+            "cache='device': copies the data only once, if it fits in the device's memory",
         ],
     )
 
@@ -151,18 +153,18 @@ def _explain_copy(stats: LoaderStats, copying: float, loop: float) -> Found:
 def _explain_input(setup: Setup, parts: dict[str, float], loop: float) -> Found:
     rest = parts["transfer"] + parts["compute"]
     share = parts["wait"] / loop
-    faster = f"an input that keeps up would make steps {loop / rest:.1f} times as fast" if rest else ""
+    faster = f" Faster input could make steps up to {loop / rest:.1f} times as fast." if rest else ""
     summary = (
-        f"Bound by input: the consumer waits {_time(parts['wait'])} of a step's {_time(loop)} ({share:.0%}); "
-        f"{faster}."
+        f"Bound by input: your loop waits for data {_time(parts['wait'])} of each {_time(loop)} step "
+        f"({share:.0%}).{faster}"
     )
     return "input", share, summary, _input_notes(setup, parts), _input_advice(setup, parts, loop, rest)
 
 
 def _input_notes(setup: Setup, parts: dict[str, float]) -> list[str]:
     work = parts["fetch"] + parts["stage"]
-    who = f"{setup.workers} {_name_workers(setup)}" if setup.workers else "the consumer itself"
-    return [f"A step's input takes {_time(work)} of work, done by {who}."]
+    who = f"{setup.workers} {_name_workers(setup)}" if setup.workers else "your loop's own thread"
+    return [f"Loading one step takes {_time(work)} of work, done by {who}."]
 
 
 def _name_workers(setup: Setup) -> str:
@@ -177,37 +179,46 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
     if setup.reads == "reader":
         return _reader_advice(setup, parts, loop)
     if setup.tuned and setup.since is None:
-        return []  # it is being looked for
+        return []  # 'auto' is still searching
     if setup.reads == "arrays":
         return [
-            "cache='device' keeps the arrays on the GPU; elsewhere a larger batch_size costs less a sample"
+            "cache='device': keeps the arrays on the GPU; without a GPU, increase batch_size: a larger batch "
+            "costs less per sample"
         ]
     needed = math.ceil(work / rest) if rest * setup.cores > work else setup.cores
     if not setup.workers:
         if loop < TOO_SHORT:
-            return ["a larger batch_size: in steps this short workers cost more than they hide"]
-        return [f"num_workers={max(min(needed, setup.cores), 1)}, or num_workers='auto'", "cache='host'"]
+            return ["increase batch_size: in steps this short, workers cost more than they save"]
+        return [
+            f"num_workers={max(min(needed, setup.cores), 1)}, or num_workers='auto': workers load the next "
+            "batches while your loop computes",
+            "cache='host': reads each sample only once, if the data fits in RAM",
+        ]
     threads = setup.worker_type == "thread"
-    python = ["worker_type='process', if Python code makes its samples: threads take turns at it"] * threads
+    python = [
+        "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
+    ] * threads
     busy = work / (setup.workers * loop)
     if busy < BUSY_SHARE:
-        told = f"the workers are busy only {busy:.0%} of the time: "
+        told = f"the workers are busy only {busy:.0%} of the time"
         if loop < TOO_SHORT:
-            return [f"{told}in steps this short handing over costs more than it hides: num_workers=0"]
-        uneven = f"{told}their batches come unevenly; a larger prefetch_factor lets them run further ahead"
-        return [uneven, *python]
+            return [f"num_workers=0: {told}, and in steps this short they cost more than they save"]
+        return [f"increase prefetch_factor: {told}; reading further ahead evens out slow batches", *python]
     if setup.tuned and setup.workers >= setup.most:
-        more = f"'auto' stops at {setup.most} workers: num_workers={2 * setup.most} may gain more"
+        more = f"num_workers={2 * setup.most}: 'auto' stops at {setup.most} workers, and more may still help"
     elif setup.tuned:
-        more = "more workers were tried and gained nothing: make a sample cheaper, e.g. cache='host'"
+        more = "cache='host', or cheaper samples: 'auto' tried more workers and gained nothing"
     elif setup.workers < setup.cores:
-        more = f"num_workers={min(needed, setup.cores)} (now {setup.workers}), or num_workers='auto'"
+        more = (
+            f"num_workers={min(needed, setup.cores)} (now {setup.workers}), or num_workers='auto': all "
+            "workers are busy"
+        )
     else:
         waits = "num_workers='auto'" if threads else "worker_type='thread' with more workers"
         return [
-            f"all {setup.cores} cores have a worker: make a sample cheaper, e.g. cache='host', or "
-            "transforms= for what the device can do",
-            f"{waits}, if its samples wait for a disk or a network",
+            "cache='host', or cheaper samples, or transforms= for work that the device can do: all "
+            f"{setup.cores} cores already have a worker",
+            f"{waits}, if samples wait for a disk or a network: a waiting thread needs no core",
             *python,
         ]
     return [more, *python]
@@ -215,34 +226,41 @@ def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: floa
 
 def _reader_advice(setup: Setup, parts: dict[str, float], loop: float) -> list[str]:
     if not setup.workers and loop < TOO_SHORT:
-        return ["a larger batch_size: in steps this short a thread costs more than it hides"]
+        return ["increase batch_size: in steps this short, a reader thread costs more than it saves"]
     if not setup.workers:
-        return ["use_double_buffer=True reads in a thread beside the step"]
+        return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
     busy = (parts["fetch"] + parts["stage"]) / loop
     if busy < BUSY_SHARE:
-        told = f"the reader's thread is busy only {busy:.0%} of the time: "
+        told = f"the reader thread is busy only {busy:.0%} of the time"
         if loop < SHORT:
-            return [
-                f"{told}in steps this short handing over costs more than it hides: use_double_buffer=False"
-            ]
-        return [f"{told}its batches come unevenly: a larger capacity lets it run further ahead"]
-    advice = ["reader.xmap_readers maps samples in several threads; use_multiprocess=True reads in a process"]
+            return [f"use_double_buffer=False: {told}, and in steps this short it costs more than it saves"]
+        return [f"increase capacity: {told}; reading further ahead evens out slow batches"]
+    advice = [
+        "reader.xmap_readers, to map samples in several threads, or use_multiprocess=True, to read in a "
+        "process: the reader thread is busy all the time"
+    ]
     if parts["stage"] > parts["fetch"]:
-        advice.insert(0, "set_sample_generator writes samples in place, where ready batches are copied")
+        advice.insert(
+            0,
+            "set_sample_generator: writes each sample straight into its slot; copying finished batches there "
+            "takes longer than reading them",
+        )
     return advice
 
 
 def _explain_transfer(stats: LoaderStats, setup: Setup, parts: dict[str, float], loop: float) -> Found:
     share = parts["transfer"] / loop
     size = stats.nbytes / max(stats.batches, 1)
-    advice = ["a larger batch_size, if the model allows"]
+    advice = ["increase batch_size, if the model allows: delivery costs about the same for larger batches"]
     if setup.reads == "reader" and setup.workers:
-        advice.append("use_double_buffer=False: in steps this short the hand-over between threads costs more")
+        advice.append(
+            "use_double_buffer=False: in steps this short, a reader thread costs more than it saves"
+        )
     return (
         "handing over",
         share,
-        f"Bound by handing over: {_time(parts['transfer'])} of a step's {_time(loop)} ({share:.0%}) go into "
-        f"batches of {_bytes(size)}.",
+        f"Bound by handing over: delivering batches of {_bytes(size)} takes {_time(parts['transfer'])} of "
+        f"each {_time(loop)} step ({share:.0%}).",
         [],
         advice,
     )
@@ -253,14 +271,14 @@ def _explain_compute(setup: Setup, parts: dict[str, float], copying: float, loop
     notes = []
     work = (parts["fetch"] + parts["stage"]) / max(setup.workers, 1)
     if setup.workers and work:
-        notes.append(f"The input could feed steps {loop / work:.1f} times as fast.")
+        notes.append(f"The input could supply steps {loop / work:.1f} times as fast.")
     if copying:
-        beside = ", beside it" if setup.workers else ""
-        notes.append(f"Copies take {copying:.0%} of the time{beside}.")
+        overlap = ", in parallel with your code" if setup.workers else ""
+        notes.append(f"Copies take {copying:.0%} of the time{overlap}.")
     return (
         "compute",
         share,
-        f"Bound by compute: the consumer is busy {_time(parts['compute'])} of a step's {_time(loop)} "
+        f"Bound by compute: your code takes {_time(parts['compute'])} of each {_time(loop)} step "
         f"({share:.0%}); the loader keeps up.",
         notes,
         [] if setup.workers or copying < INPUT_SHARE else [_copy_ahead(setup)],
@@ -268,27 +286,30 @@ def _explain_compute(setup: Setup, parts: dict[str, float], copying: float, loop
 
 
 def _copy_ahead(setup: Setup) -> str:
-    """Return what helps a consumer that fetches by itself: its next copy is issued when it asks for it."""
+    """Return advice for a loop without workers, which issues a copy only when it asks for the batch."""
     ahead = {
-        "reader": "use_double_buffer=True issues copies ahead",
-        "arrays": "cache='device' keeps the arrays on the GPU",
+        "reader": "use_double_buffer=True: copies batches ahead",
+        "arrays": "cache='device': needs no copies",
     }
-    knob = ahead.get(setup.reads, "num_workers=1 issues copies ahead")
-    return f"{knob}: without it a step that waits for the device, as for a loss, waits for its copy as well"
+    knob = ahead.get(setup.reads, "num_workers=1: copies batches ahead")
+    return (
+        f"{knob}; without it, a step that waits for the device, for example to read a loss, also waits for "
+        "the copy of its batch"
+    )
 
 
 def _startup_advice(stats: LoaderStats, setup: Setup) -> list[str]:
     if stats.startup < STARTUP_SHARE * stats.seconds:
         return []
     share = stats.startup / stats.seconds
-    told = f"epochs take {share:.0%} of their time to begin"
+    told = f"starting epochs takes {share:.0%} of the time"
     if setup.workers and setup.worker_type == "process" and not setup.persistent and setup.reads != "reader":
-        return [f"{told}: persistent_workers=True keeps the processes between epochs"]
-    return [f"{told}: make them longer, or the first batch faster"]
+        return [f"persistent_workers=True: {told}, and this keeps the worker processes between epochs"]
+    return [f"longer epochs, or a faster first batch: {told}"]
 
 
 def _time(seconds: float) -> str:
-    """Return a time as one would say it.
+    """Format a time in a suitable unit.
 
     >>> _time(0.0000042), _time(0.0313), _time(2.5)
     ('4.2 µs', '31 ms', '2.5 s')
@@ -322,7 +343,7 @@ def _render(explanation: Explanation, width: int = 40) -> Any:
             continue
         bar = Text("█" * max(round(width * seconds / longest), 1 if seconds else 0) if longest else "")
         bar.stylize(_COLOURS.get(name, "blue"))
-        where = "" if name in _COLOURS else "beside the loop"
+        where = "" if name in _COLOURS else "may overlap the loop"
         table.add_row(name, _time(seconds), bar, Text(where, style="dim"))
     texts = [Text(explanation.summary, style="bold"), *(Text(note) for note in explanation.notes)]
     advice = [Text("→ ", style="cyan") + Text(one) for one in explanation.advice]

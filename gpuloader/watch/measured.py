@@ -1,4 +1,4 @@
-"""What every loader tells of its own speed."""
+"""The methods `stats` and `explain`, which every loader has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuloader.watch.stats import LoaderStats, Meter
 
 
 class Measured:
-    """A loader with a meter; the base of those that a user holds."""
+    """A loader that measures its speed; the base class of all loaders."""
 
     _meter: Meter
 
@@ -15,7 +15,7 @@ class Measured:
         raise NotImplementedError
 
     def stats(self) -> LoaderStats:
-        """Return where the time went since the loader was made.
+        """Return where the time went since the loader was created.
 
         >>> from gpuloader import DataLoader
         >>> DataLoader([1, 2], places="cpu").stats().batches
@@ -24,18 +24,18 @@ class Measured:
         return self._meter.snapshot()
 
     def explain(self, since: LoaderStats | None = None) -> Explanation:
-        """Return in words what bounds the loop over this loader, by how much, and which knob to turn.
+        """Explain what limits the loop over this loader, by how much, and which parameter to change.
 
         Parameters
         ----------
         since : LoaderStats or None
-            An earlier snapshot: only what happened after it counts. None: all since the loader was made, or
-            since it has found what was left 'auto'.
+            An earlier snapshot: only what happened after it counts. None explains everything since the loader
+            was created, or since 'auto' options were settled.
 
         Raises
         ------
         ValueError
-            The snapshot is another loader's.
+            The snapshot belongs to another loader.
 
         Examples
         --------
@@ -51,5 +51,8 @@ class Measured:
         since = setup.since if since is None else since
         passed = stats if since is None else stats - since
         if passed.steps < 0:
-            raise ValueError("since must be an earlier stats() of this loader: it has fewer steps by now")
+            raise ValueError(
+                f"since must be an earlier stats() of this loader, which has only {stats.steps} steps, but "
+                "belongs to another"
+            )
         return explain(passed, setup)

@@ -1,4 +1,4 @@
-"""Where the time goes: a few counters that are always on, and cost well under a microsecond a batch."""
+"""Counters of where the time goes; always on, for well under a microsecond per batch."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ _NANOSECONDS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """A snapshot of what a loader has done since it was made; all times in seconds.
+    """A snapshot of a loader's counters since it was created; all times in seconds.
 
-    ``startup + wait + transfer + compute`` is the time its loops have taken, the consumer's whole day; the
-    other times run beside it, in workers, in the reader's thread and on copy streams. Where the consumer
-    itself fetches, `fetch` and `stage` are part of `wait`. The difference of two snapshots is what happened
-    between them.
+    ``startup + wait + transfer + compute`` is the time of the loops over the loader. The other times run in
+    parallel, in workers, in the reader thread and on copy streams. If the consumer itself fetches, `fetch`
+    and `stage` are part of `wait`. Subtract one snapshot from a later one to get what happened in between.
 
     Attributes
     ----------
     steps : int
         Steps delivered.
     batches : int
-        Batches staged, those that are still ahead of the consumer among them.
+        Batches staged, including those not yet delivered.
     nbytes : int
-        Their bytes.
+        The bytes of these batches.
     fetch : float
-        Spent in the user's reader or dataset, summed over all workers. Where samples are written into the
-        slot as they come (`set_sample_generator`, datasets) the writing counts here too.
+        Time in the user's reader or dataset, summed over all workers. Samples that are written straight into
+        the slot (`set_sample_generator`, datasets) include the time to write them.
     stage : float
-        Spent writing batches into slots.
+        Time to write batches into slots.
     stall : float
-        The fetcher waited for a free slot or for room in the queue: the consumer is the slower side.
+        Time that the fetcher waited for a free slot or for room in the queue, because the consumer is slower.
     copy : float
-        The copy streams' time on copies and transforms, estimated from one in eight (all, in a trace).
+        Time of the copy streams for copies and transforms, estimated from one copy in eight, or measured for
+        all during a trace.
     startup : float
-        The consumer waited for the first step of an epoch: workers start, memory is reserved.
+        Time that the consumer waited for the first step of each epoch: starting workers, reserving memory.
     wait : float
-        The consumer waited for later batches: the input is the slower side.
+        Time that the consumer waited for later steps, because the input is slower.
     transfer : float
-        The consumer's time on issuing copies and handing batches over. The copies themselves run beside it.
+        Time of the consumer for issuing copies and delivering batches. The copies run in parallel.
     compute : float
-        The consumer's own time between one step and asking for the next.
+        Time of the consumer between getting a step and asking for the next.
     slots : int
         Host slots of the latest epoch; 0 before its first batch.
     slots_in_use : int
-        Those of them that are being filled, waiting, under copy or held by the user, right now.
+        Those of them that are now being filled, waiting, being copied or held by the user.
 
     Examples
     --------
@@ -78,16 +78,16 @@ class LoaderStats:
 
     @property
     def seconds(self) -> float:
-        """How long the loops over the loader have taken."""
+        """The time of all loops over the loader."""
         return self.startup + self.wait + self.transfer + self.compute
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second while looping; 0 before the first."""
+        """Steps per second of looping; 0 before the first step."""
         return self.steps / self.seconds if self.steps else 0.0
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
-        """Return what happened since an earlier snapshot; the slots are those of now."""
+        """Return what happened since an earlier snapshot; the slots are those of this one."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
         flows = [field.name for field in fields(self) if not field.name.startswith("slots")]
@@ -96,7 +96,7 @@ class LoaderStats:
 
 
 class Meter:
-    """The counters behind `LoaderStats`, in nanoseconds; one writer a counter, so no lock."""
+    """The counters behind `LoaderStats`, in nanoseconds; each has one writer, so there is no lock."""
 
     __slots__ = (
         "_ring", "batches", "compute", "copy", "fetch", "nbytes", "stage", "stall", "startup", "steps",
@@ -110,11 +110,14 @@ class Meter:
         self._ring: ref[Ring] | None = None
 
     def watch(self, ring: Ring) -> None:
-        """Count the slots of this ring, that of the latest epoch."""
+        """Report the slots of this ring, which belongs to the latest epoch."""
         self._ring = ref(ring)
 
     def staged(self, begun: int, fetched: int, ready: int, nbytes: int) -> None:
-        """Count one batch: `begun` reading, `fetched`, slot `ready` to be written, and written now."""
+        """Count one batch, from the times when reading had `begun`, was `fetched` and its slot was `ready`.
+
+        The batch has been written to its slot now.
+        """
         now = perf_counter_ns()
         self.batches += 1
         self.nbytes += nbytes
@@ -126,13 +129,16 @@ class Meter:
             mark("stage", ready, now)
 
     def fetched(self, busy: int, nbytes: int) -> None:
-        """Count one batch, fetched and written into its slot; whoever did it was `busy` with it so long."""
+        """Count one batch that took `busy` nanoseconds to fetch and to write into its slot."""
         self.batches += 1
         self.nbytes += nbytes
         self.fetch += busy
 
     def delivered(self, asked: int, waited: int, handed: int, *, first: bool) -> None:
-        """Count one step: `asked` for, `waited` for so long, `handed` over; perhaps an epoch's first."""
+        """Count one step, asked for at `asked`, delivered at `handed`, after a wait of `waited` nanoseconds.
+
+        `first` marks the first step of an epoch.
+        """
         self.steps += 1
         if first:
             self.startup += waited

@@ -1,4 +1,4 @@
-"""A trace of who did what and when: one row a thread, worker, copy stream and consumer."""
+"""Traces: what each thread, worker, copy stream and consumer did and when, one row for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuloader.base.errors import missing_package
 
 
 class Span(NamedTuple):
-    """One stretch of time on one row; times in nanoseconds of `time.perf_counter_ns`."""
+    """A named time span on one row; times are those of `time.perf_counter_ns`."""
 
     name: str
     thread: str
@@ -29,12 +29,12 @@ _tracing = threading.Lock()
 
 
 def is_tracing() -> bool:
-    """Return whether a trace is running: what only it wants to know need not be worked out otherwise."""
+    """Return whether a trace is running, so that callers can skip work that only a trace needs."""
     return _spans is not None
 
 
 def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
-    """Add a span of the calling thread, or of the row named, to the running trace, if there is one."""
+    """Add a span to the running trace, if any, on the calling thread's row or on the row named `thread`."""
     spans = _spans
     if spans is not None:
         spans.append(Span(name, thread or threading.current_thread().name, start, end))
@@ -42,7 +42,7 @@ def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Mark what the block does, e.g. a training step, in the running trace.
+    """Mark the block as a span in the running trace, for example a training step.
 
     >>> with span("compute"):
     ...     total = sum(range(10))
@@ -57,7 +57,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def push_range(name: str) -> Any:
-    """Begin an NVTX range where the trace asked for them; return what `pop_range` takes."""
+    """Begin an NVTX range if the trace records them; return the argument for `pop_range`."""
     nvtx = _nvtx
     if nvtx is not None:
         nvtx.push_range(name, domain="gpuloader")
@@ -72,32 +72,32 @@ def pop_range(nvtx: Any) -> None:
 
 @contextmanager
 def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> Iterator[list[Span]]:
-    """Record what every loader does within the block, one row a thread, worker and copy stream.
+    """Record what every loader does within the block, with one row per thread, worker and copy stream.
 
-    The consumer's row has wait, deliver and, between two batches, step; a reader's thread and each worker
-    have fetch and stage; each copy stream has its copies, timed by events on the device.
+    The consumer's row shows wait, deliver and, between batches, step. The rows of reader threads and workers
+    show fetch and stage. The row of a copy stream shows its copies, timed by events on the device.
 
     Parameters
     ----------
     path : path-like or None
-        Where to write the trace in the Chrome trace event format, which Perfetto and chrome://tracing
-        open. None only gathers the spans, some 100 bytes each, five a batch.
+        The file for the trace, in the Chrome trace event format that Perfetto and chrome://tracing open. None
+        only collects the spans, about 100 bytes each and five per batch.
     nvtx : bool
-        Push NVTX ranges as well, in the domain gpuloader, for Nsight Systems.
+        Also push NVTX ranges, in the domain gpuloader, for Nsight Systems.
 
     Yields
     ------
     list of Span
-        Grows while the block runs.
+        The spans so far; the list grows while the block runs.
 
     Raises
     ------
     RuntimeError
-        A trace is already running: there is one a process.
+        A trace is already running; there can be one per process.
     MissingPackage
         NVTX ranges need the package nvtx: ``pip install 'gpuloader[nvtx]'``.
     OSError
-        The file cannot be written there; known before the block is entered.
+        The file cannot be written; raised before the block is entered.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
         if _spans is not None:
             raise RuntimeError("a trace is already running in this process; end it before starting another")
         if path is not None:
-            Path(path).open("a").close()  # what cannot be written is to fail now, not after the training
+            Path(path).open("a").close()  # fail now if the file cannot be written, not after the training
         _spans, _nvtx = spans, package
     try:
         yield spans
@@ -132,10 +132,10 @@ def _import_nvtx() -> Any:
 
 
 def chrome_trace(spans: list[Span]) -> dict[str, Any]:
-    """Return spans in the Chrome trace event format: complete events, microseconds, named and sorted rows.
+    """Convert spans to the Chrome trace event format: complete events in µs, with named and sorted rows.
 
-    The main thread comes first, then readers and workers by name, then copy streams. On one row events may
-    lie within each other, but not overlap: what does, as in loops over two loaders, is given a row beside.
+    The main thread comes first, then readers and workers by name, then copy streams. Events of one row may be
+    nested but must not overlap. Spans that do, as in loops over two loaders, get an additional row.
 
     >>> events = chrome_trace([Span("copy", "gpu:0 copies", 2000, 5000)])["traceEvents"]
     >>> events[-1]["name"], events[-1]["ts"], events[-1]["dur"]
@@ -171,14 +171,14 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
 
 
 def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
-    """Return spans in lists, mostly one, any two of a list being apart or one within the other.
+    """Divide spans into lists, usually one, in which any two spans are disjoint or nested.
 
     >>> spans = [Span("a", "one", 0, 4), Span("b", "one", 1, 2), Span("c", "one", 3, 6)]
     >>> [[one.name for one in nested] for nested in _split_overlapping(spans)]
     [['a', 'b'], ['c']]
     """
     lists: list[list[Span]] = []
-    running: list[list[int]] = []  # for each list the ends of what has begun, the innermost last
+    running: list[list[int]] = []  # for each list, the ends of its open spans, innermost last
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
         for number, ends in enumerate(running):
             while ends and ends[-1] <= one.start:
@@ -198,7 +198,7 @@ def _metadata(process: int, row: int, kind: str, **arguments: str | int) -> dict
 
 
 def sort_rows(spans: list[Span]) -> list[str]:
-    """Return the rows of some spans: the main thread, then readers and workers, then copy streams.
+    """Return the names of the spans' rows: the main thread, then readers and workers, then copy streams.
 
     >>> sort_rows([Span("copy", "gpu:0 copies", 2, 5), Span("wait", "MainThread", 1, 2)])
     ['MainThread', 'gpu:0 copies']
@@ -208,11 +208,11 @@ def sort_rows(spans: list[Span]) -> list[str]:
 
 def _row_order(name: str) -> tuple[int, int, str]:
     kind = 0 if name == "MainThread" else 2 if name.endswith(COPIES) else 1
-    return kind, len(name), name  # so that worker 10 comes behind worker 9
+    return kind, len(name), name  # by length, so that worker 10 comes after worker 9
 
 
 WORKER = "gpuloader-worker"
-"""The row of a worker is named so, with its number."""
+"""The first part of the name of a worker's row; its number follows."""
 
 COPIES = " copies"
-"""The row of a copy stream is named after its device, and this."""
+"""The last part of the name of a copy stream's row, after the device's name."""

@@ -1,7 +1,7 @@
-"""Finding how many workers and how much reading ahead a loop needs: hill climbing on its measured rate.
+"""The search behind 'auto': hill climbing on the measured rate, for the number of workers and the prefetch.
 
-Only how fast batches come is changed, never which samples they hold nor their order: those are decided by the
-plan, and whoever fetches a batch number gives the same batch.
+The search changes only the speed, never which samples a batch holds nor the order of batches. The plan
+determines these, and a batch is the same whichever worker fetches it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field, replace
 from gpuloader.watch.stats import LoaderStats
 
 ENOUGH = 0.02
-"""A loop that waits for less than this part of its time needs no faster input."""
+"""A loop that waits for less than this fraction of its time needs no faster input."""
 GAIN = 1.05
-"""How much faster a loop must become for a larger setting to be kept."""
+"""A larger setting is kept if it makes the loop faster by this factor."""
 DEEPEST = 8
-"""Batches a worker, or steps on a device, are never read further ahead than this."""
+"""The most batches per worker in progress, and the most steps copied ahead."""
 BUDGET = 1 << 30
-"""Bytes of host memory that the slots may grow to where the user gave no ``memory_budget``."""
+"""Bytes of host memory that the slots may grow to without a ``memory_budget``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is tuned.
+    """The tuned options.
 
     Attributes
     ----------
     workers : int
-        Threads or processes.
+        The number of worker threads or processes.
     depth : int
-        Batches under way for each worker.
+        Batches in progress for each worker, the loader's ``prefetch_factor``.
     prefetch : int
         Steps copied to devices ahead of the consumer.
     """
@@ -41,32 +41,32 @@ class Setting:
 
 @dataclass(slots=True)
 class Climb:
-    """The search for a setting: twice the workers, then twice the depth, as long as the loop gains by it.
+    """The search for a setting: it doubles the workers, then the depth, while that makes the loop faster.
 
-    A setting that gains nothing is looked past once: where now and then a sample takes long, two workers may
-    do no better than one, and four do.
+    It tries one setting beyond the first that gains nothing. If a sample takes long now and then, two workers
+    may be no faster than one, while four are.
 
     Parameters
     ----------
     setting : Setting
-        Where it begins, and what is in force later on.
+        The setting to start with; later the current one.
     most_workers : int
-        What `workers` may become; the present number where the user chose it.
+        The most workers to try; equal to the current number if the user chose that.
     deepens : bool
         Whether depth and prefetch are tuned.
 
     Attributes
     ----------
     settled : bool
-        Whether the search is over; the setting then holds.
+        Whether the search is over, so that the setting stays.
     tried : list of (Setting, float)
-        Every setting measured, with its steps a second.
+        Every setting measured, with its steps per second.
     seen : list of int
-        Of the present setting so far: steps, nanoseconds of loop, and of waiting.
+        The measurements of the current setting so far: steps, nanoseconds of the loop, and of waiting.
     steered_by : object
-        Whoever carries it through the latest epoch.
+        The `Steering` of the latest epoch.
     settled_at : LoaderStats or None
-        What the loader had done by then, once it is settled.
+        The loader's statistics when the search ended; None before that.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Climb:
     _deepened: bool = False
 
     def measured(self, rate: float, waiting: float) -> None:
-        """Take the present setting's steps a second, and the part of its time spent waiting; choose anew."""
+        """Record the current setting's steps per second and its fraction of waiting; choose the next one."""
         self.tried.append((self.setting, rate))
         self.seen = [0, 0, 0]
         gained = self._best is None or rate >= GAIN * self._best[1]
@@ -107,12 +107,12 @@ class Climb:
             self._go_on()
 
     def refuse(self) -> None:
-        """Do without the present setting: there is no room for it."""
+        """Reject the current setting, because it exceeds the memory budget, and choose another."""
         self._forgo()
         self._go_on()
 
     def _forgo(self) -> None:
-        """Give up on the direction that led here."""
+        """Give up the direction that led to the current setting."""
         assert self._best is not None
         self._doublings = 1
         if self.setting.workers != self._best[0].workers:
@@ -121,7 +121,7 @@ class Climb:
             self._deepened = True
 
     def _goes_further(self) -> bool:
-        """Return whether there is a larger setting in the direction that led here."""
+        """Return whether the direction that led to the current setting has a larger one."""
         assert self._best is not None
         if self.setting.workers != self._best[0].workers:
             return self.setting.workers < self.most_workers
@@ -144,12 +144,13 @@ class Climb:
         self.setting, self.settled = self._best[0], True
 
     def describe(self) -> str:
-        """Return in a sentence what was chosen, and why."""
-        state = "Chosen for 'auto'" if self.settled else "Still trying for 'auto', now"
-        seen = "; ".join(f"{_name(one)} gave {rate:,.0f}" for one, rate in self.tried)
-        return f"{state}: {_name(self.setting)}." + (f" Steps a second: {seen}." if seen else "")
+        """Return a sentence about the setting and the rates that led to it."""
+        state = "Chosen for 'auto'" if self.settled else "Still searching for 'auto', now"
+        seen = "; ".join(f"{rate:,.0f} with {_name(one)}" for one, rate in self.tried)
+        return f"{state}: {_name(self.setting)}." + (f" Steps per second: {seen}." if seen else "")
 
 
 def _name(setting: Setting) -> str:
     workers = f"{setting.workers} worker{'s' if setting.workers > 1 else ''}"
-    return f"{workers}, {setting.depth} deep" + (f", prefetch {setting.prefetch}" if setting.prefetch else "")
+    prefetch = f", prefetch {setting.prefetch}" if setting.prefetch else ""
+    return f"{workers}, prefetch_factor {setting.depth}{prefetch}"

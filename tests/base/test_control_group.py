@@ -1,4 +1,4 @@
-"""Limits of control groups, read below a root of ours."""
+"""Limits of control groups, read from files below a temporary root."""
 
 from gpuloader.base.control_group import ControlGroup, read_control_group
 

@@ -1,7 +1,7 @@
-"""Systems that lack what Linux has: the same batches, by what stands in for it, and nothing left behind.
+"""Systems that lack Linux features: the fallbacks produce the same batches and leave nothing behind.
 
-Other systems are played here by taking away what they have not: from this process for what is small, and for
-whole loaders from every Python that a program starts.
+The tests imitate other systems by removing the features they lack: from this process in small tests, and from
+every Python process of a program in tests of whole loaders.
 """
 
 import os
@@ -37,7 +37,7 @@ from tests.fakes import limit_memory
 
 
 class Squares:
-    """A dataset of Python code."""
+    """A dataset in pure Python."""
 
     def __len__(self):
         return 12
@@ -47,7 +47,7 @@ class Squares:
 
 
 class Locked(Squares):
-    """One that cannot be pickled."""
+    """A dataset that cannot be pickled."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -116,7 +116,7 @@ def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch
         assert os.fstat(descriptor).st_size == (1 << 20) + 5
         assert os.fstat(descriptor).st_blocks * 512 >= 1 << 20
         assert os.pread(descriptor, 5, 0) == b"abc\0\0"
-        seal(descriptor, writable=False)  # there it does nothing
+        seal(descriptor, writable=False)  # without memory files it does nothing
         assert os.pwrite(descriptor, b"d", 3) == 1
         assert not os.get_inheritable(descriptor)
         assert os.fstat(descriptor).st_nlink == 0
@@ -146,7 +146,7 @@ def test_a_process_is_killed_by_its_descriptor_where_that_is_allowed(monkeypatch
         assert not platforms.kill_process(descriptor)
     assert platforms.kill_process(descriptor)
     assert child.wait() == -signal.SIGKILL
-    assert platforms.kill_process(descriptor)  # it is dead, as was asked
+    assert platforms.kill_process(descriptor)  # already dead, so there is nothing left to do
     child.stdin.close()
     os.close(descriptor)
 
@@ -221,7 +221,7 @@ MAIN = """
 
     def left():
         gc.collect()
-        ours = [name for name in os.listdir("/dev/shm") if "gpuloader" in name]  # others may use it too
+        ours = [name for name in os.listdir("/dev/shm") if "gpuloader" in name]  # other programs use it too
         return [sorted(os.listdir(folder)) for folder in ("/proc/self/fd", os.environ["TMPDIR"])] + ours
 
     def main():
@@ -275,9 +275,9 @@ MAIN = """
 
 @pytest.mark.parametrize("pickler", ["cloudpickle", "pickle"])
 def test_a_posix_system_without_linuxs_own_gives_the_same(tmp_path, pickler):
-    """In every process of the program: threads, processes started in each way, simulated devices, a death.
+    """In every process of the program: threads, all start methods, simulated devices, a worker's death.
 
-    With plain pickle, workers import the main module, since it is not safe to fork there.
+    With plain pickle, workers import the main module, because forking is not safe there.
     """
     for name, code in (("sitecustomize.py", POSIX), ("main.py", MAIN)):
         (tmp_path / name).write_text(textwrap.dedent(code))
@@ -298,7 +298,7 @@ def test_a_posix_system_without_linuxs_own_gives_the_same(tmp_path, pickler):
 WITHOUT_POSIX = """
     import mmap, multiprocessing, numpy, os, random, select, signal, socket, sys, tempfile, types
     import multiprocessing.connection, multiprocessing.popen_spawn_posix
-    class Mapping(mmap.mmap):  # anonymous or of a file, with no flags and no advice
+    class Mapping(mmap.mmap):  # anonymous or of a file, without flags or madvise
         def __new__(cls, descriptor, length):
             return super().__new__(cls, descriptor, length)
         madvise = property()
@@ -340,7 +340,7 @@ WITHOUT_POSIX = """
     assert len(plain) == 8
     for places in ("cpu", simulated_places(1, seed=2)):
         for options in ({}, {"num_workers": 2, "worker_type": "thread"}, {"cache": "host"}):
-            if "cache" in options:  # of numbers alone
+            if "cache" in options:  # numbers only
                 arrays = gpuloader.TensorDataset([np.arange(64)])
                 loader = DataLoader(arrays, batch_size=8, places=places, num_workers=2)
                 assert sum(int(np.asarray(batch[0]).sum()) for batch in loader) == 63 * 32

@@ -1,12 +1,12 @@
-"""A library that is made up: its loaders give what a test wants, or fail as it wants."""
+"""A fake library whose loaders yield or raise what a test chooses."""
 
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.peers import Peer
-from gpuloader.bench.sides import Here
+from gpuloader.bench.sides import open_peer
 
 
 class FakeLoading:
-    """What the file of a library has, with loaders that were given."""
+    """The functions of a library's file, with the given loaders."""
 
     def __init__(self, loaders):
         self.loaders = loaders
@@ -21,7 +21,7 @@ class FakeLoading:
 
 
 class FakePeer:
-    """A library that is installed or not, and can do some cases."""
+    """A library that may or may not be installed, for some of the cases."""
 
     def __init__(self, name, loaders, version="1.0", cases=frozenset(CASES)):
         self.name = name
@@ -38,7 +38,7 @@ class FakePeer:
 
 
 class Failing:
-    """A loader whose epochs end in an error, from the given one on."""
+    """A loader whose epochs raise an error after `good` epochs."""
 
     def __init__(self, error, good=0):
         self.error = error
@@ -52,5 +52,5 @@ class Failing:
 
 
 def open_briefly(peer: Peer, case):
-    """Open a library's side here, with turns of one epoch."""
-    return Here(peer, case, least=0.0)
+    """Open a library's side in this process, with turns of one epoch."""
+    return open_peer(peer, case, least=0.0)

@@ -1,4 +1,4 @@
-"""A library in a process of its own: its figures, its errors, and how it ends."""
+"""A library in its own process: its figures, its errors, and how it ends."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs groups of
 
 
 class Scripted:
-    """A side whose ways are what goes wrong; runs in the host."""
+    """A side with one way for each kind of failure; it runs in the host process."""
 
     def ways(self):
         print("what libraries print does not get between the answers")
@@ -47,7 +47,7 @@ def script():
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    """Let the process find this module, where the package it tests is installed elsewhere."""
+    """Let the host process find this module even if the package is installed elsewhere."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 

@@ -1,4 +1,4 @@
-"""Every library that is installed gives the batches that the floor gives."""
+"""Every installed library yields the same batches as the floor."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.peers import FLOOR, OURS, PEERS, Peer
 
-# In a process of its own, as importing several of them into one is asking for trouble.
+# Runs in a separate process per library, because importing several into one is asking for trouble.
 READ = """
 import importlib.util, json, sys
 from dataclasses import replace

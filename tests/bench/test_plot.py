@@ -1,4 +1,4 @@
-"""The plot is written as PNG, whatever figures there are."""
+"""The plot is written as a PNG for any set of figures."""
 
 import sys
 

@@ -57,7 +57,7 @@ def test_json_says_all_and_gives_the_same_report_back():
     assert written["machine"] == {"cores": "2"}
     assert written["peers"] == {"torch": "2.13.0", "spdl": None}
     (case,) = written["cases"]
-    assert (case["case"], case["unit"], case["floor"]) == ("small", "µs a batch", "floor, bare loop")
+    assert (case["case"], case["unit"], case["floor"]) == ("small", "µs per batch", "floor, bare loop")
     assert case["rows"][0] == {
         "peer": "floor",
         "way": "bare loop",

@@ -1,4 +1,4 @@
-"""Cases are run in turn, failures keep their error, and an interruption leaves what was measured."""
+"""Loaders take turns, failures keep their error, and an interrupted run keeps its figures so far."""
 
 import time
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_a_library_that_cannot_open_is_named_with_its_error():
 
 def test_a_loader_that_gives_nothing_has_failed():
     (measured,) = run(FakePeer("fake", {"empty": []}))
-    assert measured.rows[-1].error == "ValueError: the loader gave no batch"
+    assert measured.rows[-1].error == "ValueError: the loader yielded no batches"
 
 
 def test_a_library_is_not_asked_for_cases_that_it_cannot_do():
@@ -67,7 +67,7 @@ def test_a_library_is_not_asked_for_cases_that_it_cannot_do():
     assert [row.peer for row in waits.rows].count("fake") == 0
 
 
-def test_a_data_set_that_lacks_a_package_says_which():
+def test_a_dataset_that_lacks_a_package_says_which():
     (measured,) = run(cases=(replace(CASES["jpeg"], needs="no_such_package"),))
     (row,) = measured.rows
     assert "needs no_such_package, which is not installed: pip install 'gpuloader[bench]'" in row.error

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, version, mistakes, and what it needs and imports."""
+"""The command line as a whole: help, version, mistakes, required packages and imports."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def runner():
 
 
 def run(*arguments):
-    """Run the command line in a process of its own."""
+    """Run the command line in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "gpuloader", *arguments],
         capture_output=True,
@@ -123,7 +123,7 @@ def test_ctrl_c_before_the_command_line_is_read_ends_with_the_same_line(monkeypa
 
 
 def test_a_locale_of_few_letters_is_no_failure():
-    """Marks are told by ASCII, and what has no letter becomes a question mark."""
+    """With an ASCII locale, marks become ASCII and other characters question marks."""
     poor = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for arguments in (["doctor"], ["doctor", "--help"]):
         shown = subprocess.run(

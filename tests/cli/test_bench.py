@@ -1,4 +1,4 @@
-"""``gpuloader bench``: what it prints and writes, how it fails, and how it is interrupted."""
+"""``gpuloader bench``: its output, its files, its failures, and interrupting it."""
 
 import io
 import json
@@ -21,7 +21,7 @@ BATCHES = [[1.0]] * 4
 
 @pytest.fixture
 def invoke(monkeypatch):
-    """Run the command with made-up libraries and short datasets, all in this process."""
+    """Run the command with fake libraries and short datasets, all in this process."""
 
     def run(*arguments, libraries=(), repeats="2"):
         known = {library.name: library for library in libraries}

@@ -1,4 +1,4 @@
-"""``gpuloader doctor``: what it prints, as a table and as JSON, and its exit code."""
+"""``gpuloader doctor``: its output as a table and as JSON, and its exit code."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from tests.doctor.machines import COPIES, Trials, cuda, write_driver
 
 @pytest.fixture
 def invoke(monkeypatch, tmp_path):
-    """Run the command on a machine that has what the test says."""
+    """Run the command on a fake machine with the given packages, driver and trial answers."""
 
     def run(*arguments, installed=("numpy",), driver=None, **answers):
         if driver:
@@ -107,7 +107,7 @@ def test_a_place_that_is_none_is_told_in_one_line(invoke):
 @pytest.mark.parametrize(
     ("verdicts", "summary"),
     [
-        (["good"], "Everything a loader needs is here."),
+        (["good"], "Everything a loader needs works here."),
         (["good", "note", "note"], "A loader works here; 2 notes above."),
         (["bad", "note"], "A loader would fail here: 1 problem and 1 note above."),
         (["bad"], "A loader would fail here: 1 problem above."),

@@ -1,4 +1,4 @@
-"""``gpuloader mnist``: one way or both, what it writes, how it fails, and how it is interrupted."""
+"""``gpuloader mnist``: training one or both ways, its files, its failures, and interrupting it."""
 
 import io
 import signal
@@ -94,7 +94,7 @@ def test_ways_that_differ_are_a_failure(invoke, monkeypatch):
         (["--sync", "--async"], "exclude each other"),
         (["--save", "/nowhere/digits.npz"], "/nowhere/digits.npz: No such file"),
         (["--output", "/dev/null/folder"], "/dev/null"),
-        (["--output", "/proc"], "/proc/parameters.npz"),  # no file can be made there, by anyone
+        (["--output", "/proc"], "/proc/parameters.npz"),  # nobody can create a file there
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(invoke, arguments, message):
@@ -117,7 +117,7 @@ def test_a_name_in_brackets_is_a_name(invoke, tmp_path, mnist_file):
     (tmp_path / "[red]digits.json.gz").symlink_to(mnist_file)
     shown = invoke("--data", str(tmp_path / "[red]digits.json.gz"), "--sync")
     assert shown.exit_code == 0
-    assert "50,000 digits of [red]digits.json.gz" in shown.stdout
+    assert "50,000 digits from [red]digits.json.gz" in shown.stdout
 
 
 def test_a_foreign_file_is_told_in_one_line(invoke, tmp_path):
@@ -140,7 +140,7 @@ def test_an_empty_variable_names_nothing(monkeypatch):
     monkeypatch.setenv("GPULOADER_MNIST", "")
     shown = CliRunner().invoke(app, ["mnist", "--place", "cpu", "--sync", "--epochs", "1"])
     assert shown.exit_code == 0
-    assert "the sample in the package" in shown.stdout
+    assert "the packaged sample" in shown.stdout
 
 
 def test_a_missing_picture_is_explained(invoke, monkeypatch, tmp_path):
@@ -193,7 +193,7 @@ def test_ctrl_c_ends_it_with_one_line():
     )
     with process:
         try:
-            assert "digits" in process.stdout.readline()  # from here on it trains
+            assert "digits" in process.stdout.readline()  # training starts after this line
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=60)
         finally:

@@ -1,4 +1,4 @@
-"""Assembly: each sample's bytes are written once, straight into the slot, by whoever fetches it."""
+"""Assembly: each sample's bytes are written once, straight into the slot, by the thread that fetches it."""
 
 import threading
 import tracemalloc
@@ -17,7 +17,7 @@ from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name
 
 
 class Witness(np.ndarray):
-    """A slot's view that notes what is written into it."""
+    """A slot's view that records what is written into it."""
 
     def __setitem__(self, where, value):
         self.written.append((where, value))
@@ -46,7 +46,7 @@ def make_slot(nbytes, kind=Slot):
 
 
 def test_each_sample_is_written_once_and_from_where_it_lies():
-    """No array comes between the sample that the dataset gave and its row of the slot."""
+    """No array is created between the dataset's sample and its row in the slot."""
     samples = [np.full((4, 3), index) for index in range(6)]
     assembler = Assembler(samples, Collation())
     slots = []
@@ -60,14 +60,14 @@ def test_each_sample_is_written_once_and_from_where_it_lies():
         written = staged.slot.written
         assert [row for row, _ in written] == list(range(len(indices)))
         assert all(value is samples[index] for (_, value), index in zip(written, indices, strict=True))
-    assert len(slots) == 3  # and a slot is asked for once a batch
+    assert len(slots) == 3  # one slot is reserved per batch
 
 
 MEBIBYTE = 1 << 20
 
 
 class Large:
-    """Samples that are there already; making a batch of them by NumPy would be seen."""
+    """Samples that exist already, so that the memory of a batch built outside the slot would show up."""
 
     def __init__(self, shape, count=64):
         self.arrays = [np.full(shape, index, np.float32) for index in range(4)]
@@ -85,7 +85,7 @@ SHAPES = {"flat": (MEBIBYTE // 16,), "a picture": (4, 64, 256), "varying": (MEBI
 
 @pytest.mark.parametrize("case", SHAPES)
 def test_assembly_needs_no_memory_of_the_size_of_a_batch(case):
-    """The very code that a worker process runs; a sample has 256 KiB, a batch 4 MiB."""
+    """Runs the same code as a worker process; a sample has 256 KiB, a batch 4 MiB."""
     collation = Collation(ragged=frozenset(["x"])) if case == "varying" else Collation()
     assembler = Reading(Large(SHAPES[case]), collation, 16).make_assembler(worker=0)
     slot = make_slot(8 * MEBIBYTE)
@@ -106,7 +106,7 @@ def test_assembly_needs_no_memory_of_the_size_of_a_batch(case):
 @pytest.mark.parametrize("choice", [INLINE, ONE_THREAD, THREADS], ids=name_workers)
 def test_a_loader_needs_no_memory_of_the_size_of_a_batch(choice):
     loader = DataLoader(Large(SHAPES["a picture"]), places="cpu", batch_size=16, **choice)
-    list(loader)  # its slots are reserved, and stay
+    list(loader)  # reserves the slots, which are then reused
     tracemalloc.start()
     try:
         for batch in loader:
@@ -143,7 +143,7 @@ def test_a_batch_of_a_process_lies_in_the_mapping_it_wrote_to():
 
 
 def test_parts_of_a_batch_in_any_order():
-    """As threads fetch it: the last part first, and the first of them settles the form."""
+    """As threads fetch it: the last part first, and the first part settles the form."""
     for collation in (
         Collation(),
         Collation(ragged=frozenset(["x"])),

@@ -1,4 +1,4 @@
-"""Blocks into slots: a dataset that gives its samples in columns."""
+"""Blocks: a dataset that yields its samples in columns."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def make_columns(start, stop):
 
 
 class Columns(IterableDataset):
-    """Samples 0 to `count`, in columns of ten rows; every second part is taken by the numbers of its rows."""
+    """Samples 0 to `count`, in columns of ten rows; every second part uses row numbers, not a slice."""
 
     def __init__(self, count=25, names=("image", "label", "name")):
         self.count = count
@@ -111,7 +111,7 @@ def test_columns_of_varying_length_are_ragged_or_padded():
     (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, pad={"words": -1})
     assert batch["words"].shape == (25, 2)
     assert batch["words"][4].tolist() == [4, -1]
-    with pytest.raises(SampleError, match=r"field 'words': .* to be named in the loader's ragged or pad"):
+    with pytest.raises(SampleError, match=r"field 'words': .* name it in the loader's ragged or pad"):
         list(DataLoader(Columns(25, names), places="cpu", batch_size=25))
 
 
@@ -196,5 +196,5 @@ def test_a_block_that_is_too_long_is_an_error():
         def iter_blocks(self, size):
             yield Block(self.parts(0, size + 1))
 
-    with pytest.raises(SampleError, match=r"iter_blocks\(4\) gave a block of 5 samples"):
+    with pytest.raises(SampleError, match=r"iter_blocks\(4\) yielded a block of 5 samples"):
         list(DataLoader(Long(), places="cpu", batch_size=4))

@@ -1,4 +1,4 @@
-"""Columns: fields whose samples are all there, written once into their slot."""
+"""Columns: fields whose samples have all been fetched, written once into their slot."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_padded_and_ragged_hold_the_same(sizes, step, fill):
 
 
 def test_every_element_is_written():
-    """Slots are used again: what was there before must not shine through."""
+    """Slots are reused, so no earlier contents may remain."""
     feeds = [data("x", [None, 2], "int64", 1), data("y", [None], "float32"), data("z", [None], "int64", 2)]
     samples = [([[1, 2]], 1, [[1], []]), ([], 2, []), ([[3, 4], [5, 6]], 3, [[7, 8]])]
     for pads in (None, {"x": -1}):
@@ -79,7 +79,7 @@ def test_a_dense_field_beside_ragged_ones_has_one_shape():
 
 
 def test_strictness():
-    """What was declared is converted; what only the first sample showed must be like it."""
+    """Values of declared fields are converted; those of inferred fields must be like the first sample."""
     feeds = [data("x", [None], "int64", 1)]
     assert columns_of([([1.5],)], feeds)[0].tolist() == [1]
     for value in ([1.5], [[1]], 1, "1"):

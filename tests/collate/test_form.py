@@ -1,4 +1,4 @@
-"""Forms: what the first sample settles, and what the user declared."""
+"""Forms: inferred from the first sample, or declared by the user."""
 
 import pickle
 
@@ -36,8 +36,13 @@ def test_fields_that_vary():
 @pytest.mark.parametrize(
     ("sample", "collation", "field", "message"),
     [
-        ({"a": 1}, Collation(ragged=frozenset("b")), None, r"no field \['b'\] to be of varying length"),
-        ({"a": "x"}, Collation(ragged=frozenset("a")), None, r"no field \['a'\] .*; the sample has \[\]"),
+        ({"a": 1}, Collation(ragged=frozenset("b")), None, r"ragged or pad names \['b'\]"),
+        (
+            {"a": "x"},
+            Collation(ragged=frozenset("a")),
+            None,
+            r"ragged or pad names \['a'\], .* array fields are \[\]",
+        ),
         (
             {"a": 1},
             Collation(ragged=frozenset("a")),
@@ -50,7 +55,7 @@ def test_fields_that_vary():
             {"a": np.zeros(2, int)},
             Collation(pads={"a": 0.5}),
             "a",
-            "rows of int64 cannot be filled up with 0.5",
+            "cannot pad rows of int64 with 0.5",
         ),
         ({"a": Ragged(1, ())}, Collation(), "a", "expected an array of numbers, got dtype object"),
     ],
@@ -75,7 +80,7 @@ def test_what_short_rows_may_be_filled_up_with(fill, dtype, fits):
     if fits:
         check_fill(fill, np.dtype(dtype))
     else:
-        with pytest.raises(SampleError, match="cannot be filled up with"):
+        with pytest.raises(SampleError, match="cannot pad rows of"):
             check_fill(fill, np.dtype(dtype))
 
 

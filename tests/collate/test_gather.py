@@ -1,4 +1,4 @@
-"""Batches taken from arrays: one vectorised take a field, straight into the slot, and never past its end."""
+"""Batches from arrays: one vectorized take per field, straight into the slot, with every index checked."""
 
 import tracemalloc
 
@@ -101,7 +101,7 @@ def test_an_order_that_was_looked_at_is_trusted_and_no_other():
             take(gatherer, batch)
     shared = np.array([1, 2, 3])
     take(gatherer, shared[:2])
-    shared[1] = 99  # may be written to, so nothing is trusted
+    shared[1] = 99  # the order is writable, so it is not trusted
     with pytest.raises(SampleError, match="dataset index 99"):
         take(gatherer, shared[:2])
 
@@ -109,7 +109,7 @@ def test_an_order_that_was_looked_at_is_trusted_and_no_other():
 @pytest.mark.parametrize("lie", ["C", "F", "strided", "reversed"])
 @pytest.mark.parametrize("indices", [range(64), np.arange(64)[::-1].copy()], ids=["range", "array"])
 def test_a_take_needs_no_memory_of_its_own(lie, indices):
-    """Neither of the batch's size nor, where the array lies in another way than take likes, of the set's."""
+    """Neither memory of the batch's size nor, if `take` cannot use the array as it is, of the dataset's."""
     array = {
         "C": lambda: np.zeros((512, 4096), np.float32),
         "F": lambda: np.zeros((512, 4096), np.float32, order="F"),

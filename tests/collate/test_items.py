@@ -1,4 +1,4 @@
-"""Batches of an iterable dataset: so many items each, as they come."""
+"""Batches of an iterable dataset: a fixed number of items each, in the order they arrive."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_where_a_pass_goes_on():
 
 def test_a_state_is_a_copy_behind_its_batch():
     states = [state.state for _, _, state in batches_of(stream_of(Stateful(5)))]
-    assert states == [{"next": 2}, {"next": 4}, None]  # the last would be of the next pass
+    assert states == [{"next": 2}, {"next": 4}, None]  # the last would describe the next pass
 
 
 def test_a_pass_that_had_ended_has_nothing_left():
@@ -117,7 +117,7 @@ def test_a_generator_is_closed():
             closed.append(True)
 
     stream = stream_of(type("Own", (), {"__iter__": lambda self: numbers()})())
-    stream.close()  # before it began
+    stream.close()  # before the first batch
     stream.stage(0, make_slot)
     stream.close()
     assert closed == [True]

@@ -1,4 +1,4 @@
-"""Leaves: arrays go on to the slot, what is no array is put aside, row by row."""
+"""Leaves: arrays go into the slot, other objects are collected separately, row by row."""
 
 import pytest
 

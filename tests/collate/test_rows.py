@@ -1,4 +1,4 @@
-"""Rows: a sample written into its place, whatever it is made of."""
+"""Rows: a sample of any supported kind is written into its place."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def check(batches, expected):
 @pytest.mark.parametrize("shape", [(), (4,), (2, 2), (0,)])
 @pytest.mark.parametrize("simulated", [False, True])
 def test_numbers_and_rows_of_a_dtype_that_no_buffer_has_are_staged(dtype, shape, simulated):
-    """Memoryviews know NumPy's own dtypes alone; those of ml_dtypes take the way of larger arrays."""
+    """Memoryviews support only NumPy's own dtypes; those of ml_dtypes are written like larger arrays."""
     rows = np.arange(7).reshape(7, *[1] * len(shape)) * np.ones(shape, int)
     expected = rows.astype(dtype)
     places = simulated_places(1, seed=1) if simulated else "cpu"

@@ -1,4 +1,4 @@
-"""Structures: a sample is taken apart and a batch put together in the same form."""
+"""Structures: a sample is flattened, and a batch is built in the same structure."""
 
 import collections
 import pickle
@@ -99,7 +99,7 @@ def test_proper_arrays():
 
 @pytest.mark.parametrize("sample", [(), [], {}, ((), {}), {"a": []}])
 def test_a_sample_has_a_field_at_least(sample):
-    with pytest.raises(SampleError, match="expected one value or more in a sample"):
+    with pytest.raises(SampleError, match="expected a sample with at least one value"):
         Structure.of(sample)
     structure = Structure.of(sample, may_be_empty=True)
     assert structure.flatten(sample) == [] or structure.flatten(sample) == sample
@@ -147,13 +147,13 @@ def test_another_form_is_refused(first, other, field, message):
 
 
 def test_forms_that_will_do():
-    """A list for a tuple, another mapping, keys in another order: the values are the same."""
+    """A list instead of a tuple, another mapping, or another order of keys is accepted."""
     structure = Structure.of({"a": 1, "b": (2, 3)})
     assert structure.flatten(collections.OrderedDict(b=[5, 6], a=4)) == [4, 5, 6]
 
 
 class Record(Pair):
-    """A named tuple that is made in a way of its own."""
+    """A named tuple with a constructor of its own."""
 
     def __new__(cls, text):
         return super().__new__(cls, *text.split())

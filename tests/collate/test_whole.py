@@ -1,4 +1,4 @@
-"""Whole values: what a `collate_fn` returned, or an unbatched sample, in whatever form."""
+"""Whole values of any structure: the result of a `collate_fn`, or an unbatched sample."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def build(value, collation):
 
 
 def test_arrays_are_staged_and_numbers_of_a_collate_fn_stay():
-    """As Paddle does: a count that comes with a batch is a number, not an array."""
+    """As in Paddle: a count returned along with a batch is a number, not an array."""
     value = {
         "x": np.arange(3, dtype=">i2"),
         "n": 3,

@@ -1,4 +1,4 @@
-"""Which runs are made, whether they agree, and what is written of them."""
+"""The planned runs, their comparison, and the files written from them."""
 
 import sys
 from dataclasses import replace

@@ -75,7 +75,7 @@ def test_parameters_stay_float32_and_begin_equal_for_one_seed() -> None:
 
 
 class DeviceArray(np.ndarray):  # type: ignore[type-arg]
-    """An array of another library, `deviceless`, that refuses to become NumPy's in silence."""
+    """An array of another library, `deviceless`, that refuses implicit conversion to NumPy."""
 
     __module__ = "deviceless"
 

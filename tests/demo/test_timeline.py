@@ -1,4 +1,4 @@
-"""Pictures of runs: what is read from a trace file, which part is shown, and what is drawn of it."""
+"""Timelines of runs: reading a trace file, choosing the part to show, and drawing it."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def panel():
 
 
 def bars(panel):
-    """Left end, width and row of each bar, with its colour."""
+    """Return the left end, width, row and color of each bar."""
     return [
         (left, right - left, round(box.y0 + 0.4), tuple(bar.get_facecolor()[0]))
         for bar in panel.collections
@@ -35,7 +35,7 @@ def bars(panel):
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A trace file of a loader over a simulated device, and the spans that it was written of."""
+    """A trace file of a loader on a simulated device, and the spans written to it."""
     loader = DataLoader.from_generator(capacity=2)
     loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(6)), places=simulated_places(1)[0])
     with trace(tmp_path / "trace.json") as spans:
@@ -58,7 +58,7 @@ def test_a_trace_file_is_read_as_it_was_recorded(recorded):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": 3}'])
 def test_a_file_that_is_no_trace_is_an_error_that_names_it(tmp_path, text):
     (tmp_path / "other.json").write_text(text)
-    with pytest.raises(DataFileError, match=r"other\.json: expected a trace that gpuloader\.trace wrote"):
+    with pytest.raises(DataFileError, match=r"other\.json: expected a trace written by gpuloader\.trace"):
         read_trace(tmp_path / "other.json")
 
 

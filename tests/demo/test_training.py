@@ -1,4 +1,4 @@
-"""The main job: equal losses both ways."""
+"""Training: equal losses whether data is read synchronously or asynchronously."""
 
 from types import SimpleNamespace
 

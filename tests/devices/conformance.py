@@ -1,4 +1,7 @@
-"""What every device must do; a subclass gives a fixture `device` and, for arrays not NumPy's, `read`."""
+"""The conformance suite for devices.
+
+A subclass provides a fixture `device`, and overrides `read` if the device's arrays are not NumPy's.
+"""
 
 import gc
 import threading
@@ -22,7 +25,7 @@ def make_slot(seed=0, nbytes=LAYOUT.nbytes):
 
 
 class DeviceTests:
-    """Inherit, and give a fixture `device`."""
+    """Base class of the suite; subclasses provide the fixture `device`."""
 
     def read(self, device, array):
         return np.asarray(array)
@@ -60,7 +63,7 @@ class DeviceTests:
         assert device.query(done)
 
     def test_a_stream_goes_on_behind_an_event_of_another(self, device, stream):
-        """Two copies into one memory, the second held by an event: the second one's bytes remain."""
+        """Two copies into the same memory; the second waits for an event, so its bytes remain."""
         first, second = make_slot(1), make_slot(2)
         memory, written = self.send(device, stream, first)
         other, done = device.stream(), device.event()
@@ -80,7 +83,7 @@ class DeviceTests:
         assert device.query(event)
 
     def test_recording_again_does_not_move_a_wait_that_was_asked_for(self, device):
-        """One stream waits for what is recorded; the event then goes behind a wait for that very stream."""
+        """One stream waits for an event, which is then recorded again behind a wait for that same stream."""
         first, second = make_slot(1), make_slot(2)
         producer, consumer = device.stream(), device.stream()
         memory, event = self.send(device, producer, first)
@@ -89,7 +92,7 @@ class DeviceTests:
         device.copy_async(copied, second, LAYOUT.nbytes, consumer)
         device.record(done, consumer)
         device.wait(producer, done)
-        device.record(event, producer)  # were the wait to move here, each stream would wait for the other
+        device.record(event, producer)  # if the wait moved here, the streams would deadlock
         device.synchronize(event)
         assert device.query(done)
         for region, slot in ((memory, first), (copied, second)):
@@ -97,13 +100,13 @@ class DeviceTests:
             np.testing.assert_array_equal(self.read(device, arrays[0]), slot.views(LAYOUT)[0])
 
     def test_a_synchronized_event_means_that_all_before_it_is_done(self, device, stream):
-        """Several copies and marks on one stream: the last mark stands for all of them."""
+        """Several copies and marks on one stream: when the last mark is reached, all are."""
         slots = [make_slot(seed) for seed in range(4)]
         sent = [self.send(device, stream, slot) for slot in slots]
         device.synchronize(sent[-1][1])
         assert all(device.query(done) for _, done in sent)
         for slot in slots:
-            slot.bytes[:] = slot.bytes + 1  # the host may write there again
+            slot.bytes[:] = slot.bytes + 1  # the host may reuse the slots
         for seed, (memory, _) in enumerate(sent):
             arrays = device.views(memory, LAYOUT, Lease(memory, deque()))
             wanted = make_slot(seed).views(LAYOUT)[1]

@@ -1,4 +1,4 @@
-"""The conformance suite on the devices that every machine has."""
+"""The conformance suite on the devices that need no GPU."""
 
 import pytest
 

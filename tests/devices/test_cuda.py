@@ -1,4 +1,4 @@
-"""The CUDA device over a stand-in for the runtime; what CuPy itself does, tests/gpu shows on hardware."""
+"""The CUDA device over a fake runtime; tests/gpu tests the behavior of CuPy itself on hardware."""
 
 import gc
 import inspect
@@ -17,7 +17,7 @@ from gpuloader.devices.opening import cuda_places, default_place, open_device
 from gpuloader.devices.places import CPUPlace
 from tests.devices.conformance import LAYOUT
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read
+from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, use_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -25,12 +25,8 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 @pytest.fixture
 def runtime(monkeypatch):
     fake = FakeRuntime()
-    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
-    opening._open.cache_clear()
-    yield fake
-    gc.collect()
-    opening._open.cache_clear()
-    assert not fake.registered  # every page-locked arena was unlocked, before its memory went
+    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
+        yield fake
 
 
 def batches(count):
@@ -54,8 +50,8 @@ def test_an_epoch_gives_cupy_arrays_with_the_right_bytes(runtime, double_buffer)
         seen.append((read(images)[0, 0], read(labels)[0, 0]))
         assert seen[-1] == (number, number)
     assert len(seen) == 20
-    assert runtime.calls["memcpyAsync"] == 20  # one a batch, however many fields
-    assert runtime.calls["malloc"] <= 4  # the slots go round
+    assert runtime.calls["memcpyAsync"] == 20  # one per batch, however many fields it has
+    assert runtime.calls["malloc"] <= 4  # the slots are reused
 
 
 def test_held_batches_survive_the_loader(runtime):
@@ -87,13 +83,13 @@ def test_refused_page_locking_is_one_warning_and_goes_on(runtime):
 
 def test_too_little_device_memory_is_an_error_with_numbers(runtime):
     runtime.memory_left = 100
-    with pytest.raises(StagingMemoryError, match=r"on gpu:0 could not be had .* 100 of 1,099,511,627,776"):
+    with pytest.raises(StagingMemoryError, match=r"cannot allocate .* on gpu:0 .* 100 of 1,099,511,627,776"):
         list(load(3))
 
 
 @pytest.mark.parametrize("status", [700, 3])
 def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
-    """Closing the epoch then fails as well, and must not put CuPy's error in the place of ours."""
+    """Closing the epoch then fails as well, and must not replace our error by CuPy's."""
     epoch = iter(load(10))
     next(epoch)
     runtime.failed = status
@@ -109,13 +105,13 @@ def test_every_failure_has_the_packages_type(runtime, method):
     runtime.failed = 700
     with pytest.raises(LoaderError, match=r"gpu:0 failed: .* 700") as caught:
         getattr(device, method)(*[64] * (method == "alloc"))
-    assert not isinstance(caught.value, StagingMemoryError)  # the memory is not what is short
+    assert not isinstance(caught.value, StagingMemoryError)  # memory is not the cause
     assert isinstance(caught.value.__cause__, CudaError)
     runtime.failed = 0
 
 
 def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime):
-    """Kernels run as late as they may: each has seen its own batch, although nobody kept it."""
+    """Kernels run as late as possible; each sees its own batch, although nothing refers to the batch."""
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
         seen = []
@@ -127,7 +123,7 @@ def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime):
 
 
 def test_a_consumer_that_does_not_wait_reads_what_is_not_there_yet(runtime, monkeypatch):
-    """The stand-in is no rubber stamp: without the waits, kernels read too early."""
+    """The fake runtime detects missing waits: without them, kernels read too early."""
     monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -145,10 +141,10 @@ class TestSeveralDevices:
         runtime.devices = 2
 
     def test_a_batch_for_another_than_the_current_device(self, runtime):
-        """The default stream has handle 0 on every device, so copies and marks must name theirs."""
+        """The default stream has handle 0 on every device, so copies and marks must set the device."""
         feeder = DataFeeder([data("x", [None, 2])], CUDAPlace(1))
         batch = feeder.feed([([1, 2],), ([3, 4],)])["x"]
-        assert read(batch).tolist() == [[1, 2], [3, 4]]  # without runtime.finish(): feed has waited for it
+        assert read(batch).tolist() == [[1, 2], [3, 4]]  # no runtime.finish(): feed waits for the copy
         assert batch.device.id == 1
 
     def test_each_step_has_a_batch_on_each(self, runtime):
@@ -175,16 +171,16 @@ class TestSeveralDevices:
         runtime.setDevice(0)
 
     def test_threads_do_not_get_each_others_device(self, runtime):
-        """Two threads, each with a current device of its own, are inside the same device at once."""
+        """Two threads with different current devices use the same device object at once."""
         device = open_device(CUDAPlace(0))
-        inside, go_on = threading.Barrier(2, timeout=10), threading.Event()
+        inside, left = threading.Barrier(2, timeout=10), threading.Event()
         after = {}
         original = cuda.cupy.cuda.get_current_stream
 
         def meet():
             inside.wait()
             if runtime.thread.came_from == 1:
-                go_on.wait(10)  # leaves last, and would take what the other one left behind
+                left.wait(10)  # leaves last, and would return to the other thread's device
             return original()
 
         def visit(current):
@@ -192,7 +188,7 @@ class TestSeveralDevices:
             runtime.thread.came_from = current
             device.consumer_stream()
             after[current] = runtime.getDevice()
-            go_on.set()
+            left.set()
 
         cuda.cupy.cuda.get_current_stream = meet
         threads = [threading.Thread(target=visit, args=(current,)) for current in (0, 1)]
@@ -205,7 +201,7 @@ class TestSeveralDevices:
 
 class TestForkedChild:
     def run_in_child(self, work):
-        """Return what is wrong in a child that runs `work`, as text; '' if nothing is."""
+        """Run `work` in a forked child; return its problem as text, or '' if there is none."""
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             try:
@@ -231,7 +227,7 @@ class TestForkedChild:
             return f"{runtime.calls.total() - before} calls" if runtime.calls.total() > before else ""
 
         assert self.run_in_child(work) == ""
-        assert len(list(epoch)) == 29  # the parent's epoch goes on
+        assert len(list(epoch)) == 29  # the parent's epoch continues
 
     def test_is_told_that_cuda_is_not_there(self, runtime):
         load(3)
@@ -242,7 +238,7 @@ class TestForkedChild:
 
 @pytest.mark.parametrize("call", ["memcpyAsync", "streamWaitEvent"])
 def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
-    """The first of an epoch, the second, …: its road serves the next epoch, and is not made anew."""
+    """Whichever call of an epoch fails, the next epoch reuses the same road."""
     loader = load(12)
     list(loader)
     [road] = loader._idle
@@ -274,12 +270,12 @@ def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
 
 class TestMemoryRunsOut:
     def test_in_the_middle_of_an_epoch(self, runtime):
-        """A user keeps more than fits: an error, what is kept stays as it is, and later epochs go on."""
+        """A user keeps too many batches: an error; kept batches stay intact, and later epochs work."""
         loader = load(30)
         epoch = iter(loader)
         kept = [next(epoch) for _ in range(6)]
         runtime.memory_left = 100
-        with pytest.raises(StagingMemoryError, match=r"could not be had .* keep fewer batches"):
+        with pytest.raises(StagingMemoryError, match=r"cannot allocate .* keep fewer batches"):
             while True:
                 kept.append(next(epoch))
         assert list(epoch) == []
@@ -318,14 +314,12 @@ class TestMemoryRunsOut:
             def run_on_device(self, arrays, stream):
                 raise cupy.cuda.memory.OutOfMemoryError(512, 1024)
 
-        with pytest.raises(
-            StagingMemoryError, match="CuPy's pool on gpu:0 has too little memory for a kernel"
-        ):
+        with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small for a kernel"):
             device.run(Sorting(), device.alloc(LAYOUT.nbytes), device.stream())
 
 
 class TestKernelsFail:
-    """What launches raise is the driver's, the compiler's or the library loader's, not the runtime's."""
+    """Launches raise errors of the driver, the compiler or the library loader, not of the runtime."""
 
     @pytest.mark.parametrize(
         ("error", "message"),
@@ -333,7 +327,7 @@ class TestKernelsFail:
             (DriverError(719, "CUDA_ERROR_LAUNCH_FAILED"), r"gpu:0 failed: CUDA_ERROR_LAUNCH_FAILED.*719"),
             (
                 cupy.cuda.compiler.CompileException("no such type", "", "gather", ()),
-                "cannot be compiled for gpu:0",
+                "cannot compile a kernel for gpu:0",
             ),
             (RuntimeError('Failure finding "libnvrtc.so.13"'), r"compiler is missing: .*\[cuda13\]"),
         ],
@@ -366,7 +360,7 @@ class TestKernelsFail:
 
 
 class TestAStreamBeingCaptured:
-    """Our events and waits would become part of the user's graph: an error instead, and nothing joins it."""
+    """Our events and waits would become part of the user's graph, so asking for a batch is an error."""
 
     def test_is_refused_where_a_batch_is_asked_for(self, runtime):
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
@@ -376,19 +370,19 @@ class TestAStreamBeingCaptured:
             next(epoch)
             runtime.capturing.add(stream.ptr)
             with pytest.raises(
-                LoaderError, match="gpu:0: its stream is being captured; a loader cannot be asked"
+                LoaderError, match="gpu:0: its stream is being captured; a loader cannot deliver"
             ):
                 next(epoch)
             runtime.capturing.clear()
             assert list(epoch) == []
             numbers = []
-            for images, _ in loader:  # the road is whole
+            for images, _ in loader:  # the road works again
                 runtime.finish()
                 numbers.append(int(read(images)[0, 0]))
         assert numbers == list(range(10))
 
     def test_is_left_alone_by_what_is_held_and_dropped(self, runtime):
-        """Batches may be used within the graph and dropped: nothing is called until the next is asked for."""
+        """Batches may be used and dropped during a capture: nothing is called until the next is requested."""
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:
             epoch = iter(load(10))
@@ -408,9 +402,7 @@ class TestAStreamBeingCaptured:
         device = open_device(CUDAPlace(0))
         event, stream = device.event(), device.stream()
         runtime.failed = 900
-        with pytest.raises(
-            LoaderError, match="900; a loader cannot be asked for a batch while a graph is capt"
-        ):
+        with pytest.raises(LoaderError, match="900; a loader cannot deliver a batch during a graph capture"):
             getattr(device, call)(*(event, stream)[: 1 + (call == "record")])
         runtime.failed = 0
 
@@ -459,7 +451,7 @@ class TestWhatIsMissing:
 
     def test_a_device(self, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=12040, built=12090)))
-        with pytest.raises(PlaceError, match=r"knows CUDA 12\.4 but shows no usable device"):
+        with pytest.raises(PlaceError, match=r"supports CUDA 12\.4 but shows no usable device"):
             cuda.require_cuda(0)
 
     @pytest.mark.parametrize(
@@ -467,23 +459,23 @@ class TestWhatIsMissing:
         [
             (
                 12040,
-                r"driver knows 12\.4 at most; pip install 'gpuloader\[cuda12\]' in its place, or use CPU",
+                r"driver supports at most 12\.4; pip install 'gpuloader\[cuda12\]' instead, or use CPU",
             ),
-            (11080, r"driver knows 11\.8 at most; update the driver, or use CPUPlace"),
+            (11080, r"driver supports at most 11\.8; update the driver, or use CPUPlace"),
         ],
     )
     def test_the_cuda_that_cupy_was_built_for(self, monkeypatch, driver, what):
         monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=driver, built=13020)))
         with pytest.raises(
-            PlaceError, match=rf"gpu:0 is not there: CuPy .* is built for CUDA 13\.2 .*{what}"
+            PlaceError, match=rf"gpu:0 is not available: CuPy .* is built for CUDA 13\.2, .*{what}"
         ):
             DataFeeder([data("x", [None])], "gpu:0")
         opening._open.cache_clear()
-        assert default_place() == CPUPlace()  # where none was asked for, work goes on without it
+        assert default_place() == CPUPlace()  # if the user did not ask for a GPU, the CPU is used
 
     def test_the_device_of_that_index(self, runtime):
         runtime.devices = 2
-        with pytest.raises(PlaceError, match=r"gpu:2 is not there: this process sees 2 \(gpu:0, gpu:1\)"):
+        with pytest.raises(PlaceError, match=r"gpu:2 is not available: this process sees 2 \(gpu:0, gpu:1\)"):
             DataLoader.from_generator(capacity=1).set_batch_generator(batches(1), places=CUDAPlace(2))
 
     def test_a_forked_process(self, monkeypatch):
@@ -498,7 +490,7 @@ class TestWhatIsMissing:
 
     @pytest.mark.skipif(cupy.cuda.is_available(), reason="a GPU is here")
     def test_everything_is_on_this_machine(self):
-        with pytest.raises(PlaceError, match="gpu:0 is not there"):
+        with pytest.raises(PlaceError, match="gpu:0 is not available"):
             DataFeeder([data("x", [None])], "gpu:0")
 
 
@@ -520,7 +512,7 @@ def test_the_default_place_is_the_best_present(runtime):
 
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():
-    """The stand-in must not hide a misspelt name."""
+    """The fake must not hide a misspelled name."""
     source = inspect.getsource(cuda)
     used = set(re.findall(r"(?:self\._runtime|cupy\.cuda\.runtime)\.(\w+)", source))
     assert {"memcpyAsync", "eventRecord", "hostRegister"} <= used
@@ -533,7 +525,7 @@ def test_every_name_the_device_uses_is_in_the_real_cupy():
 
 
 def test_the_real_cupy_takes_what_the_device_gives():
-    """Parameters, by the signatures CuPy documents; its compiled functions have no others to inspect."""
+    """Compares parameters with the signatures in CuPy's docstrings; compiled functions have no others."""
     takes = {
         cupy.cuda.runtime.memcpyAsync: "dst, src, size, kind, stream",
         cupy.cuda.runtime.eventRecord: "event, stream",
@@ -561,12 +553,12 @@ def test_the_real_cupy_takes_what_the_device_gives():
         assert hasattr(cupy.cuda.Device(0), name)
     assert cupy.cuda.Stream.null.ptr == 0
     with pytest.raises(TypeError):
-        cupy.cuda.runtime.hostUnregister()  # the stand-in's own signatures are those asserted above
+        cupy.cuda.runtime.hostUnregister()  # the fake has the signatures asserted above
 
 
 @pytest.mark.skipif(cupy.cuda.is_available(), reason="a GPU is here")
 def test_cupys_own_error_has_a_status():
-    """Without a driver every call fails, and shows what a failure looks like."""
+    """Without a driver every call fails, so the real error can be inspected."""
     assert issubclass(CudaError, RuntimeError)
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError) as caught:
         cupy.cuda.Memory(64)

@@ -1,4 +1,4 @@
-"""What the CUDA device computes, over the stand-in for its runtime, with twins in the place of kernels."""
+"""Programs on the CUDA device, over the fake runtime, with twins in place of kernels."""
 
 import gc
 
@@ -7,7 +7,7 @@ import pytest
 
 from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices import cuda, opening
+from gpuloader.devices import cuda
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
 from gpuloader.kernels import shuffle
@@ -15,7 +15,7 @@ from gpuloader.pipeline import lane
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
 from tests.devices.conformance import DeviceTests
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins
+from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -28,17 +28,13 @@ STEPS = [RandomCropFlip("0", (5, 4)), Normalize("0", std=0.5, scale=1 / 255), On
 @pytest.fixture
 def runtime(monkeypatch):
     fake = FakeRuntime()
-    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
     run_twins(monkeypatch, fake)
-    opening._open.cache_clear()
-    yield fake
-    gc.collect()
-    opening._open.cache_clear()
-    assert not fake.registered
+    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
+        yield fake
 
 
 class TestCudaDevice(DeviceTests):
-    """The suite of all devices, without a GPU."""
+    """The conformance suite of all devices, without a GPU."""
 
     @pytest.fixture
     def device(self, runtime):
@@ -127,7 +123,7 @@ def test_a_batch_dropped_at_once_is_read_before_the_next_is_computed_there(runti
 
 
 def test_without_the_order_of_streams_it_is_not(runtime, monkeypatch):
-    """The stand-in is no rubber stamp."""
+    """The fake runtime detects missing waits."""
     monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -181,7 +177,7 @@ def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime
     steps = -(-COUNT // 4)
     assert sizes == [PICTURES.nbytes, LABELS.nbytes] * 2 + [16] * (3 * steps)
     assert [one[:4] for one in orders] == [(COUNT, 3, epoch, index) for epoch in range(3) for index in (0, 1)]
-    assert len({one[4] for one in orders}) == 2  # each device's order lies where the last one's did
+    assert len({one[4] for one in orders}) == 2  # each device reuses the memory of its previous order
 
 
 def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
@@ -190,7 +186,7 @@ def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
 
     monkeypatch.setattr(shuffle, "shuffle", permuting)
     loader = load(cache="device")
-    with pytest.raises(StagingMemoryError, match="CuPy's pool on gpu:0 has too little memory"):
+    with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small"):
         iter(loader)
 
 
@@ -227,14 +223,14 @@ def test_whole_arrays_go_up_in_chunks(runtime, monkeypatch, chunk):
     there = lane.upload(arrays, open_device(CUDAPlace(0)))
     gc.collect()
     assert not runtime.registered
-    for array, one in zip(arrays, there, strict=True):  # without runtime.finish(): upload has waited for it
+    for array, one in zip(arrays, there, strict=True):  # without runtime.finish(), because upload waits
         np.testing.assert_array_equal(read(one), array)
 
 
 def test_an_array_too_large_for_the_device_is_an_error_with_numbers(runtime):
     runtime.memory_left = 1000
     with pytest.raises(
-        StagingMemoryError, match=r"a cache of 2,948 bytes does not fit on gpu:0, use cache='host'"
+        StagingMemoryError, match=r"a cache of 2,948 bytes does not fit on gpu:0; use cache='host'"
     ):
         list(load(cache="device"))
 
@@ -289,7 +285,7 @@ def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no such kernel"):
                 list(loader)
-            [road] = loader._loading._idle  # every slot is back, or the road could not serve again
+            [road] = loader._loading._idle  # all slots are free again, so the road was kept
             assert road.ring.free == road.ring.count
         del loader, road
 

@@ -1,4 +1,4 @@
-"""Hand-over: the framework's tensors lie in the slot itself, live as long as they are held, in order."""
+"""Outputs: a framework's tensors lie in the slot itself, stay valid while they are held, and are in order."""
 
 import gc
 import sys
@@ -9,13 +9,13 @@ import pytest
 
 from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices import cuda, opening
+from gpuloader.devices import cuda
 from gpuloader.devices.host import HostDevice
 from gpuloader.devices.interop import CopiedOutput, ForeignStream, open_output
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import FakeRuntime, make_cupy, read
+from tests.fakes_cuda import FakeRuntime, make_cupy, read, use_cupy
 
 FRAMEWORKS = ["torch", "jax", "paddle"]
 DTYPES = [
@@ -35,9 +35,9 @@ NARROW = {
     "int64": "int32",
     "float64": "float32",
     "complex128": "complex64",
-}  # what JAX makes of them by default
+}  # JAX narrows these dtypes by default
 
-# Paddle warns of a compiler cache when it is imported, PyTorch of tensors made of a tuple of them.
+# Paddle warns about a missing compiler cache when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:No ccache found:UserWarning")
 
 
@@ -54,7 +54,7 @@ def as_numpy(tensor):
 
 
 def numbers(count=40, dtype="float32", width=64):
-    """Return rows that are full of their number; 64 bytes a row or more."""
+    """Return rows filled with their row number; each has at least 64 bytes."""
     return np.repeat(np.arange(count)[:, None], width, 1).astype(dtype)
 
 
@@ -73,7 +73,7 @@ class TestOnAHost:
         addresses = {slot.address for slot in road.ring._free}
         assert len(addresses) == road.ring.count
         assert set(pointers) <= addresses
-        assert len(set(pointers)) <= 3  # and the slots go round
+        assert len(set(pointers)) <= 3  # the slots are reused
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_dtypes(self, name, dtype):
@@ -89,7 +89,7 @@ class TestOnAHost:
             assert pointer(name, tensor) not in {slot.address for slot in loader._loading._idle[0].ring._free}
 
     def test_what_is_kept_stays(self, name):
-        """Past later batches, epoch and loader; also a part of it, and what was computed of it."""
+        """Kept batches, their views and results outlive later batches, the epoch and the loader."""
         framework(name)
         loader = DataLoader(numbers(60), places="cpu", batch_size=3, output=name)
         kept = [(batch, batch[1:], batch + 0) for _ in range(2) for batch in loader]
@@ -196,12 +196,12 @@ class TestOnAHost:
         framework(name)
         loader = DataLoader(np.zeros((4, 2), np.longdouble), places="cpu", batch_size=2, output=name)
         with pytest.raises(
-            LoaderError, match=r"an array of \w*float\w* and shape \(2, 2\) cannot be handed over"
+            LoaderError, match=r"does not accept an array of dtype \w*float\w* and shape \(2, 2\)"
         ):
             list(loader)
 
     def test_a_tensor_may_be_written_to(self, name):
-        """It is the user's: nothing shows in the dataset, or in a later batch."""
+        """The user owns the tensor: writing to it changes neither the dataset nor a later batch."""
         if name == "jax":
             pytest.skip("JAX's arrays cannot be written to")
         framework(name)
@@ -274,7 +274,7 @@ class TestStreams:
         assert self.ptr(Stream(np.uint64(2**63))) == 2**63
 
     def test_are_kept_as_long_as_they_are_used(self):
-        """A stream's handle is good as long as the stream lives."""
+        """A stream's handle is valid only as long as the stream lives."""
         for stream in (Stream(7), lambda: Stream(8)):
             output = open_output(None, HostDevice(), stream)
             assert type(output.stream().owner) is Stream
@@ -289,11 +289,11 @@ class TestStreams:
     @pytest.mark.parametrize(
         ("stream", "message"),
         [
-            (7, "stream must have __cuda_stream__, or be a function that gives such a stream, got int"),
-            (Stream(7, version=1), "Stream speaks version 1 of __cuda_stream__, expected 0"),
-            (Stream("seven"), "gives no CUDA stream"),
-            (SimpleNamespace(__cuda_stream__=lambda: 7), "SimpleNamespace gives no CUDA stream"),
-            (SimpleNamespace(__cuda_stream__=7), "SimpleNamespace gives no CUDA stream"),
+            (7, "stream must have __cuda_stream__, or be a function that returns such a stream, got int"),
+            (Stream(7, version=1), "Stream implements version 1 of __cuda_stream__, expected version 0"),
+            (Stream("seven"), "is not a CUDA stream"),
+            (SimpleNamespace(__cuda_stream__=lambda: 7), "SimpleNamespace is not a CUDA stream"),
+            (SimpleNamespace(__cuda_stream__=7), "SimpleNamespace is not a CUDA stream"),
         ],
     )
     def test_that_are_none(self, stream, message):
@@ -302,7 +302,7 @@ class TestStreams:
 
     def test_a_function_that_gives_none(self):
         output = open_output(None, HostDevice(), lambda: 7)
-        with pytest.raises(TypeError, match="int gives no CUDA stream"):
+        with pytest.raises(TypeError, match="int is not a CUDA stream"):
             output.stream()
 
 
@@ -311,21 +311,17 @@ def runtime(monkeypatch):
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
     class Array(cupy.ndarray):
-        """Hands itself over; CuPy's own capsule needs a driver."""
+        """Exports itself, because CuPy's own capsule needs a driver."""
 
         def __dlpack__(self, *, stream=None):
-            assert stream == -1  # anything else has CuPy put its own current stream in order
+            assert stream == -1  # any other value makes CuPy order its own current stream
             return self
 
     fake = FakeRuntime()
-    made = make_cupy(cupy, fake)
-    made.ndarray = Array
-    monkeypatch.setattr(cuda, "cupy", made)
-    opening._open.cache_clear()
-    yield fake
-    gc.collect()
-    opening._open.cache_clear()
-    assert not fake.registered
+    module = make_cupy(cupy, fake)
+    module.ndarray = Array
+    with use_cupy(monkeypatch, module):
+        yield fake
 
 
 class Tensor:
@@ -334,7 +330,7 @@ class Tensor:
 
 
 class Copy:
-    """JAX's copy: made some time later, from what must still be there."""
+    """JAX's copy: made at a later time, from memory that must still be valid."""
 
     def __init__(self, source, runtime):
         self.source, self.runtime, self.ready = source, runtime, False
@@ -349,7 +345,7 @@ class Copy:
 
 @pytest.fixture(params=["torch", "paddle"])
 def fake_framework(request, monkeypatch, runtime):
-    """Modules with the names that are used; `current` is what they say of their current streams."""
+    """Fake modules with the names that the loader uses; `current` holds their current streams."""
     current = {}
 
     def current_stream(index):
@@ -400,8 +396,8 @@ class TestOnAGpu:
         own = {stream.ptr for stream in fake_framework.current.values()}
         copying = {lane._copy_stream.ptr for lane in loader._loading._idle[0].lanes}
         assert {stream.ptr for stream, _ in waits} == own | copying
-        assert sum(stream.ptr in own for stream, _ in waits) == 20  # on `ready`
-        assert sum(stream.ptr in own for _, stream in records) == 20  # `released`
+        assert sum(stream.ptr in own for stream, _ in waits) == 20  # each waits for `ready`
+        assert sum(stream.ptr in own for _, stream in records) == 20  # each records `released`
 
     def test_without_the_waits_it_goes_wrong(self, runtime, fake_framework, monkeypatch):
         stream = fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
@@ -414,7 +410,7 @@ class TestOnAGpu:
         assert [values[0][:, 0].tolist() for values in seen] != [[2 * one, 2 * one + 1] for one in range(20)]
 
     def test_the_users_own_stream(self, runtime, fake_framework, monkeypatch):
-        """In the place of the framework's, which is not even asked for."""
+        """The user's stream replaces the framework's, which is not even queried."""
         stream = Stream(cuda.cupy.cuda.Stream(non_blocking=True).ptr)
         waits = log_calls(monkeypatch, "wait")
         for output in (None, fake_framework.name):
@@ -470,7 +466,7 @@ class TestJaxOnAGpu:
         return made
 
     def test_sources_stay_until_they_are_copied(self, runtime, copies, monkeypatch):
-        """Copies made as late as can be see their own batch, although the user kept none of them."""
+        """Copies that run as late as possible see their own batch, although the user keeps none."""
         synchronized = log_calls(monkeypatch, "synchronize")
         loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
         for number, copy in enumerate(loader):
@@ -481,7 +477,7 @@ class TestJaxOnAGpu:
         for copy in copies[-6:]:
             copy.make()
         assert [copy.values[:, 0].tolist() for copy in copies] == [[2 * n, 2 * n + 1] for n in range(20)]
-        assert len(synchronized) >= 20  # what JAX reads is there: it orders nothing against our streams
+        assert len(synchronized) >= 20  # JAX does not wait for our streams, so the host must
 
     def test_slots_return_when_they_are_copied(self, runtime, copies):
         loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
@@ -492,4 +488,4 @@ class TestJaxOnAGpu:
         assert runtime.calls["malloc"] <= 4
         output = loader._loading._delivery.outputs[0]
         assert type(output) is CopiedOutput
-        assert len(output._under_way) == 1
+        assert len(output._in_flight) == 1

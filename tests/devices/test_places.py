@@ -1,4 +1,4 @@
-"""Places are values; what stands behind them is asked when they are used."""
+"""Places are values; their devices are opened only when they are used."""
 
 import pickle
 from types import SimpleNamespace
@@ -140,7 +140,7 @@ ASKING = {
 
 
 class TestAskingForAGpuWhereThereIsNone:
-    """Every way to one says what is missing and what to do; making the place itself is no error."""
+    """Every use of a missing GPU raises an error that says what to do; creating the place does not."""
 
     @pytest.fixture(autouse=True)
     def no_device_is_remembered(self, monkeypatch):
@@ -159,8 +159,8 @@ class TestAskingForAGpuWhereThereIsNone:
         monkeypatch.setattr(cuda, "cupy", fake)
         return {
             0: r"no NVIDIA driver was found.*CuPy 14\.0 is installed",
-            12060: r"the driver knows CUDA 12\.6.*CuPy 14\.0 is installed",
-            11080: r"CuPy 14\.0 is built for CUDA 12\.9 .* knows 11\.8 at most; update the driver",
+            12060: r"the driver supports CUDA 12\.6.*CuPy 14\.0 is installed",
+            11080: r"CuPy 14\.0 is built for CUDA 12\.9, .* supports at most 11\.8; update the driver",
         }[request.param]
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
@@ -173,14 +173,14 @@ class TestAskingForAGpuWhereThereIsNone:
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
     def test_with_cupy_but_nothing_to_use_it_on(self, ask, cupy_alone):
-        with pytest.raises(PlaceError, match=rf"gpu:0 is not there: {cupy_alone}"):
+        with pytest.raises(PlaceError, match=rf"gpu:0 is not available: {cupy_alone}"):
             ask()
 
     def test_an_index_beyond_the_last(self, monkeypatch):
         runtime = SimpleNamespace(getDeviceCount=lambda: 2)
         fake = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True, runtime=runtime))
         monkeypatch.setattr(cuda, "cupy", fake)
-        with pytest.raises(PlaceError, match=r"gpu:2 is not there: this process sees 2 \(gpu:0, gpu:1\)"):
+        with pytest.raises(PlaceError, match=r"gpu:2 is not available: this process sees 2 \(gpu:0, gpu:1\)"):
             opening.open_device(CUDAPlace(2))
         assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
 

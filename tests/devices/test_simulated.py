@@ -1,4 +1,4 @@
-"""The simulated device is a witness: it must see races, and must not see any that are not there."""
+"""The simulated device detects races: it must report all of them, and must not report false ones."""
 
 from collections import deque
 
@@ -150,7 +150,7 @@ def test_waiting_for_a_mark_that_cannot_come_is_an_error_not_a_hang(device):
     lost.mark = type(event.mark)({})
     device.wait(stream, lost)
     device.record(event, stream)
-    with pytest.raises(LoaderError, match="nothing will reach"):
+    with pytest.raises(LoaderError, match="never be reached"):
         device.synchronize(event)
 
 
@@ -196,7 +196,7 @@ def test_on_one_stream_times_add_up_and_work_given_later_starts_later(device):
 )
 @settings(deadline=None, max_examples=80)
 def test_an_ordered_program_gives_the_same_bytes_in_any_order_of_lots(seed, program):
-    """Copies into three memories from three streams, each behind the last use of its memory."""
+    """Three streams copy into three memories; each copy waits for the last use of its memory."""
     device = SimulatedDevice(seed=seed)
     streams = [device.stream() for _ in range(3)]
     memories = [device.alloc(LAYOUT.nbytes) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Machines that are not there: what their kernels say, and what trials on them would find."""
+"""Fake machines: the files of their kernels, and the answers of trials on them."""
 
 from gpuloader.doctor.attempt import Outcome
 
@@ -8,7 +8,7 @@ COPIES = {"pageable": 9e9, "pinned": 50e9, "seconds": 0.02, "refusal": ""}
 
 
 def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0"):
-    """Return what CuPy says."""
+    """Return CuPy's description of a machine with CUDA."""
     return {
         "cupy": cupy,
         "runtime": runtime,
@@ -20,7 +20,7 @@ def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True,
 
 
 class Trials:
-    """Answers in the place of trials; a text is the problem of one that fails. Notes what was tried."""
+    """Canned answers of trials, where a string is the problem of a failed one; records what was tried."""
 
     def __init__(self, **answers):
         self.answers = {"worker": {"seconds": 0.5}, "copies": COPIES, **answers}
@@ -34,7 +34,7 @@ class Trials:
 
 
 def write_driver(root, version="580.65.06"):
-    """Write what a loaded driver says below a root."""
+    """Write the version file of a loaded driver below a root."""
     folder = root / "proc/driver/nvidia"
     folder.mkdir(parents=True)
     (folder / "version").write_text(
@@ -50,6 +50,6 @@ def verdicts(findings):
 
 
 def named(findings, name):
-    """Return the finding of this name."""
+    """Return the finding with this name."""
     (found,) = (one for one in findings if one.name == name)
     return found

@@ -1,4 +1,4 @@
-"""What is tried in another process: it answers, fails, crashes or hangs, and never keeps us."""
+"""A trial in another process may answer, fail, crash or hang, but never blocks the doctor."""
 
 import _thread
 import os
@@ -12,7 +12,7 @@ from gpuloader.doctor.attempt import attempt
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Put a module in the place of the trials; return its name."""
+    """Write a module to run instead of the trials, and return its name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(code):
@@ -42,7 +42,7 @@ def test_the_last_line_is_the_answer(module):
         ("raise RuntimeError('broken')", "RuntimeError: broken"),
         ("import sys; sys.exit(3)", "exit status 3 without an answer"),
         ("print('[1]')", "exit status 0 without an answer"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
     ],
 )
 def test_a_failure_is_a_line(module, code, problem):
@@ -53,7 +53,7 @@ def test_a_failure_is_a_line(module, code, problem):
 
 @pytest.fixture
 def hanging(module, tmp_path):
-    """A module that starts a process and hangs; the end of a pipe that both of them hold open."""
+    """A module that starts a process and hangs, and both ends of a pipe that both processes hold open."""
     pipe = tmp_path / "alive"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -67,7 +67,7 @@ def hanging(module, tmp_path):
         time.sleep(1000)
         """
     )
-    keeper = os.open(pipe, os.O_WRONLY)  # so that reading waits for the first byte
+    keeper = os.open(pipe, os.O_WRONLY)  # makes the read wait for the first byte
     yield name, reader, keeper
     os.close(reader)
 
@@ -78,7 +78,7 @@ def test_what_hangs_is_ended_with_what_it_started(hanging):
     os.close(keeper)
     assert outcome.problem == "no answer within 5 s"
     assert os.read(reader, 8) == b"x"
-    assert os.read(reader, 8) == b""  # the last of both is gone: nobody could write any more
+    assert os.read(reader, 8) == b""  # end of file: both processes are gone
 
 
 def test_ctrl_c_ends_what_is_tried(hanging):

@@ -1,4 +1,4 @@
-"""GPUs that are missing, that fit, and that do not, each with its verdict."""
+"""Findings about missing, working and unusable GPUs, each with its verdict."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_cupy_for_a_newer_cuda_than_the_driver_knows(tmp_path, place, verdict):
     findings, _, tried = examine(write_driver(tmp_path, "550.54.15"), CUPY, place, gpus=OTHER)
     cupy = named(findings, "CuPy")
     assert cupy.verdict == verdict
-    assert "knows CUDA 12.4" in cupy.advice
+    assert "supports only CUDA 12.4" in cupy.advice
     assert "pip uninstall cupy-cuda13x, then pip install 'gpuloader[cuda12]'" in cupy.advice
     assert tried == [("gpus",)]
 

@@ -1,4 +1,4 @@
-"""Host memory, its limits and its speed, each with its verdict."""
+"""Findings about host memory, its limits and its speed, each with its verdict."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_what_is_available(available, group, verdict):
     ("group", "value", "verdict"),
     [
         (ControlGroup(), "none", "good"),
-        (ControlGroup(1), "version 1, memory without a limit", "good"),
+        (ControlGroup(1), "version 1, no memory limit", "good"),
         (ControlGroup(2, 4 * GIB, GIB), "version 2, 1.0 GiB of 4.0 GiB", "good"),
         (ControlGroup(2, 4 * GIB, 4 * GIB - 1), "version 2, 4.0 GiB of 4.0 GiB", "note"),
     ],

@@ -1,4 +1,4 @@
-"""Cores, threads, open files and worker processes, each with its verdict."""
+"""Findings about cores, threads, open files and worker processes, each with its verdict."""
 
 from dataclasses import replace
 
@@ -18,12 +18,12 @@ from tests.doctor.machines import Trials, named, verdicts
 LINUX = Processors(16, 16, ("fork", "spawn", "forkserver"), 1024, 10)
 
 
-def test_a_machine_of_ones_own():
+def test_a_machine_without_limits():
     trials = Trials()
     findings = processor_findings(LINUX, ControlGroup(2), {}, trials)
     assert set(verdicts(findings).values()) == {"good"}
     assert named(findings, "cores").value == "16 of 16 usable"
-    assert named(findings, "worker process").value == "started and read its samples in 0.50 s"
+    assert named(findings, "worker process").value == "started and fetched samples in 0.50 s"
     assert trials.tried == [("worker",)]
 
 

@@ -1,4 +1,4 @@
-"""Python, NumPy, optional packages and kernels, each with its verdict."""
+"""Findings about Python, NumPy, optional packages and kernels, each with its verdict."""
 
 import pytest
 

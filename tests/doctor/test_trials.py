@@ -1,12 +1,12 @@
-"""The trials themselves, where no process has to be started for them."""
+"""The trials, called in this process."""
 
 import pytest
 
-from gpuloader.devices import cuda, opening
+from gpuloader.devices import cuda
 from gpuloader.devices.host import HostDevice
 from gpuloader.doctor.attempt import attempt
 from gpuloader.doctor.trials import copy_to_device, describe_gpus, fetch_by_worker, time_copies
-from tests.fakes_cuda import FakeRuntime, make_cupy
+from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 
 
 @pytest.fixture
@@ -18,11 +18,8 @@ def runtime(monkeypatch):
         index: {"name": b"Fake GPU", "totalGlobalMem": 80 << 30, "major": 9, "minor": index}
         for index in range(2)
     }.__getitem__
-    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
-    opening._open.cache_clear()
-    yield fake
-    opening._open.cache_clear()
-    assert not fake.registered
+    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
+        yield fake
 
 
 def test_gpus_are_described(runtime):

@@ -1,4 +1,4 @@
-"""The example for torchrun, run for real: two processes add up their gradients, and leave nothing behind."""
+"""The torchrun example, run for real: two processes sum their gradients and leave no process behind."""
 
 import importlib.util
 import os
@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "torchrun_mnist.py"
 LIMIT = 90
-"""Seconds that all processes of a run may take together."""
+"""Seconds that a run may take."""
 
 
 def run(*arguments, processes=1):
-    """Run the example; afterwards no process that it started may be there."""
+    """Run the example and check that it leaves no process behind."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     mark = f"gpuloader-test-{uuid.uuid4()}"
     command = [sys.executable, *(launcher if processes > 1 else []), SCRIPT, *arguments]
@@ -41,19 +41,19 @@ def run(*arguments, processes=1):
     deadline = time.monotonic() + 10
     while find_marked(mark):
         assert time.monotonic() < deadline, "processes of the run are still there"
-        time.sleep(0.05)  # a process that has ended is to be reaped by whoever inherited it
+        time.sleep(0.05)  # wait for init to reap processes that have ended
     return output
 
 
 def environment():
-    """Return an environment that no launcher has been at, for CPUs with one thread each."""
+    """Return an environment without a launcher's variables, for CPUs and one thread per process."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def find_marked(mark):
-    """Return the processes that have inherited the mark."""
+    """Return the IDs of the processes that inherited the mark."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -80,7 +80,7 @@ def example():
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
-    """Weights and state that two processes end with."""
+    """The final weights and state of a run with two processes."""
     path = tmp_path_factory.mktemp("run") / "two.pt"
     assert "of the test digits, on 2 processes" in run("--checkpoint", path, processes=2)
     return read(path)
@@ -94,7 +94,7 @@ def test_two_processes_end_where_one_does(of_two, tmp_path):
 
 
 def test_they_are_the_sums_of_two_parts_to_the_bit(of_two, example):
-    """What two processes compute is what one does that takes both parts of each batch in turn."""
+    """Two processes compute the same as one that processes both parts of each batch in turn."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -120,7 +120,7 @@ def test_one_process_goes_on_where_two_have_stopped(of_two, tmp_path):
 
 
 def test_the_gradients_of_repeated_digits_do_not_count(example):
-    """A last step of 4,000 digits in batches of 96 by 3 ranks is one of 64, of which one rank has 21."""
+    """4,000 digits in batches of 96 leave 64 for the last step: 22, 21 and 21 for the three ranks."""
     model = example.make_model()
     parts = [list(example.make_loader(32, shard=(rank, 3)))[-1] for rank in range(3)]
     [whole] = [list(example.make_loader(96, shard=(0, 1)))[-1]]

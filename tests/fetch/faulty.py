@@ -1,6 +1,6 @@
-"""Datasets in which something goes wrong, and what tells that nothing is left of them.
+"""Datasets that fail in various ways, and checks that nothing is left behind.
 
-Imported by every worker of the fork server, so nothing but NumPy and the package is needed here.
+Every worker of the fork server imports this module, so it needs only NumPy and the package.
 """
 
 import gc
@@ -18,15 +18,15 @@ from functools import cache, partial
 import numpy as np
 
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
-from tests.fakes import nothing_left_behind, wait_until
+from tests.fakes import is_running, nothing_left_behind, wait_until
 
 
 class OwnError(Exception):
-    """An exception of the user's."""
+    """An exception class of the user."""
 
 
 class Unpicklable(Exception):
-    """One that `pickle` cannot make again, and that holds what it cannot take."""
+    """An exception that `pickle` can neither pickle, because of an attribute, nor create again."""
 
     def __init__(self, code, reason):
         super().__init__(f"code {code}: {reason}")
@@ -35,7 +35,7 @@ class Unpicklable(Exception):
 
 
 class Faulty(Dataset):
-    """Samples that are their index three times over; at some of them something is done first."""
+    """Samples that hold their index three times; `actions` run before some of them, `always` before each."""
 
     def __init__(self, count=24, actions=None, always=None):
         self.count = count
@@ -54,7 +54,7 @@ class Faulty(Dataset):
 
 
 class FaultyStream(IterableDataset):
-    """The same as an iterable dataset: each worker has every n-th index."""
+    """The same samples as an iterable dataset, where each of n workers yields every n-th."""
 
     def __init__(self, count=24, actions=None, always=None):
         self.samples = Faulty(count, actions, always)
@@ -67,7 +67,7 @@ class FaultyStream(IterableDataset):
 
 
 class Growing(Faulty):
-    """Samples of ever more numbers, for batches that need ever larger slots."""
+    """Samples that grow with their index, so that each batch needs a larger slot."""
 
     def __getitem__(self, index):
         return {"x": np.repeat(super().__getitem__(index)[:1], 1 + 40 * index)}
@@ -91,16 +91,16 @@ def kill(number=signal.SIGKILL):
 
 
 def fall():
-    """Read where there is no memory."""
+    """Read unmapped memory, which raises SIGSEGV."""
     import ctypes
     import faulthandler
 
-    faulthandler.disable()  # or it would report the child's fault as if it were the tests'
+    faulthandler.disable()  # otherwise it reports the child's crash as if it were the tests'
     ctypes.string_at(0)
 
 
 def at_first(path, action):
-    """Do something, but only the first time."""
+    """Run an action, but only the first time in any process; `path` records that."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -113,7 +113,7 @@ exit_politely = partial(sys.exit, 5)
 
 
 def say_where(path, seconds):
-    """Write down the process, then sleep."""
+    """Write this process's id to a file, then sleep."""
     with open(path, "w") as file:
         file.write(str(os.getpid()))
     time.sleep(seconds)
@@ -124,17 +124,17 @@ def loader(dataset, **options):
 
 
 def indices(batches):
-    """Return the indices of batches of `Faulty` samples, a list a batch."""
+    """Return the indices of batches of `Faulty` samples, one list per batch."""
     return [batch[:, 0].tolist() for batch in batches]
 
 
 def plain(count=24, size=4):
-    """Return what `indices` of an uninterrupted epoch is."""
+    """Return the `indices` of an epoch without errors."""
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
 def run_program(code, *arguments):
-    """Run a program to its end and return what it said."""
+    """Run a Python program to its end; return its exit code and output."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
@@ -145,7 +145,7 @@ def run_program(code, *arguments):
 
 
 def offspring(pid=None):
-    """Return the processes below this or the given one: its own and those of its fork server."""
+    """Return the descendants of this process or a given one, including those of its fork server."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -161,16 +161,8 @@ def offspring(pid=None):
     return found
 
 
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def end(pid):
-    """Kill a process and wait until it is dead, all of its threads too."""
+    """Kill a process and wait until it is dead, with all of its threads."""
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -186,9 +178,9 @@ def count_mappings():
 
 @cache
 def warm_up():
-    """Start the fork server and the resource tracker, which stay and keep descriptors.
+    """Start the fork server and the resource tracker, which stay and keep descriptors open.
 
-    The server has what the test modules import, so that not every worker need load it.
+    The server preloads the modules that tests import, so that workers need not import them.
     """
     ours = "gpuloader.fetch.processes.worker"
     multiprocessing.set_forkserver_preload([ours, "tests.fetch.faulty", "pytest"])
@@ -199,7 +191,7 @@ def warm_up():
 def all_gone():
     """Fail if the block leaves a process, thread, descriptor or mapping behind."""
     warm_up()
-    gc.freeze()  # what was there before need not be looked at again, which would take most of the time
+    gc.freeze()  # exclude existing objects from collections, which would take most of the time
     try:
         before, mappings = offspring(), count_mappings()
         with nothing_left_behind():

@@ -1,4 +1,4 @@
-"""Leaving early in every way there is: in bounded time, in silence, with nothing left."""
+"""Leaving an epoch early, in every possible way: in bounded time, silently, with nothing left behind."""
 
 import gc
 import itertools
@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from gpuloader import LoaderError
-from tests.fakes import wait_until
+from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
 
@@ -37,34 +37,18 @@ def nothing_left():
     ("ending", "kind"),
     [
         ("break", FaultyStream),
-        *((ending, Faulty) for ending in ("break", "exception", "collected", "cycle", "closed")),
+        *((ending, Faulty) for ending in ("break", "exception", "dropped", "cycle", "closed")),
     ],
 )
 def test_an_epoch_is_left(options, kind, ending):
     one = loader(kind(400), **options)
     begun = time.monotonic()
-    if ending == "break":
-        for _ in one:
-            break
-    elif ending == "exception":
-        with pytest.raises(ZeroDivisionError):
-            for _ in one:
-                raise ZeroDivisionError
-    else:
-        epoch = iter(one)
-        next(epoch)
-        if ending == "closed":
-            epoch.close()
-        elif ending == "cycle":
-            itself = [epoch]
-            itself.append(itself)
-            del itself
-        del epoch
+    leave_early(one, ending)
     gc.collect()
     assert time.monotonic() - begun < 2
     assert len(indices(one)) == 100
     if ending == "cycle":
-        del one  # the loader itself goes without a word
+        del one  # without close()
     else:
         one.close()
 
@@ -140,7 +124,7 @@ def test_several_threads_share_an_epoch(options):
 
 
 def in_fork(action):
-    """Run something in a forked child that leaves as a program does; return its exit status."""
+    """Run a function in a forked child and return the child's exit status, 1 if the function raised."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -162,7 +146,7 @@ def test_a_fork_in_the_middle_of_an_epoch(options):
     got = [next(epoch)]
 
     def child():
-        with pytest.raises(LoaderError, match="begin a new epoch here"):
+        with pytest.raises(LoaderError, match="start a new epoch here"):
             next(epoch)
         for _ in range(2):
             assert indices(one) == plain(200)
@@ -175,7 +159,7 @@ def test_a_fork_in_the_middle_of_an_epoch(options):
 
 
 def run(code, *arguments):
-    """Run a program that has what `PREAMBLE` says."""
+    """Run a program that starts with `PREAMBLE`."""
     return faulty.run_program(PREAMBLE + textwrap.dedent(code), *arguments)
 
 
@@ -202,7 +186,7 @@ def test_the_interpreter_exits_in_silence(method, state):
     code = """
         import signal
         if STATE == "handler":
-            signal.signal(signal.SIGTERM, lambda *_: None)  # which a forked worker must not inherit
+            signal.signal(signal.SIGTERM, lambda *_: None)  # a forked worker must not keep this handler
         dataset = Faulty(400, {6: partial(time.sleep, 1.5)} if STATE == "hanging" else None)
         one = make(dataset, on_worker_death="respawn" if STATE == "respawning" else "raise")
         epoch = iter(one)
@@ -217,7 +201,7 @@ def test_the_interpreter_exits_in_silence(method, state):
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_a_forked_child_exits_without_disturbing_the_parent(method):
-    """As a program exits, with everything that runs then."""
+    """The child leaves with sys.exit, so that all exit handlers run."""
     done = run(
         """
         one = make(Faulty(400))
@@ -284,7 +268,7 @@ def test_ctrl_c_while_the_fork_server_starts_shows_one_traceback(delay):
 
 
 def test_processes_of_the_users_own_fork_server_can_be_interrupted():
-    """The server that loads our modules is the program's only one."""
+    """A program has only one fork server, so its own processes come from the one that loads our modules."""
     done = run(
         """
         import multiprocessing, signal
@@ -307,7 +291,7 @@ def test_processes_of_the_users_own_fork_server_can_be_interrupted():
 
 
 def test_an_interrupt_loses_no_batch():
-    """An epoch that was interrupted while it waited goes on."""
+    """An epoch that is interrupted while it waits can continue."""
     one = loader(Faulty(40, {9: partial(time.sleep, 0.4)}))
     epoch, got = iter(one), []
     timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))

@@ -1,4 +1,4 @@
-"""Sequences of varying length."""
+"""Ragged batches: sequences of varying length."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Feed specs, and the conversion of samples to them."""
+"""Feed specs, and the conversion of samples to their fields."""
 
 import numpy as np
 import pytest
@@ -183,7 +183,7 @@ class TestConverting:
         dtype=st.sampled_from(["int8", "uint8", "int32", "uint32", "int64", "uint64"]),
     )
     def test_an_integer_field_holds_the_number_itself_or_refuses_it(self, value, dtype):
-        """Never a number that wrapped around, and never one refused that fits."""
+        """A number never wraps around, and no number that fits is refused."""
         limits = np.iinfo(dtype)
         exact = value.item() if isinstance(value, np.generic) else value
         if limits.min <= exact <= limits.max:

@@ -1,4 +1,4 @@
-"""The loading part of old programs, with nothing but their import line changed."""
+"""The loading code of old ``paddle.fluid`` programs, with only the import line changed."""
 
 import random
 
@@ -119,7 +119,7 @@ def test_start_and_reset_over_the_other_kinds_of_reader():
         for _ in range(4):
             [[x, y]] = next(reader)
             assert (x.shape, y.shape) == ((3, 2), (3, 1))
-        for _ in range(2):  # the end stays the end until reset
+        for _ in range(2):  # the epoch stays over until reset
             with pytest.raises(fluid.core.EOFException):
                 reader.next()
         reader.reset()

@@ -1,4 +1,4 @@
-"""Tests here need a GPU: without a usable one they are skipped when collected, and for no other reason."""
+"""The tests in this folder need a GPU; without a usable one, and only then, pytest skips them all."""
 
 import importlib
 import importlib.util
@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# Read by JAX when it first meets the device: it would take three quarters of its memory.
+# Keeps JAX from allocating three quarters of the device's memory at its first use.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 FOREIGN = [
-    # What CuPy, torch and JAX have still to learn of newer NumPys is attributed to whoever calls them.
+    # CuPy, torch and JAX cause NumPy deprecation warnings that Python attributes to their callers.
     "ignore::DeprecationWarning",
     "ignore::PendingDeprecationWarning",
     "ignore::FutureWarning",
-    # JAX says this of every fork once it was imported; a worker that is forked does not use it.
+    # Once imported, JAX warns about every fork; forked workers do not use it.
     r"ignore:os\.fork\(\) was called:RuntimeWarning",
 ]
 
 
 def missing():
-    """Return why no GPU can be used, or None if one can."""
+    """Return why no GPU is usable, or None if one is."""
     try:
         import cupy
     except ImportError as error:
         return f"CuPy is not importable: {error}"
-    return None if cupy.cuda.is_available() else "no CUDA device is here"
+    return None if cupy.cuda.is_available() else "there is no CUDA device"
 
 
 def pytest_collection_modifyitems(items):
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 def import_or_skip(name):
-    """Return a framework that can use the GPU."""
+    """Import a framework; skip the test if it is not installed or cannot use the GPU."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     module = importlib.import_module(name)
@@ -68,7 +68,7 @@ def jax():
 
 @pytest.fixture
 def say(capsys, request):
-    """Return what prints a line past the capture: figures that a run on hardware should show."""
+    """Return a function that prints a line despite output capture, for figures measured on hardware."""
 
     def show(text):
         with capsys.disabled():
@@ -79,7 +79,7 @@ def say(capsys, request):
 
 @pytest.fixture
 def landed(monkeypatch):
-    """Return a list that gets, for every batch delivered, the device addresses of its fields in the slot."""
+    """Return a list that collects the device addresses of every delivered batch's fields in the slot."""
     from gpuloader.devices.cuda import CudaDevice
 
     addresses = []

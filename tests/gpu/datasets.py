@@ -1,4 +1,4 @@
-"""Datasets for the tests with workers, importable by worker processes; nothing here imports CuPy."""
+"""Datasets for tests with workers, which worker processes can import; this module must not import CuPy."""
 
 import sys
 
@@ -8,7 +8,7 @@ from gpuloader import Dataset
 
 
 class Pictures(Dataset):
-    """Pictures of 16 x 16 x 3 bytes with labels, a function of the index."""
+    """Pictures of 16 x 16 x 3 bytes with labels, both functions of the index."""
 
     def __init__(self, count=48, size=16):
         self.count = count
@@ -23,7 +23,7 @@ class Pictures(Dataset):
 
 
 class Numbers(Dataset):
-    """Rows that are their index everywhere, and what the process they come from has of CUDA."""
+    """Rows filled with their index, and whether their process has loaded the CUDA driver and CuPy."""
 
     def __init__(self, count):
         self.count = count

@@ -1,8 +1,8 @@
-"""Streams of other libraries, as CUDA libraries hand them over."""
+"""Streams of other libraries, in the forms in which CUDA libraries exchange them."""
 
 
 class Named:
-    """A stream known by its handle alone."""
+    """A stream known only by its handle."""
 
     def __init__(self, handle):
         self.handle = handle
@@ -12,7 +12,7 @@ class Named:
 
 
 def as_cupy(stream):
-    """Return torch's stream as CuPy's."""
+    """Return a torch stream as a CuPy stream."""
     import cupy
 
     handle = stream.cuda_stream

@@ -1,4 +1,4 @@
-"""A dataset that lies on the device gives the same batches as one that is read."""
+"""A dataset cached on the device yields the same batches as one that is read."""
 
 import numpy as np
 import pytest
@@ -43,11 +43,11 @@ def test_arrays(batch_size):
     check_equal(arrays(), batch_size=batch_size)
 
 
-def test_part_of_a_data_set():
+def test_a_subset():
     check_equal(Subset(arrays(), range(ROWS - 1, 0, -2)), batch_size=16)
 
 
-def test_a_data_set_of_samples():
+def test_a_dataset_of_samples():
     check_equal(Pictures(), batch_size=7)
 
 
@@ -57,7 +57,7 @@ def test_with_transforms():
 
 
 def test_torch_gets_it_without_a_copy(torch, landed):
-    """The fields are gathered within the slot, behind the numbers of their rows."""
+    """The kernel gathers the fields within the slot, after the indices of their rows."""
     loader = DataLoader(arrays(), places="gpu:0", batch_size=32, cache="device", output="torch")
     kept = []
     for batch in loader:
@@ -70,7 +70,7 @@ def test_torch_gets_it_without_a_copy(torch, landed):
 
 @pytest.mark.parametrize(("options", "nbytes"), [({"shuffle": True}, 16), ({"sampler": range(ROWS)}, 32 * 8)])
 def test_what_crosses_the_bus(options, nbytes):
-    """Of our orders the ends of a batch, of others the numbers of its rows."""
+    """For our own orders, the batch's start and end; for other orders, the indices of its rows."""
     loader = DataLoader(arrays(), places="gpu:0", batch_size=32, drop_last=True, cache="device", **options)
     next(iter(loader))
     before = loader.stats()
@@ -82,7 +82,7 @@ def test_what_crosses_the_bus(options, nbytes):
 
 @pytest.mark.parametrize("count", [1, 1000, SORTED_AT_MOST, SORTED_AT_MOST + 1, 3_000_000])
 def test_the_devices_permutation_is_the_hosts(count):
-    """Sorted up to 2**18, computed beyond; over epochs, and with an epoch begun beside another."""
+    """Sorted up to 2**18 samples, computed beyond; over several epochs, and with two epochs at a time."""
     rows = TensorDataset(np.arange(count, dtype=np.int32))
     options = {"batch_size": max(count // 3, 1), "shuffle": True, "seed": 2**63 + 5}
     plain = DataLoader(rows, places="cpu", **options)
@@ -97,7 +97,7 @@ def test_the_devices_permutation_is_the_hosts(count):
 
 
 def test_an_order_is_computed_behind_kernels_that_read_the_last_one():
-    """Epochs follow one another without a wait, while the consumer is far behind."""
+    """Epochs follow one another without a wait while the consumer's stream is far behind."""
     import cupy
 
     rows = TensorDataset(np.arange(4096))
@@ -140,7 +140,7 @@ def test_more_than_the_device_holds_is_an_error_with_numbers():
     free, total = cupy.cuda.runtime.memGetInfo()
     row = np.zeros((1, 1 << 20), np.uint8)
     huge = TensorDataset(np.broadcast_to(row, (total // row.nbytes + 1, row.nbytes)))
-    with pytest.raises(StagingMemoryError, match=r"bytes on gpu:0 could not be had"):
+    with pytest.raises(StagingMemoryError, match=r"cannot allocate .* bytes on gpu:0"):
         next(iter(DataLoader(huge, places="gpu:0", batch_size=4, cache="device")))
     assert cupy.cuda.runtime.memGetInfo()[0] >= free - (64 << 20)
-    check_equal(Pictures(), batch_size=7)  # the device goes on
+    check_equal(Pictures(), batch_size=7)  # the device still works

@@ -1,4 +1,4 @@
-"""Whole epochs on a GPU give what a CPU place gives, bit for bit."""
+"""Whole epochs on a GPU equal those on a CPU place, bit for bit."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_all_gpus_and_a_cpu_share_one_reader():
 
 
 def test_nothing_is_left_behind():
-    collect(CUDAPlace(0))  # the context, its threads and its descriptors come with the first use
+    collect(CUDAPlace(0))  # the first use creates the context, its threads and its descriptors
     with nothing_left_behind():
         for _ in range(20):
             loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(), places="gpu:0")

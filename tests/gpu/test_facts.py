@@ -1,4 +1,4 @@
-"""What the package takes for granted of CUDA, CuPy, torch and JAX, looked at on hardware; with figures."""
+"""The package's assumptions about CUDA, CuPy, torch and JAX, tested on hardware; some tests print figures."""
 
 import ctypes
 import gc
@@ -32,7 +32,7 @@ def device():
 
 
 def run(code):
-    """Run a program of its own and return what it prints."""
+    """Run code in a separate process and return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -45,13 +45,24 @@ def run(code):
 
 
 def lease_on_device(device, values):
-    """Return a CuPy array with a lease, and the deque that hears of its end."""
+    """Return a CuPy array with a lease, and the deque that receives the memory when the lease ends."""
     freed = deque()
     layout = arrange(((values.shape, values.dtype),))
     memory = device.alloc(layout.nbytes)
     [array] = device.views(memory, layout, Lease(memory, freed))
     array.set(values)
     return array, freed
+
+
+def copy_to_device(device, arena):
+    """Copy an arena to the device, wait for the copy, and return it as a CuPy array."""
+    layout = arrange(((arena.bytes.shape, arena.bytes.dtype),))
+    memory, stream, done = device.alloc(layout.nbytes), device.stream(), device.event()
+    device.copy_async(memory, arena, layout.nbytes, stream)
+    device.record(done, stream)
+    device.synchronize(done)
+    [array] = device.views(memory, layout, Lease(memory, deque()))
+    return array
 
 
 class TestPageLocking:
@@ -79,16 +90,10 @@ class TestPageLocking:
         arena = Arena(64 * MIB, device.locker)
         assert arena.page_locked
         arena.bytes[:] = np.random.default_rng(0).integers(0, 256, arena.nbytes, np.uint8)
-        layout = arrange(((arena.bytes.shape, arena.bytes.dtype),))
-        memory, stream, done = device.alloc(layout.nbytes), device.stream(), device.event()
-        device.copy_async(memory, arena, layout.nbytes, stream)
-        device.record(done, stream)
-        device.synchronize(done)
-        [array] = device.views(memory, layout, Lease(memory, deque()))
-        np.testing.assert_array_equal(array.get(), arena.bytes)
+        np.testing.assert_array_equal(copy_to_device(device, arena).get(), arena.bytes)
 
     def test_a_copy_from_it_leaves_the_host_free(self, device, say):
-        """From pageable memory the call would stage the bytes itself; from page-locked memory it returns."""
+        """The call returns at once with page-locked memory; with pageable memory it would stage the bytes."""
         arena = Arena(256 * MIB, device.locker)
         memory, stream, done = device.alloc(arena.nbytes), device.stream(), device.event()
         times = []
@@ -97,29 +102,23 @@ class TestPageLocking:
             device.copy_async(memory, arena, arena.nbytes, stream)
             device.record(done, stream)
             returned = time.perf_counter() - begun
-            under_way = not device.query(done)
+            running = not device.query(done)
             device.synchronize(done)
-            times.append((returned, time.perf_counter() - begun, under_way))
-        returned, finished, under_way = min(times)
-        assert under_way
+            times.append((returned, time.perf_counter() - begun, running))
+        returned, finished, running = min(times)
+        assert running
         assert returned < finished / 4
-        say(f"256 MiB: the call {returned * 1e6:.0f} µs, the copy {finished * 1e3:.2f} ms")
+        say(f"256 MiB: the call takes {returned * 1e6:.0f} µs, the copy {finished * 1e3:.2f} ms")
 
     def test_what_another_process_writes_arrives(self, device):
-        """Page-locked pages of a memory file are the same pages in every mapping."""
+        """All mappings of a memory file share the same pages, even when they are page-locked."""
         arena = Arena(4 * MIB, device.locker)
         with mmap.mmap(arena.descriptor, arena.nbytes) as mapping:
             if (child := os.fork()) == 0:
                 mapping[: 4 * MIB] = bytes([7]) * (4 * MIB)
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
-        layout = arrange(((arena.bytes.shape, arena.bytes.dtype),))
-        memory, stream, done = device.alloc(layout.nbytes), device.stream(), device.event()
-        device.copy_async(memory, arena, layout.nbytes, stream)
-        device.record(done, stream)
-        device.synchronize(done)
-        [array] = device.views(memory, layout, Lease(memory, deque()))
-        assert (array.get() == 7).all()
+        assert (copy_to_device(device, arena).get() == 7).all()
 
 
 class TestEvents:
@@ -145,7 +144,7 @@ class TestEvents:
         device.record(event, first)
         device.wait(second, event)
         spin(100_000_000, stream=first)
-        device.record(event, first)  # anew: what waits already waits for the one before
+        device.record(event, first)  # recorded again: the earlier wait refers to the first recording
         device.record(passed, second)
         time.sleep(0.02)
         assert device.query(passed)
@@ -207,14 +206,14 @@ class TestTheInterpretersLock:
             stop.set()
             thread.join()
             gap = max(other - one for one, other in zip(ticks, ticks[1:]))
-            print(f"{(ended - begun) * 1e3:.0f} ms to use it, no thread ran for {gap * 1e3:.0f} ms")
+            print(f"first use took {(ended - begun) * 1e3:.0f} ms, no thread ran for {gap * 1e3:.0f} ms")
         """)
         say(printed)
 
 
 class TestWhatIsLoaded:
     def test_imports_leave_the_driver_alone(self, say):
-        """Worker processes import the package; not before a place is opened may it find a GPU."""
+        """Worker processes import the package, which must not touch a GPU before a place is opened."""
         printed = run("""
             import sys
 
@@ -235,7 +234,7 @@ class TestWhatIsLoaded:
 
 class TestCosts:
     def test_of_calls(self, device, say):
-        """Host time of what a batch needs, in microseconds."""
+        """Print the host time of each call that a batch needs, in microseconds."""
         import cupy
 
         arena = Arena(MIB, device.locker)
@@ -309,7 +308,7 @@ class TestFinalizers:
         assert tensor.device.type == "cuda"
 
     def test_jax_keeps_a_lease_while_the_array_lives(self, jax, device, say):
-        """Whether it also keeps it while kernels are queued is the reason why JAX gets copies."""
+        """Print whether JAX keeps it while its kernels are queued; this is uncertain, so JAX gets copies."""
         size = 4096
         values = np.random.default_rng(0).random((size, size), np.float32)
         array, freed = lease_on_device(device, values)
@@ -331,20 +330,20 @@ class TestFinalizers:
         early, asked = bool(freed), time.perf_counter() - begun
         result.block_until_ready()
         say(
-            f"JAX gave the memory back {'before' if early else 'not before'} its kernels ended "
-            f"(asked after {asked * 1e3:.0f} ms, they take {takes * 1e3:.0f} ms)"
+            f"JAX {'released' if early else 'did not release'} the memory before its kernels ended "
+            f"(checked after {asked * 1e3:.0f} ms, they take {takes * 1e3:.0f} ms)"
         )
 
 
 class TestTheContext:
     def test_an_event_can_record_all_of_it(self, device, say):
-        """`cuCtxRecordEvent`, which nothing here uses: what JAX's own streams could be waited for with."""
+        """The unused `cuCtxRecordEvent` could make the loader wait for JAX's own streams."""
         import cupy
 
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            pytest.skip(f"the driver's library cannot be opened by name: {error}")
+            pytest.skip(f"cannot open the driver's library by name: {error}")
         if not hasattr(driver, "cuCtxRecordEvent"):
             pytest.skip("this driver has no cuCtxRecordEvent")
         cupy.cuda.runtime.deviceSynchronize()
@@ -352,9 +351,9 @@ class TestTheContext:
         assert context
         spin(100_000_000, stream=device.stream())
         status = driver.cuCtxRecordEvent(ctypes.c_void_p(context), ctypes.c_void_p(event.ptr))
-        under_way = None if status else not device.query(event)
+        waits = None if status else not device.query(event)
         cupy.cuda.runtime.deviceSynchronize()
-        say(f"status {status}, the event waits for another stream's kernel: {under_way}")
+        say(f"status {status}, the event waits for another stream's kernel: {waits}")
 
 
 class TestTooMuch:

@@ -1,4 +1,4 @@
-"""What fails on hardware is an error of the package's, and the device goes on where CUDA lets it."""
+"""Failures on hardware raise the package's errors, and the device still works afterwards if CUDA permits."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def load(**options):
 
 
 def test_a_batch_is_refused_while_its_stream_is_captured():
-    """The graph stays whole, and so does the loader."""
+    """Neither the graph nor the loader is damaged."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -27,11 +27,11 @@ def test_a_batch_is_refused_while_its_stream_is_captured():
         epoch = iter(loader)
         [rows] = next(epoch)
         total = cupy.zeros(1024, np.float32)
-        cupy.add(total, rows[0], out=total)  # compiled once, which a capture does not allow
+        cupy.add(total, rows[0], out=total)  # compile the kernel first; a capture does not allow it
         stream.synchronize()
         stream.begin_capture()
         cupy.add(total, rows[1], out=total)
-        with pytest.raises(LoaderError, match="cannot be asked for a batch while a graph is captured"):
+        with pytest.raises(LoaderError, match="cannot deliver a batch during a graph capture"):
             next(epoch)
         graph = stream.end_capture()
         graph.launch(stream)
@@ -42,7 +42,7 @@ def test_a_batch_is_refused_while_its_stream_is_captured():
 
 
 def test_batches_kept_beyond_the_devices_memory():
-    """Each is told with the numbers; what is kept stays, and what comes after goes on."""
+    """The error has the numbers, kept batches stay intact, and later loaders work."""
     import cupy
 
     free, _ = cupy.cuda.runtime.memGetInfo()
@@ -61,7 +61,7 @@ def test_batches_kept_beyond_the_devices_memory():
 
 
 def test_a_device_lost_in_a_kernel_is_told_and_nothing_hangs():
-    """In a process of its own: such a device is lost to all of it."""
+    """Runs in a separate process, because the whole process loses such a device."""
     code = """
         import cupy
         import numpy as np

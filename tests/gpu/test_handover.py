@@ -1,5 +1,6 @@
-"""Batches as tensors of the framework that computes: no copy, the right values, however late kernels run."""
+"""Batches as tensors of a framework: no copy, and correct values however late kernels run."""
 
+import contextlib
 import gc
 import threading
 
@@ -13,12 +14,12 @@ from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named, as_cupy
 
 SHAPE = (64, 1024)
-SPIN = 2_000_000  # nanoseconds; a hundred copies long
+SPIN = 2_000_000  # nanoseconds, the time of a hundred copies
 COUNT = 40
 
 
 def picture(number):
-    """Return a batch no part of which is like another's."""
+    """Return a batch that differs from every other one in all its parts."""
     return np.random.default_rng(number).random(SHAPE, np.float32)
 
 
@@ -27,7 +28,7 @@ def read(count):
 
 
 def load(count=COUNT, *, output, **options):
-    """Return a loader with two fields: pictures, and numbers that lie behind them in the slot."""
+    """Return a loader with two fields: pictures, and numbers that follow them in the slot."""
     stacked = np.stack([picture(number) for number in range(count)])
     dataset = TensorDataset(stacked, np.arange(count))
     return DataLoader(dataset, places="gpu:0", batch_size=1, output=output, **options)
@@ -44,6 +45,34 @@ def check(kept, numbers=None):
     numbers = range(len(kept)) if numbers is None else numbers
     for tensor, number in zip(kept, numbers, strict=True):
         np.testing.assert_array_equal(to_numpy(tensor).reshape(SHAPE), picture(number))
+
+
+def sum_behind_kernels(stream, *, named=None):
+    """Compute each batch's checksum behind a long kernel on a CuPy stream; return them and the correct ones.
+
+    The stream is current for the whole loop, unless the loader gets it by name as `named`.
+    """
+    sums = []
+    with contextlib.nullcontext() if named else stream:
+        for images, _ in load(output="cupy", stream=named):
+            with stream:
+                spin(SPIN, stream=stream)
+                sums.append(checksum(images))
+            del images, _
+    stream.synchronize()
+    return [total.get() for total in sums], [checksum_on_host(picture(number)) for number in range(COUNT)]
+
+
+def check_behind_kernels(torch, stream, loader):
+    """Clone each batch behind a long kernel on a torch stream, drop it at once, and check the clones."""
+    kept = []
+    for images, _ in loader:
+        with torch.cuda.stream(stream):
+            spin(SPIN, stream=as_cupy(stream))
+            kept.append(images.clone())
+        del images, _
+    stream.synchronize()
+    check(kept)
 
 
 class TestWithoutACopy:
@@ -75,86 +104,47 @@ class TestWithoutACopy:
 
 
 class TestUnderLoad:
-    """Each consumer puts a long kernel on its stream, uses the batch behind it, and drops it at once."""
+    """Each consumer queues a long kernel on its stream, uses the batch behind it, and drops it at once."""
 
     def test_cupy(self):
         import cupy
 
-        stream = cupy.cuda.Stream(non_blocking=True)
-        sums = []
-        with stream:
-            for images, _ in load(output="cupy"):
-                spin(SPIN, stream=stream)
-                sums.append(checksum(images))
-                del images, _
-        stream.synchronize()
-        expected = [checksum_on_host(picture(number)) for number in range(COUNT)]
-        assert [total.get() for total in sums] == expected
+        sums, expected = sum_behind_kernels(cupy.cuda.Stream(non_blocking=True))
+        assert sums == expected
 
     @pytest.mark.parametrize("prefetch", [1, 3])
     def test_torch_on_its_default_stream(self, torch, prefetch):
-        kept = []
-        for images, _ in load(output="torch", prefetch=prefetch):
-            spin(SPIN, stream=as_cupy(torch.cuda.current_stream()))
-            kept.append(images.clone())
-            del images, _
-        torch.cuda.synchronize()
-        check(kept)
+        stream = torch.cuda.current_stream()
+        check_behind_kernels(torch, stream, load(output="torch", prefetch=prefetch))
 
     def test_torch_on_a_stream_of_its_own(self, torch):
         stream = torch.cuda.Stream()
-        kept = []
         with torch.cuda.stream(stream):
-            for images, _ in load(output="torch"):
-                spin(SPIN, stream=as_cupy(stream))
-                kept.append(images.clone())
-                del images, _
-        stream.synchronize()
-        check(kept)
+            check_behind_kernels(torch, stream, load(output="torch"))
 
     @pytest.mark.parametrize("as_function", [False, True])
     def test_torch_on_a_stream_that_is_named(self, torch, as_function):
-        """It need not be the current one where the batch is asked for."""
+        """It need not be the current stream when the consumer requests the batch."""
         stream = torch.cuda.Stream()
         named = Named(stream.cuda_stream)
-        kept = []
-        for images, _ in load(output="torch", stream=(lambda: named) if as_function else named):
-            with torch.cuda.stream(stream):
-                spin(SPIN, stream=as_cupy(stream))
-                kept.append(images.clone())
-            del images, _
-        stream.synchronize()
-        check(kept)
+        loader = load(output="torch", stream=(lambda: named) if as_function else named)
+        check_behind_kernels(torch, stream, loader)
 
     def test_torchs_own_stream_object_names_itself(self, torch):
         stream = torch.cuda.Stream()
         if not hasattr(stream, "__cuda_stream__"):
             pytest.skip("this torch's streams have no __cuda_stream__")
-        kept = []
-        for images, _ in load(output="torch", stream=stream):
-            with torch.cuda.stream(stream):
-                spin(SPIN, stream=as_cupy(stream))
-                kept.append(images.clone())
-            del images, _
-        stream.synchronize()
-        check(kept)
+        check_behind_kernels(torch, stream, load(output="torch", stream=stream))
 
     def test_a_cupy_consumer_on_a_named_stream(self):
         import cupy
 
         stream = cupy.cuda.Stream(non_blocking=True)
-        sums = []
-        for images, _ in load(output="cupy", stream=Named(stream.ptr)):
-            with stream:
-                spin(SPIN, stream=stream)
-                sums.append(checksum(images))
-            del images, _
-        stream.synchronize()
-        expected = [checksum_on_host(picture(number)) for number in range(COUNT)]
-        assert [total.get() for total in sums] == expected
+        sums, expected = sum_behind_kernels(stream, named=Named(stream.ptr))
+        assert sums == expected
 
     def test_jax(self, jax):
-        """Its stream is busy as well, and labels of 64 bits are narrowed there, behind that work."""
+        """JAX's stream is busy too, and narrows the 64-bit labels behind that work."""
         size = 2048
         work = jax.jit(lambda one: jax.lax.fori_loop(0, 20, lambda _, two: (one @ two) / size, one))
         matrix = jax.numpy.ones((size, size), jax.numpy.float32)
@@ -171,20 +161,12 @@ class TestUnderLoad:
         assert [int(one[0]) for one in numbers] == list(range(1, COUNT + 1))
 
     def test_without_waits_it_goes_wrong(self, monkeypatch):
-        """The tests above are no rubber stamp: a loader that orders nothing corrupts what they read."""
+        """The tests above can fail: a loader without waits corrupts the batches that they read."""
         import cupy
 
         monkeypatch.setattr(CudaDevice, "wait", lambda self, stream, event: None)
-        stream = cupy.cuda.Stream(non_blocking=True)
-        sums = []
-        with stream:
-            for images, _ in load(output="cupy"):
-                spin(SPIN, stream=stream)
-                sums.append(checksum(images))
-                del images, _
-        stream.synchronize()
-        expected = [checksum_on_host(picture(number)) for number in range(COUNT)]
-        assert [total.get() for total in sums] != expected
+        sums, expected = sum_behind_kernels(cupy.cuda.Stream(non_blocking=True))
+        assert sums != expected
 
 
 class TestKept:
@@ -196,7 +178,7 @@ class TestKept:
         kept = [images for images, _ in loader]
         del loader
         gc.collect()
-        for _ in load(output=output):  # what was free is written to
+        for _ in load(output=output):  # overwrites all free memory
             pass
         check(kept)
 
@@ -212,7 +194,7 @@ class TestKept:
         check(kept, range(0, COUNT, 3))
 
     def test_cupy_views_of_tensors_keep_them(self, torch):
-        """From torch back to CuPy: the batch lives as long as the last of both."""
+        """From torch back to CuPy: the batch lives as long as the last tensor or array."""
         import cupy
 
         kept = [cupy.from_dlpack(images) for images, _ in load(output="torch")]
@@ -222,7 +204,7 @@ class TestKept:
 
 class TestOtherThreads:
     def test_autograd_drops_what_it_saved(self, torch):
-        """The backward pass frees its inputs in a thread of its own, while the next batches come."""
+        """The backward pass frees its inputs in its own thread while the next batches arrive."""
         weights = torch.ones(SHAPE, device="cuda", requires_grad=True)
         grown = np.zeros(SHAPE, np.float64)
         for number, (images, _) in enumerate(load(output="torch")):

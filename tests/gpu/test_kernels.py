@@ -1,4 +1,4 @@
-"""Every launcher against its twin on real hardware: its instructions, its addresses, its streams."""
+"""Every launcher against its twin on real hardware: instructions, addresses and streams."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ OFFSETS = [0, 1, 3]
 
 
 def to_device(array, offset=0):
-    """Return a copy on the GPU that begins `offset` elements after a boundary of 256 bytes."""
+    """Return a copy on the GPU that begins `offset` elements after a multiple of 256 bytes."""
     import cupy
 
     array = np.asarray(array)
@@ -70,7 +70,7 @@ def test_normalize(samples, height, width, channels, size, layout, out_layout, d
     windows = draw.integers(-5, 60, (samples, 3)).astype(np.int32)
     windows[:, 2] %= 2
     images = draw.integers(0, 256, shape, np.uint8)
-    numbers = draw.integers(0, 2**32, shape, np.uint32).view(np.float32)  # any float, subnormals among them
+    numbers = draw.integers(0, 2**32, shape, np.uint32).view(np.float32)  # any float, including subnormals
     for source in (images, numbers) if samples < 10 and height < 100 else (images,):
         for window in (None, windows):
             expected = normalize_on_host(source, mean, std, windows=window, **options)
@@ -224,7 +224,7 @@ def test_launches_wait_for_their_stream_and_for_nothing_else():
         lambda: normalize(images, 0, 1, out=outs[1], stream=stream),
         lambda: one_hot(labels, 5, out=outs[2], stream=stream),
     ]
-    for call in calls:  # compiled once, which does wait
+    for call in calls:  # compile first, which does wait
         call()
     int(outs[0].sum())
     stream.synchronize()
@@ -234,7 +234,7 @@ def test_launches_wait_for_their_stream_and_for_nothing_else():
     for call in calls:
         call()
     assert not stream.done  # nothing waited for the stream
-    assert int(outs[0].sum()) == 0  # and nothing ran before what stands there
+    assert int(outs[0].sum()) == 0  # and nothing ran before the spin
     stream.synchronize()
     assert outs[0].get()[0].tolist() == list(range(990, 1000))
 
@@ -258,13 +258,13 @@ def test_another_device_than_the_current_one():
     import cupy
 
     if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("only one GPU is here")
+        pytest.skip("there is only one GPU")
     with cupy.cuda.Device(1):
         labels = cupy.arange(5)
     result = one_hot(labels, 5)
     assert result.device.id == 1
     assert result.get().tolist() == np.eye(5).tolist()
-    with pytest.raises(ValueError, match="out must lie on gpu:1, got gpu:0"):
+    with pytest.raises(ValueError, match="out must be on gpu:1, got gpu:0"):
         one_hot(labels, 5, out=cupy.zeros((5, 5), np.float32))
 
 
@@ -272,7 +272,7 @@ def test_each_device_has_kernels_of_its_own():
     import cupy
 
     if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("only one GPU is here")
+        pytest.skip("there is only one GPU")
     loaded = []
     for index in (0, 1):
         with cupy.cuda.Device(index):

@@ -1,4 +1,4 @@
-"""What a user holds stays as it is, however late kernels run and on whichever stream."""
+"""A batch that the user holds never changes, however late kernels run and on any stream."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named
 
 SHAPE = (64, 1024)
-SPIN = 20_000_000  # nanoseconds; many copies long
+SPIN = 20_000_000  # nanoseconds, the time of many copies
 
 
 def batches(count):
@@ -67,7 +67,7 @@ def test_a_non_blocking_consumer_stream():
 
 
 def test_a_foreign_stream_waits(torch):
-    """torch's stream, made CuPy's current one: batches are ready there, and released there."""
+    """With torch's stream as CuPy's current one, batches become ready on it and are released on it."""
     import cupy
 
     foreign = torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""Copies run beside kernels: shown by events. How long steps take, `benchmarks/gpu/run.py` measures."""
+"""Copies overlap with kernels, as events show; `benchmarks/gpu/run.py` measures the time of steps."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def test_the_next_copy_is_done_while_the_consumer_still_computes():
-    """A latch: the consumer's stream is held, and the next step's `ready` comes all the same."""
+    """While a kernel holds the consumer's stream, the next step's `ready` event still completes."""
     import cupy
 
     loader = DataLoader.from_generator(capacity=4, return_list=True)
@@ -18,12 +18,12 @@ def test_the_next_copy_is_done_while_the_consumer_still_computes():
     epoch = iter(loader)
     next(epoch)
     wait_until(lambda: loader.stats().batches >= 5)
-    next(epoch)  # issues the copy of the step behind it before it returns
+    next(epoch)  # issues the copy of the following step before it returns
     spin(200_000_000)
     held = cupy.cuda.Event(disable_timing=True)
     held.record()
     [landings] = epoch._pipeline._flying
     ready = landings[0].slot.ready
     ready.synchronize()
-    assert cupy.cuda.runtime.eventQuery(held.ptr) == 600  # the spin had not ended when the copy had
+    assert cupy.cuda.runtime.eventQuery(held.ptr) == 600  # the spin was still running when the copy ended
     held.synchronize()

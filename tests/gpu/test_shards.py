@@ -1,4 +1,4 @@
-"""One batch cut into equal parts, one a place: together they are the batch."""
+"""A batch split into equal parts, one per place: together they are the batch."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def places(request):
     if request.param == "one GPU twice":
         return [CUDAPlace(0), CUDAPlace(0)]
     if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is one GPU alone")
+        pytest.skip("there is only one GPU")
     return [CUDAPlace(0), CUDAPlace(1)]
 
 

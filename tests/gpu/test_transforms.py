@@ -1,4 +1,4 @@
-"""What transforms compute on a GPU is what they compute on a CPU place, bit for bit."""
+"""Transforms on a GPU compute the same as on a CPU place, bit for bit."""
 
 import numpy as np
 import pytest
@@ -51,13 +51,13 @@ def test_normalize(dtype, to):
 def test_crop_and_flip(size, flip):
     steps = [RandomCropFlip("0", size, flip=flip), Normalize("0", MEAN, STD, scale=1 / 255)]
     first, second = np.array_split(np.array([one[0].sum() for one in check_equal(Pictures(), steps)]), 2)
-    assert not np.array_equal(first, second)  # another epoch draws other windows, or has another order
+    assert not np.array_equal(first, second)  # the second epoch draws other windows, in another order
 
 
 @pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 12)])
 @pytest.mark.parametrize("after", [None, "float16"])
 def test_windows_alone(size, after):
-    """Without a `Normalize` behind: bytes stay bytes, or become what comes behind makes of them."""
+    """Without a `Normalize` after the crop, bytes stay bytes unless a `Cast` follows."""
     steps = [RandomCropFlip("0", size)] + ([] if after is None else [Cast("0", after)])
     assert {images.dtype for images, *_ in check_equal(Pictures(), steps)} == {np.dtype(after or "uint8")}
 
@@ -65,7 +65,7 @@ def test_windows_alone(size, after):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_one_hot(dtype):
     check_equal(Pictures(), [OneHot("1", 10, dtype=dtype)])
-    check_equal(Pictures(), [OneHot("1", 5, dtype=dtype)])  # labels beyond give rows of zeros
+    check_equal(Pictures(), [OneHot("1", 5, dtype=dtype)])  # labels out of range become rows of zeros
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
@@ -96,12 +96,12 @@ def test_with_workers(kind):
 
 @pytest.mark.parametrize("size", [(224, 224), (223, 221)])
 def test_large_pictures(size):
-    """Full-sized ones, also where rows do not start on a boundary."""
+    """Full-sized pictures, including rows that do not start at aligned addresses."""
     check_equal(Pictures(14, size=224), [RandomCropFlip("0", size), Normalize("0", MEAN, STD, scale=1 / 255)])
 
 
 def test_kernels_run_before_the_batch_is_handed_over(torch):
-    """What torch reads at once on its stream is computed, not only copied."""
+    """A batch that torch reads at once on its stream is already transformed, not only copied."""
     expected = collect(Pictures(), "cpu", [Normalize("0", MEAN, STD, scale=1 / 255)])
     loader = DataLoader(
         Pictures(),

@@ -15,7 +15,7 @@ def load(**options):
 
 
 def expected(number):
-    """Return the rows of a batch."""
+    """Return the expected rows of a batch."""
     first = np.arange(number * SIZE, (number + 1) * SIZE, dtype=np.float32)
     return np.repeat(first[:, None], 1024, 1)
 
@@ -24,7 +24,7 @@ def check(batches):
     count = 0
     for number, (rows, of_cuda) in enumerate(batches):
         np.testing.assert_array_equal(rows.get(), expected(number))
-        assert not of_cuda.get().any(), "a worker has loaded the driver, or CuPy"
+        assert not of_cuda.get().any(), "a worker has loaded the driver or CuPy"
         count += 1
     assert count == BATCHES
 
@@ -52,13 +52,13 @@ def test_the_slots_that_workers_map_are_page_locked():
 
 
 def test_forked_workers_know_of_the_driver_and_leave_it_alone():
-    """A fork inherits the parent's mapping of the driver; what it fetches is right all the same."""
+    """A forked worker inherits the parent's mapping of the driver, but still fetches correct samples."""
     seen = [rows.get()[:, 0].tolist() for rows, _ in load(start_method="fork")]
     assert [number for batch in seen for number in batch] == list(range(BATCHES * SIZE))
 
 
 def test_the_parents_device_works_after_forks():
-    """Children end with the parent's arenas and streams in their memory, and give nothing back."""
+    """Children exit with the parent's arenas and streams in their memory, and must not free them."""
     import cupy
 
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_batches_dropped_behind_long_kernels():
 
 
 def test_nothing_is_left_behind():
-    for _ in load():  # the fork server, the context and their descriptors come with the first use
+    for _ in load():  # the first use creates the fork server, the context and their descriptors
         pass
     with nothing_left_behind():
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Builds kernels for the CPU through the shim, and lets launchers run over them."""
+"""Fixtures: kernels built for the CPU through the shim, and launchers that run them."""
 
 import contextlib
 import shutil
@@ -12,7 +12,7 @@ from tests.kernels.shim import Kernels, build, read
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory):
-    """Return the kernels, in the place of those that CuPy compiles."""
+    """Return the kernels, which stand in for those that CuPy compiles."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed, so kernels cannot run on the CPU")
     return Kernels(lambda name: build(name, tmp_path_factory.mktemp(name)))
@@ -20,7 +20,7 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def device(kernels):
-    """Return the kernels, with all launchers running over them: CuPy's arrays, on host memory."""
+    """Return the kernels, with all launchers running them on CuPy arrays in host memory."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     kernels.launches.clear()
     kernels.shape = None

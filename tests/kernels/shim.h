@@ -1,8 +1,8 @@
-// Lets a .cu file compile as plain C++: every thread of every block runs after the one before it.
+// Makes a .cu file compile as plain C++; the threads of all blocks run one after the other.
 //
-// What launchers hand over is checked against what a kernel takes: `describe` says for each parameter
-// "*f4" (a pointer to 4-byte floats), "*v" (to anything), "u8" (an unsigned integer of 8 bytes), "s128" (a
-// structure of 128 bytes), and `run` takes addresses of arguments, as cuLaunchKernel does.
+// Arguments are checked against a kernel's parameters. `describe` returns a code for each parameter: "*f4" is a
+// pointer to 4-byte floats, "*v" a pointer to anything, "u8" an unsigned integer of 8 bytes, "s128" a structure
+// of 128 bytes. `run` takes the addresses of the arguments, as cuLaunchKernel does.
 #pragma once
 #include <chrono>
 #include <cmath>
@@ -37,7 +37,7 @@ inline unsigned long long read_clock() {
         duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count());
 }
 
-// The arithmetic of numbers.cuh that is one instruction on the device.
+// The functions of numbers.cuh that are single instructions on the device.
 inline unsigned short round_to_half(double value) {
     const unsigned short sign = std::signbit(value) ? 0x8000 : 0;
     const double size = std::fabs(value);
@@ -48,7 +48,7 @@ inline unsigned short round_to_half(double value) {
         return static_cast<unsigned short>(sign | 0x7c00);
     }
     const int exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
-    // In units of the last place, ties to even; 1024 of them are the smallest number of an exponent.
+    // In units of the last place, ties to even; 1024 units are the smallest normal number of an exponent.
     const int units = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
     return static_cast<unsigned short>(sign | (((exponent + 14) << 10) + units));
 }

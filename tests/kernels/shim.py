@@ -1,7 +1,7 @@
-"""Kernels on the CPU: the .cu files built by g++ over shim.h, and run with what launchers hand to CuPy.
+"""Kernels on the CPU: g++ builds the .cu files with shim.h, and they run with the launchers' arguments.
 
-Device memory is host memory, under the real CuPy arrays, which need no driver as long as their device is
-named. An argument that is not of the type a kernel's parameter has is an error, as it is not in CUDA.
+Device memory is host memory under real CuPy arrays, which need no driver as long as their device is given
+explicitly. Unlike CUDA, the shim raises an error for an argument whose type differs from the parameter's.
 """
 
 import ctypes
@@ -13,27 +13,40 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 
 from gpuloader.kernels.compiling import kernel_entries, read_source
 
 HERE = Path(__file__).parent
 SANITIZED = "GPULOADER_SANITIZE" in os.environ
-"""Whether kernels are built to stop at whatever C++ leaves undefined; see test_sanitized.py."""
+"""Whether kernels are built with sanitizers, which stop at undefined behavior; see test_sanitized.py."""
 
-# Not optimised: there are far more instantiations to compile than there are numbers to run them on.
+# Not optimized: compiling the many instantiations takes far longer than running them.
 COMPILER = ["g++", "-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
 SANITIZER = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FEWER = 11
-"""Of a kernel of very many entries, one in so many is built with sanitizers: every source, every target."""
+"""With sanitizers, only one in so many entries of a large kernel is built; all sources and targets occur."""
 
 MARGIN = 0 if SANITIZED else 64
-"""Bytes before and after an array that must stay as they are; a sanitizer needs the memory's very end."""
+"""Guard bytes before and after an array; none with a sanitizer, which needs the array at the memory's end."""
 
 
 def examples(count):
     """Return hypothesis settings for tests that build and run kernels."""
     return settings(max_examples=count // 5 if SANITIZED else count, deadline=None)
+
+
+def offsets(count):
+    """Return a strategy for the positions of arrays, in elements, so that their addresses vary."""
+    return st.tuples(*[st.integers(0, 9)] * count)
+
+
+def launch_shapes(dimensions):
+    """Return a strategy for grid and block, with blocks of so many dimensions; None keeps the launcher's."""
+    return st.none() | st.tuples(
+        st.tuples(*[st.integers(1, 5)] * 2), st.tuples(*[st.integers(1, 70)] * dimensions)
+    )
 
 
 def built_entries(name):
@@ -42,7 +55,7 @@ def built_entries(name):
 
 
 def build(name, folder):
-    """Return the library of a kernel."""
+    """Build a kernel and return its library."""
     exports = ", ".join(f"Bound<{entry}>::entry" for entry in built_entries(name))
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(f'#include "shim.h"\n{read_source(name)}\nEXPORT({exports})\n')
@@ -53,14 +66,14 @@ def build(name, folder):
 
 
 class Kernels:
-    """Loads kernels as `load_kernel` does, and remembers what was launched.
+    """Loads kernels as `load_kernel` does, and records launches.
 
     Attributes
     ----------
     launches : list
-        (entry, grid, block, stream) of every launch.
+        Every launch, as (entry, grid, block, stream).
     shape : tuple or None
-        Grid and block in the place of the launcher's, to try others.
+        Grid and block to use instead of the launcher's.
     """
 
     def __init__(self, build):
@@ -73,7 +86,7 @@ class Kernels:
         if name not in self.libraries:
             try:
                 self.libraries[name] = self.build(name)
-            except subprocess.CalledProcessError as error:  # once, and not for every example
+            except subprocess.CalledProcessError as error:  # kept, so as not to build for every example
                 self.libraries[name] = error
         if isinstance(library := self.libraries[name], Exception):
             raise library
@@ -106,7 +119,7 @@ class Kernels:
 
 
 def check_shape(grid, block):
-    """What a launch on a GPU refuses."""
+    """Raise for a grid or block that a launch on a GPU would refuse."""
     assert 1 <= len(grid) <= 3
     assert 1 <= len(block) <= 3
     assert all(1 <= size <= limit for size, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=False))
@@ -115,7 +128,7 @@ def check_shape(grid, block):
 
 
 def pack(argument, parameter):
-    """Return what CuPy lets cuLaunchKernel read for an argument, if it is what the parameter takes."""
+    """Return the bytes that CuPy passes to cuLaunchKernel for an argument; raise if their type is wrong."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
     if isinstance(argument, cupy.ndarray):
@@ -135,7 +148,7 @@ def pack(argument, parameter):
     assert isinstance(argument, np.ndarray), f"{parameter} cannot be passed as {argument!r}"
     assert argument.size == 1, "CuPy passes arrays of one element by value, and no others"
     assert parameter == f"s{argument.itemsize}", (parameter, argument.dtype)
-    aligned = np.zeros(argument.itemsize + 16, np.uint8)  # as a kernel's parameters are
+    aligned = np.zeros(argument.itemsize + 16, np.uint8)  # kernel parameters are aligned to 16 bytes
     start = -aligned.ctypes.data % 16
     aligned[start : start + argument.itemsize] = argument.reshape(1).view(np.uint8)
     return aligned[start : start + argument.itemsize]
@@ -149,7 +162,7 @@ def point_to(memory, offset, index=0):
 
 
 class Placed:
-    """An array in device memory, at an offset from a boundary of 64 bytes, between bytes that must stay.
+    """An array in device memory, at an offset from a 64-byte boundary, between guard bytes.
 
     Attributes
     ----------
@@ -164,7 +177,7 @@ class Placed:
         memory = np.full(MARGIN + 64 + offset + values.nbytes + MARGIN, 0xAB, np.uint8)
         self.start = MARGIN + -(memory.ctypes.data + MARGIN) % 64 + offset
         self.memory = memory[: self.start + values.nbytes + MARGIN]
-        if SANITIZED:  # memory that ends where the array does
+        if SANITIZED:  # the memory must end with the array
             self.memory, self.start = np.full(offset + values.nbytes, 0xAB, np.uint8), offset
         self.nbytes = values.nbytes
         self.inside[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -175,7 +188,7 @@ class Placed:
         return self.memory[self.start : self.start + self.nbytes]
 
     def check(self):
-        """Raise if anything around the array was written to."""
+        """Raise if a guard byte was overwritten."""
         assert (self.memory[: self.start] == 0xAB).all()
         assert (self.memory[self.start + self.nbytes :] == 0xAB).all()
 
@@ -185,8 +198,7 @@ def place(values, offset=0):
 
 
 def read(array):
-    """Return a CuPy array on host memory as the NumPy array it is."""
-
+    """Return a NumPy array over the memory of a CuPy array in host memory."""
     interface = {
         "data": (array.data.ptr, False),
         "shape": array.shape,
@@ -197,7 +209,7 @@ def read(array):
 
 
 def same_bits(one, other):
-    """Raise unless two arrays are the same bit for bit, but for which NaN stands where both have one."""
+    """Raise unless two arrays agree bit for bit; where both have a NaN, its payload may differ."""
     assert one.dtype == other.dtype
     assert one.shape == other.shape
     if one.dtype.kind == "f":
@@ -207,6 +219,34 @@ def same_bits(one, other):
     np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{one.itemsize}"))
 
 
+def check_result(result, expected, out, given_out):
+    """Raise unless a launcher's result is as expected, in `out` if that was passed, with guards intact."""
+    assert (result is out.array) == given_out
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    assert read(result).tobytes() == expected.tobytes()
+    out.check()
+
+
+def check_refusal(launcher, twin, arguments, error, problem):
+    """Raise unless a launcher and its twin refuse the same arguments with the same error."""
+    with pytest.raises(error, match=problem):
+        twin(**arguments)
+    placed = {
+        key: place(value) if isinstance(value, np.ndarray) else value for key, value in arguments.items()
+    }
+    with pytest.raises(error, match=problem):
+        launcher(**placed)
+
+
+def cut(images, windows, height, width):
+    """Return windows of HWC images, cut with plain NumPy."""
+    found = [
+        image[top : top + height, left : left + width][:, :: -1 if flip else 1]
+        for image, (top, left, flip) in zip(images, windows.tolist(), strict=True)
+    ]
+    return np.stack(found)
+
+
 def as_floats(bits):
-    """Return bfloat16 bits as the floats they are."""
+    """Return bfloat16 bits as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

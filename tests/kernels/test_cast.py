@@ -5,13 +5,21 @@ from hypothesis import strategies as st
 
 from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast, cast_on_host
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS, cpp_type
-from tests.kernels.shim import Placed, as_floats, built_entries, examples, place, read, same_bits
-
-shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(st.integers(1, 70))
+from tests.kernels.shim import (
+    Placed,
+    as_floats,
+    built_entries,
+    examples,
+    launch_shapes,
+    offsets,
+    place,
+    read,
+    same_bits,
+)
 
 
 def interesting(dtype):
-    """Numbers where rounding, wrapping and saturating turn, and every kind of float."""
+    """Return numbers around the limits of rounding, wrapping and saturating, and every kind of float."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return np.array([False, True])
@@ -29,7 +37,7 @@ def interesting(dtype):
         near = np.array([*numbers, 65504, 65519.99, 65520, 3.3e38, 1e300, 5e-324, 0.0, -0.0], dtype)
         around = [near, np.nextafter(near, dtype.type(np.inf)), np.nextafter(near, dtype.type(-np.inf))]
     nans = np.array([np.nan, np.inf, -np.inf, -np.nan], dtype)
-    # One above infinity, and all ones: a NaN that is rounded like a number would end as something else.
+    # One above infinity, and all ones: NaNs that would become something else if rounded like numbers.
     payloads = np.concatenate([nans[1:3].view(f"u{dtype.itemsize}") + 1, [2 ** (8 * dtype.itemsize) - 1]])
     return np.concatenate([*around, nans, payloads.astype(f"u{dtype.itemsize}").view(dtype)])
 
@@ -79,8 +87,8 @@ def test_they_agree_at_any_offset(device, pair):
     bits=st.binary(max_size=800),
     rank=st.integers(0, 2),
     scale=st.none() | st.floats(-1000, 1000),
-    offsets=st.tuples(*[st.integers(0, 9)] * 2),
-    shape=st.none() | st.tuples(*shapes),
+    offsets=offsets(2),
+    shape=launch_shapes(1),
     given_out=st.booleans(),
 )
 @examples(300)
@@ -151,9 +159,9 @@ def test_a_dtype_of_ml_dtypes_is_held_as_it_is():
             np.zeros(3, np.complex64),
             "float32",
             None,
-            "values must be of bool or .* or float64, got complex64",
+            "values must have dtype bool or .* or float64, got complex64",
         ),
-        (np.zeros(3, "M8[s]"), "int64", None, "values must be of"),
+        (np.zeros(3, "M8[s]"), "int64", None, "values must have dtype"),
         (np.zeros(3), "complex64", None, "dtype must be one of uint8, .*, float64, got complex64"),
         (np.zeros(3), "bool", None, "dtype must be one of"),
         (np.zeros(3), "number", None, "dtype must be one of uint8, .*, float64, got 'number'"),

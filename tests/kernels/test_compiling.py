@@ -16,8 +16,8 @@ from gpuloader.kernels.compiling import (
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
 
 
-# `make kernels` compiles every kernel for every architecture. Here those between the oldest and the newest
-# are left out, and of the kernel with by far the most entries what could only say the same again.
+# `make kernels` compiles every kernel for every architecture. The tests compile for the oldest and the
+# newest; `cast`, which has by far the most entries, only for the oldest.
 BOTH_ENDS = [(name, end) for name in kernel_names() for end in (ARCHITECTURES[0], ARCHITECTURES[-1])]
 
 
@@ -36,7 +36,7 @@ def test_one_kernel_compiles_for_every_architecture(architecture):
 @needs_nvrtc
 @pytest.mark.parametrize("name", kernel_names())
 def test_an_entry_compiles_alone_as_cupy_has_it(monkeypatch, name):
-    """What only other entries use is no warning."""
+    """Code that only other entries use must not cause a warning."""
     first, last = kernel_entries(name)[0], kernel_entries(name)[-1]
     for entry in {first, last}:
         monkeypatch.setattr(compiling, "kernel_entries", lambda name, entry=entry: (entry,))
@@ -71,7 +71,7 @@ def test_what_is_included_is_part_of_the_source():
 
 
 def test_a_template_is_loaded_by_its_types(monkeypatch):
-    """RawKernel for plain names, RawModule for templates; what they then compile, tests/gpu shows."""
+    """Plain names use RawKernel, templates RawModule; tests/gpu tests what these compile."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     modules = []
 
@@ -94,7 +94,7 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
         first = load("spin")
         assert first.name == "spin"
         assert load("spin") is load("spin", "spin") is first
-        current[0] = 1  # a kernel is a device's own
+        current[0] = 1  # kernels are loaded per device
         assert load("spin") is not first
         load("gather", "gather<uint4>")
         assert len(modules) == 2

@@ -4,10 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.gather import gather, gather_on_host
-from tests.kernels.shim import Placed, examples, place, read
+from tests.kernels.shim import Placed, check_result, examples, launch_shapes, offsets, place, read
 
 DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64", "complex128"]
-shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(*[st.integers(1, 70)] * 2)
 
 
 @st.composite
@@ -23,8 +22,8 @@ def problems(draw):
 
 @given(
     problem=problems(),
-    offsets=st.tuples(*[st.integers(0, 9)] * 2),
-    shape=st.none() | st.tuples(*shapes),
+    offsets=offsets(2),
+    shape=launch_shapes(2),
     given_out=st.booleans(),
 )
 @examples(200)
@@ -36,10 +35,7 @@ def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_
     expected = gather_on_host(source, indices)
     out = Placed(np.zeros_like(expected), offsets[1] * unit)
     result = gather(at.array, place(indices), out=out.array if given_out else None)
-    assert (result is out.array) == given_out
-    assert read(result).tobytes() == expected.tobytes()
-    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    out.check()
+    check_result(result, expected, out, given_out)
 
 
 @given(
@@ -47,11 +43,11 @@ def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_
     ends=st.tuples(*[st.integers(0, 19)] * 2),
     count=st.integers(0, 25),
     has_order=st.booleans(),
-    shape=st.none() | st.tuples(*shapes),
+    shape=launch_shapes(2),
 )
 @examples(200)
 def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
-    """Rows at consecutive positions of an order, or in sequence; the last again where they are too few."""
+    """Rows at consecutive positions of an order, or in sequence; the last is repeated to fill `out`."""
     source, indices = problem
     device.shape = shape
     order = indices if has_order else None
@@ -117,13 +113,10 @@ def test_words_are_as_large_as_the_row_and_both_addresses_allow(
     device, width, source_offset, out_offset, word
 ):
     device.shape = None
-    source, out = (
-        Placed(np.zeros((3, width), np.uint8), source_offset),
-        Placed(np.zeros((2, width), np.uint8)),
-    )
+    source = Placed(np.zeros((3, width), np.uint8), source_offset)
     out = Placed(np.zeros((2, width), np.uint8), out_offset)
     if (source.array.data.ptr - source_offset) % 16 or (out.array.data.ptr - out_offset) % 16:
-        pytest.skip("memory begins off a boundary of 16 bytes here")
+        pytest.skip("the memory is not aligned to 16 bytes")
     gather(source.array, place(np.zeros(2, np.int64)), out=out.array)
     assert device.launches[-1][0] == f"gather<{word}>"
 

@@ -1,4 +1,4 @@
-"""What launchers share: what they refuse, alike with their twins, and what they hand to CuPy."""
+"""Launchers: they refuse the same arguments as their twins, and pass the right ones to CuPy."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_with_out_nothing_is_allocated(call, monkeypatch):
 
 def wrong_outs(expected):
     yield np.ones((1, *expected.shape), expected.dtype), ValueError, "out must have shape"
-    yield np.ones(expected.shape, np.complex64), TypeError, "out must be of .*, got complex64"
+    yield np.ones(expected.shape, np.complex64), TypeError, "out must have dtype .*, got complex64"
     yield expected.tolist(), TypeError, "out must be a .*ndarray, got builtins.list"
 
 
@@ -124,25 +124,30 @@ def test_arrays_in_pieces_are_refused_alike(device, name):
 @pytest.mark.parametrize(
     ("function", "arguments", "error", "problem"),
     [
-        (gather, [np.zeros(3), np.zeros(2, np.int32)], TypeError, "indices must be of int64, got int32"),
+        (gather, [np.zeros(3), np.zeros(2, np.int32)], TypeError, "indices must have dtype int64, got int32"),
         (gather, [np.zeros(3), np.zeros((2, 1), np.int64)], ValueError, r"indices must have shape \(any,\)"),
-        (gather, [np.zeros(()), np.zeros(2, np.int64)], ValueError, "source must have rows"),
+        (
+            gather,
+            [np.zeros(()), np.zeros(2, np.int64)],
+            ValueError,
+            "source must have at least one dimension",
+        ),
         (
             gather,
             [np.zeros((0, 3)), np.zeros(2, np.int64)],
             ValueError,
-            r"2 indices cannot point into a source of",
+            r"2 rows from an empty source of",
         ),
-        (pad, [np.zeros(3), np.zeros(0, np.int64), 3], ValueError, "row_splits must have an entry more"),
+        (pad, [np.zeros(3), np.zeros(0, np.int64), 3], ValueError, "row_splits must have one more entry"),
         (pad, [np.zeros(3), SPLITS, -1], ValueError, "longest must be from 0 to .*, got -1"),
         (pad, [np.zeros(3), SPLITS, 2.5], TypeError, "longest must be an integer, got float"),
         (pad, [np.zeros(3), SPLITS, True], TypeError, "longest must be an integer, got bool"),
-        (pad, [np.zeros(()), SPLITS, 2], ValueError, "values must have steps"),
+        (pad, [np.zeros(()), SPLITS, 2], ValueError, "values must have at least one dimension"),
         (pad, [np.zeros(3, np.uint8), SPLITS, 2, 300], ValueError, "fill must fit into uint8, got 300"),
-        (one_hot, [np.zeros(3), 2], TypeError, "labels must be of uint8 .*, got float64"),
+        (one_hot, [np.zeros(3), 2], TypeError, "labels must have dtype uint8 .*, got float64"),
         (one_hot, [BYTES, -1], ValueError, "classes must be from 0 to .*, got -1"),
         (one_hot, [BYTES, 2, "complex64"], TypeError, "dtype must be one of bool, .*, got complex64"),
-        (cast, [np.zeros(3, np.complex64), "float32"], TypeError, "values must be of .*, got complex64"),
+        (cast, [np.zeros(3, np.complex64), "float32"], TypeError, "values must have dtype .*, got complex64"),
     ],
 )
 def test_launcher_and_twin_refuse_alike(device, function, arguments, error, problem):
@@ -163,9 +168,9 @@ def test_a_mask_is_checked_like_any_result(device):
 
 def test_arrays_off_their_boundary_are_refused_alike(device):
     labels = np.zeros(13, np.uint8)[1:].view(np.int32)
-    with pytest.raises(ValueError, match="labels must lie on a boundary of its dtype int32"):
+    with pytest.raises(ValueError, match="labels must be aligned to its dtype int32"):
         one_hot_on_host(labels, 2)
-    with pytest.raises(ValueError, match="labels must lie on a boundary of its dtype int32"):
+    with pytest.raises(ValueError, match="labels must be aligned to its dtype int32"):
         one_hot(place(labels, 1), 2)
 
 
@@ -188,7 +193,7 @@ def test_an_out_on_another_device_is_refused(device):
     import cupy
 
     out = cupy.ndarray((24,), np.float32, Placed(np.zeros(24, np.float32), index=1).array.data)
-    with pytest.raises(ValueError, match="out must lie on gpu:0, got gpu:1"):
+    with pytest.raises(ValueError, match="out must be on gpu:0, got gpu:1"):
         cast(place(BYTES), "float32", out=out)
 
 

@@ -7,10 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader.kernels.normalize import _multiply_add, normalize, normalize_on_host
-from tests.kernels.shim import Placed, as_floats, examples, place, read, same_bits
+from tests.kernels.shim import (
+    Placed,
+    as_floats,
+    check_refusal,
+    cut,
+    examples,
+    launch_shapes,
+    offsets,
+    place,
+    read,
+    same_bits,
+)
 
 LAYOUTS = ["HWC", "CHW"]
-shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(st.integers(1, 70))
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 
 
@@ -25,9 +35,7 @@ def problems(draw):
     if draw(st.booleans()):
         images = generator.integers(0, 256, (samples, *size), np.uint8)
     else:
-        images = generator.integers(0, 2**32, (samples, *size), np.uint32).view(
-            np.float32
-        )  # any float at all
+        images = generator.integers(0, 2**32, (samples, *size), np.uint32).view(np.float32)  # any bit pattern
     options = {
         "layout": layout,
         "out_layout": out_layout,
@@ -40,7 +48,7 @@ def problems(draw):
     if draw(st.booleans()):
         options["size"] = draw(st.integers(0, height)), draw(st.integers(0, width))
     if draw(st.booleans()):
-        # Offsets outside the image too, which both move inside.
+        # Some windows reach over the edge; kernel and twin must move them inside.
         windows = draw(arrays.arrays(np.int32, (samples, 3), elements=st.integers(-2, 12)))
         windows[:, 2] = windows[:, 2] > 4
     return images, mean, std, windows, options
@@ -48,8 +56,8 @@ def problems(draw):
 
 @given(
     problem=problems(),
-    offsets=st.tuples(*[st.integers(0, 9)] * 2),
-    shape=st.none() | st.tuples(*shapes),
+    offsets=offsets(2),
+    shape=launch_shapes(1),
     given_out=st.booleans(),
 )
 @examples(300)
@@ -91,10 +99,11 @@ def test_they_agree_at_any_offset(device, dtype, out_layout):
 
 
 @given(value=floats, factor=floats, offset=floats)
-@example(value=1 + 2**-12, factor=1 + 2**-12, offset=2.0**-80)  # a tie, but for what a double has no room for
+# A tie, except for bits that a double cannot hold.
+@example(value=1 + 2**-12, factor=1 + 2**-12, offset=2.0**-80)
 @example(value=1 + 2**-12, factor=1 + 2**-12, offset=-(2.0**-80))
 @example(value=1 + 3 * 2**-12, factor=1 + 2**-12, offset=2.0**-80)
-@example(value=2.0**-75, factor=2.0**-75, offset=0)  # a tie of subnormals, to zero
+@example(value=2.0**-75, factor=2.0**-75, offset=0)  # a tie of subnormals, rounded to zero
 @examples(500)
 def test_the_twins_multiply_add_is_rounded_once(value, factor, offset):
     result = float(_multiply_add(*(np.float32([number]) for number in (value, factor, offset)))[0])
@@ -125,11 +134,7 @@ def test_the_twin_is_what_numpy_gives(dtype, layout, out_layout):
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 10, 3)).astype(dtype)
     windows = np.array([[0, 0, 0], [1, 2, 1], [3, 4, 0]], np.int32)
     mean, std = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.25, 0.125])
-    expected = np.empty((3, 5, 6, 3))
-    for sample, (top, left, flip) in enumerate(windows.tolist()):
-        window = images[sample, top : top + 5, left : left + 6]
-        expected[sample] = window[:, ::-1] if flip else window
-    expected = (expected / 255 - mean) / std
+    expected = (cut(images, windows, 5, 6) / 255 - mean) / std
     given = images if layout == "HWC" else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     options = {"layout": layout, "out_layout": out_layout, "size": (5, 6), "windows": windows}
     result = normalize_on_host(given, mean, std, scale=1 / 255, **options)
@@ -139,7 +144,7 @@ def test_the_twin_is_what_numpy_gives(dtype, layout, out_layout):
 
 
 def test_floats_are_stored_four_at_once_where_the_result_allows(device):
-    """What is written does not depend on it; see test_the_launcher_and_its_twin_agree."""
+    """The results do not depend on it; see test_the_launcher_and_its_twin_agree."""
     device.shape = None
     images = place(np.zeros((70_000, 2, 2, 1), np.uint8))
     normalize(images, 0, 1)
@@ -156,7 +161,11 @@ def test_floats_are_stored_four_at_once_where_the_result_allows(device):
             ValueError,
             r"images must have shape \(any, any, any, any\)",
         ),
-        ({"images": np.zeros((2, 4, 5, 3))}, TypeError, "images must be of uint8 or float32, got float64"),
+        (
+            {"images": np.zeros((2, 4, 5, 3))},
+            TypeError,
+            "images must have dtype uint8 or float32, got float64",
+        ),
         ({"images": np.zeros((2, 4, 5, 17), np.uint8)}, ValueError, "1 to 16 channels, got 17"),
         ({"mean": [1, 2]}, ValueError, "mean must be one number for each of 3 channels"),
         ({"std": 0}, ValueError, "std must be finite and not 0, got 0"),
@@ -173,15 +182,9 @@ def test_floats_are_stored_four_at_once_where_the_result_allows(device):
             ValueError,
             r"windows must have shape \(2, 3\), got \(1, 3\)",
         ),
-        ({"windows": np.zeros((2, 3), np.int64)}, TypeError, "windows must be of int32, got int64"),
+        ({"windows": np.zeros((2, 3), np.int64)}, TypeError, "windows must have dtype int32, got int64"),
     ],
 )
 def test_launcher_and_twin_refuse_alike(device, change, error, problem):
     arguments = {"images": np.zeros((2, 4, 5, 3), np.uint8), "mean": 0, "std": 1} | change
-    with pytest.raises(error, match=problem):
-        normalize_on_host(**arguments)
-    placed = {
-        key: place(value) if isinstance(value, np.ndarray) else value for key, value in arguments.items()
-    }
-    with pytest.raises(error, match=problem):
-        normalize(**placed)
+    check_refusal(normalize, normalize_on_host, arguments, error, problem)

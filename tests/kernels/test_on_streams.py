@@ -1,21 +1,19 @@
-"""Loaders on GPUs from end to end, without one: the kernels, built for the CPU, behind the stand-in.
+"""Loaders on GPUs end to end, without a GPU: the kernels are built for the CPU and run on the fake runtime.
 
-What tests/devices does with twins is done here with the .cu files and their launchers, run when a stream's
-turn comes: their arguments, their order on the copy stream, and what they give.
+tests/devices does the same with twins. Here the .cu files and their launchers run when a stream's turn
+comes. That tests their arguments, their order on the copy stream, and their results.
 """
 
 import contextlib
-import gc
 
 import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
-from gpuloader.devices import cuda, opening
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
-from tests.fakes_cuda import FakeRuntime, make_cupy
+from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -29,7 +27,6 @@ LABELS = np.random.default_rng(1).integers(0, 5, COUNT)
 @pytest.fixture
 def runtime(kernels, monkeypatch):
     fake = FakeRuntime(devices=2)
-    monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, fake))
     kernels.shape = None
 
     def load(name, entry=None):
@@ -48,11 +45,8 @@ def runtime(kernels, monkeypatch):
     monkeypatch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(shuffle, "sort", sort)
-    opening._open.cache_clear()
-    yield fake
-    gc.collect()
-    opening._open.cache_clear()
-    assert not fake.registered
+    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
+        yield fake
 
 
 class Words(Dataset):
@@ -94,7 +88,7 @@ CASES = {
 
 
 def epochs(dataset, places, runtime=None, **options):
-    """Return three epochs' batches, shards side by side."""
+    """Return the batches of three epochs; the shards of a step follow one another."""
     loader = DataLoader(dataset, places=places, batch_size=6, shuffle=True, seed=5, **options)
     found = []
     for _ in range(3):

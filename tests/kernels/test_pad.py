@@ -6,10 +6,9 @@ from hypothesis.extra import numpy as arrays
 
 from gpuloader.fields.ragged import Ragged
 from gpuloader.kernels.pad import pad, pad_on_host
-from tests.kernels.shim import Placed, examples, place, read
+from tests.kernels.shim import Placed, check_result, examples, launch_shapes, offsets, place, read
 
 DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64", "complex128"]
-shapes = st.tuples(*[st.integers(1, 5)] * 2), st.tuples(*[st.integers(1, 70)] * 2)
 
 
 @st.composite
@@ -29,8 +28,8 @@ def problems(draw, splits=None):
 @given(
     problem=problems(),
     fill=st.integers(0, 1) | st.integers(2, 100),
-    offsets=st.tuples(*[st.integers(0, 9)] * 3),
-    shape=st.none() | st.tuples(*shapes),
+    offsets=offsets(3),
+    shape=launch_shapes(2),
     masked=st.booleans(),
 )
 @examples(200)
@@ -49,9 +48,7 @@ def test_the_launcher_and_its_twin_agree(device, problem, fill, offsets, shape, 
         mask=mask_at and mask_at.array,
         out=out.array,
     )
-    assert result is out.array
-    assert read(result).tobytes() == expected.tobytes()
-    out.check()
+    check_result(result, expected, out, given_out=True)
     if mask_at:
         np.testing.assert_array_equal(read(mask_at.array), mask)
         mask_at.check()
@@ -64,7 +61,7 @@ def test_they_agree_at_any_offset(device, dtype, width):
     values = np.zeros((5, width), dtype)
     values.reshape(-1).view(np.uint8)[:] = np.arange(values.nbytes) % 251
     splits = np.array([0, 3, 3, 5])
-    fill = values.reshape(-1)[-1]  # whose bytes all differ
+    fill = values.reshape(-1)[-1]  # all its bytes differ
     expected = pad_on_host(values, splits, 4, fill)
     for start in range(0, 17, values.dtype.alignment):
         for out_start in range(0, 17, values.dtype.alignment):

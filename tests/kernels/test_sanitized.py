@@ -1,4 +1,4 @@
-"""All kernels once more, built to stop at memory that is not theirs and at whatever C++ leaves undefined."""
+"""Runs the kernel tests again with kernels built with address and undefined-behavior sanitizers."""
 
 import os
 import shutil

@@ -13,7 +13,7 @@ shapes = st.tuples(st.integers(1, 5), st.just(1)), st.tuples(st.integers(1, 70))
 
 @st.composite
 def parts(draw):
-    """Short and long counts, and a part of them."""
+    """Draw a short or a long count, and a part of its permutation."""
     count = draw(st.integers(0, 300) | st.integers(2**18 + 1, 2**62) | st.sampled_from([2**18 + 1, 2**62]))
     start = draw(st.integers(0, count) | st.just(0))
     return count, start, draw(st.integers(start, min(count, start + 300)) | st.just(min(count, start + 300)))

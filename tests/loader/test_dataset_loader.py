@@ -1,4 +1,4 @@
-"""Batches of a dataset's loader: the same in every form of samples, whoever fetches them."""
+"""Batches of a dataset's loader: every form of sample, and the same result with any workers."""
 
 import collections
 import gc
@@ -39,7 +39,7 @@ by_workers = pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
 
 
 class Picture:
-    """An array of another library: NumPy asks it for its numbers."""
+    """An array of another library, which NumPy converts through ``__array__``."""
 
     def __init__(self, index):
         self.index = index
@@ -49,7 +49,7 @@ class Picture:
 
 
 class Thing:
-    """No array at all."""
+    """An object that is not an array."""
 
     def __init__(self, index):
         self.index = index
@@ -122,7 +122,7 @@ def test_every_form_of_sample(form, workers):
 
 
 def test_every_form_of_sample_from_processes():
-    """All of them at once, in two epochs: what differs is only who fetches."""
+    """All forms at once, in two epochs; only the workers differ."""
     dataset = Made(lambda index: {form: make(index) for form, make in FORMS.items()})
     loader = DataLoader(dataset, places="cpu", batch_size=3, persistent_workers=True, **PROCESSES)
     wanted = [stack([dataset[index] for index in part]) for part in ([0, 1, 2], [3, 4, 5], [6])]
@@ -134,7 +134,7 @@ def test_every_form_of_sample_from_processes():
 
 
 def test_forms_as_paddle_shows_them():
-    """Observed with paddle.io.DataLoader 2.6.2: a tuple at the top is a list, text a list of it."""
+    """As observed with paddle.io.DataLoader 2.6.2: a top-level tuple becomes a list, text a list of it."""
 
     def batch(make):
         return next(iter(DataLoader(Made(make), places="cpu", batch_size=2)))
@@ -175,7 +175,7 @@ def test_the_last_short_batch(workers, drop_last, sizes):
     options = {"places": "cpu", "batch_size": 3, "drop_last": drop_last, **workers}
     for dataset in (Made(lambda index: (index, "x")), TensorDataset(np.arange(7)), Counting(7)):
         if isinstance(dataset, Counting) and workers["num_workers"] > 1:
-            continue  # every worker has a short batch of its own
+            continue  # every worker ends with its own short batch
         loader = DataLoader(dataset, **options)
         found = list(loader)
         assert [len(batch if isinstance(batch, np.ndarray) else batch[0]) for batch in found] == sizes
@@ -360,7 +360,7 @@ def test_an_epoch_left_early_leaves_nothing_behind(workers):
 
 @by_workers
 def test_memory_does_not_grow(workers):
-    """Over 2,000 batches no more slots than at the beginning, and no object that piles up."""
+    """Over 2,000 batches, neither the number of slots nor the number of objects grows."""
     dataset = Made(lambda index: (np.zeros(8), f"{index}"), 500)
     loader = DataLoader(dataset, places="cpu", batch_size=1, **workers)
     sizes = []

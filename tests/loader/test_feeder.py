@@ -1,4 +1,4 @@
-"""`DataFeeder` as Paddle's users know it."""
+"""`DataFeeder`, with the behavior of Paddle's."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Shards of Ray Data through our slots, on a Ray of this machine that is ended again."""
+"""Shards of Ray Data through the loader's slots, with a local Ray that the tests start and stop."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 import gpuloader
 from gpuloader.base.errors import MissingPackage
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "ray_mnist.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_mnist.py"
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
@@ -23,7 +23,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
 
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory):
-    """A local Ray, with a home of its own, so that nothing of it is left in the user's."""
+    """A local Ray with its own home directory, so that it leaves nothing in the user's."""
     ray = pytest.importorskip("ray")
     pytest.importorskip("ray.data")
     patch = pytest.MonkeyPatch()

@@ -1,4 +1,4 @@
-"""`DataLoader.from_generator` as Paddle's users know it."""
+"""`DataLoader.from_generator`, with the behavior of Paddle's."""
 
 import random
 import threading
@@ -173,7 +173,7 @@ class TestResults:
         loader = DataLoader.from_generator(capacity=1, use_double_buffer=False)
         loader.set_batch_generator(batches(6), places="cpu")
         addresses = {images.ctypes.data for images, _ in loader}
-        assert len(addresses) == 2  # the batch in hand and the next: no memory beyond the slots
+        assert len(addresses) == 2  # the current batch and the next: no memory beyond the slots
         assert all(address % 256 == 0 for address in addresses)
 
 
@@ -321,14 +321,14 @@ class TestEpochs:
         assert reader.given == 1
 
     def test_the_reader_works_while_the_consumer_computes(self):
-        """Overlap by latches, not by clocks: batch 1 is produced while the consumer holds batch 0."""
+        """Tested with latches, not clocks: batch 1 is produced while the consumer holds batch 0."""
         reader = StepReader([[np.array([n])] for n in range(3)])
         loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
         epoch = iter(loader)
         reader.allow(1)
         (first,) = next(epoch)
         reader.allow(2)
-        wait_until(lambda: loader.stats().batches == 3)  # staged, though nobody has asked for them
+        wait_until(lambda: loader.stats().batches == 3)  # staged before anyone requests them
         assert first[0] == 0
         reader.allow(1)
         assert [number[0] for (number,) in epoch] == [1, 2]

@@ -1,4 +1,4 @@
-"""What a dataset's loader may be asked, and what it refuses: one typed error that names the culprit."""
+"""Options and samples of a dataset's loader: what it accepts, and errors that name the culprit."""
 
 import re
 
@@ -37,21 +37,21 @@ NUMBERS = list(range(5))
 
 
 class Endless:
-    """Read by index, without a length."""
+    """A map-style dataset without a length."""
 
     def __getitem__(self, index):
         return index
 
 
 class Unfinished(Dataset):
-    """Forgets to say how long it is."""
+    """A dataset that does not override `__len__`."""
 
     def __getitem__(self, index):
         return index
 
 
 BAD_OPTIONS = {
-    "no dataset": ({"dataset": 5}, TypeError, "has __getitem__ and __len__, or __iter__; got int"),
+    "no dataset": ({"dataset": 5}, TypeError, "must have __getitem__ and __len__, or __iter__; got int"),
     "a function": ({"dataset": lambda: [1]}, TypeError, "got function.*use DataLoader.from_generator"),
     "no length": ({"dataset": Endless()}, TypeError, "without a sampler must have a length, got Endless"),
     "no __len__": ({"dataset": Unfinished()}, NotImplementedError, "Unfinished must define __len__"),
@@ -59,7 +59,7 @@ BAD_OPTIONS = {
     "no feeds": ({"feed_list": []}, ValueError, "feed_list is empty"),
     "unknown feed": ({"feed_list": ["nobody"]}, ValueError, "no feed named 'nobody'"),
     "places": ({"places": "tpu"}, PlaceError, "not a place: 'tpu'"),
-    "no places": ({"places": []}, PlaceError, "an empty list of places"),
+    "no places": ({"places": []}, PlaceError, "got an empty list of places"),
     "return_list": ({"return_list": False}, ValueError, "return_list=False .* need a feed_list"),
     "return_list 0": ({"return_list": 0}, TypeError, "return_list must be True or False, got 0"),
     "batch_size 0": ({"batch_size": 0}, ValueError, "batch_size must be an integer of 1 or more, got 0"),
@@ -95,14 +95,14 @@ BAD_OPTIONS = {
     "ragged text": ({"ragged": "x"}, TypeError, "ragged must be a list of field names, got 'x'"),
     "ragged number": ({"ragged": 5}, TypeError, "ragged must be a list of field names, got 5"),
     "ragged numbers": ({"ragged": [0]}, TypeError, r"ragged must be a list of field names, got \[0\]"),
-    "pad": ({"pad": ["x"]}, TypeError, "pad must map field names to what to fill up with"),
-    "pad text": ({"pad": {"x": "0"}}, TypeError, "pad must fill up field 'x' with a number, got '0'"),
+    "pad": ({"pad": ["x"]}, TypeError, "pad must map field names to fill values"),
+    "pad text": ({"pad": {"x": "0"}}, TypeError, "pad must fill field 'x' with a number, got '0'"),
     "pad number": ({"pad": {0: 1}}, TypeError, "pad must map field names"),
-    "both": ({"ragged": ["x"], "pad": {"x": 0}}, ValueError, r"\['x'\] are both in ragged and in pad"),
-    "ragged and collate_fn": ({"ragged": ["x"], "collate_fn": list}, ValueError, "ragged and pad are for"),
-    "pad without batches": ({"pad": {"x": 0}, "batch_size": None}, ValueError, "ragged and pad are for"),
+    "both": ({"ragged": ["x"], "pad": {"x": 0}}, ValueError, r"\['x'\] are in both ragged and pad"),
+    "ragged and collate_fn": ({"ragged": ["x"], "collate_fn": list}, ValueError, "ragged and pad need"),
+    "pad without batches": ({"pad": {"x": 0}, "batch_size": None}, ValueError, "ragged and pad need"),
     "ragged and feeds": (
-        {"feed_list": [data("x", [None])], "ragged": ["x"]}, ValueError, "ragged fields by lod_level=1"
+        {"feed_list": [data("x", [None])], "ragged": ["x"]}, ValueError, "declare the fields with lod_level=1"
     ),
     "pad of a dense feed": (
         {"feed_list": [data("x", [None])], "pad": {"x": 0}}, ValueError, r"pad names \['x'\], which the"
@@ -110,7 +110,7 @@ BAD_OPTIONS = {
     "pad beyond a feed": (
         {"feed_list": [data("x", [None], "uint8", 1)], "pad": {"x": -1}},
         ValueError,
-        "rows of uint8 cannot be filled up with -1",
+        "cannot pad rows of uint8 with -1",
     ),
 }  # fmt: skip
 
@@ -126,8 +126,8 @@ def test_a_bad_option_is_refused_at_once(case):
     "options",
     [{"batch_size": 2}, {"batch_size": None}, {"shuffle": True}, {"drop_last": True}, {"sampler": [1]}],
 )
-def test_a_batch_sampler_says_all_about_batches(options):
-    with pytest.raises(ValueError, match="batch_sampler says all about batches"):
+def test_a_batch_sampler_excludes_the_options_for_batches(options):
+    with pytest.raises(ValueError, match="batch_sampler determines the batches"):
         DataLoader(NUMBERS, places="cpu", batch_sampler=BatchSampler(NUMBERS, batch_size=2), **options)
 
 
@@ -143,7 +143,7 @@ def test_a_batch_sampler_says_all_about_batches(options):
     ],
 )
 def test_an_iterable_data_set_has_an_order_of_its_own(name, value):
-    with pytest.raises(ValueError, match=f"an iterable dataset has an order of its own: {name} cannot"):
+    with pytest.raises(ValueError, match=f"an iterable dataset determines its own order: {name} cannot"):
         DataLoader(Counting(3), places="cpu", **{name: value})
 
 
@@ -235,7 +235,7 @@ BAD_SAMPLES = {
     "a dict": (1, {"a": 1}, None, "expected an array of numbers, got dtype object"),
     "fewer fields": ((1, 2), (1,), False, r"expected 2 fields \(0, 1\), got 1"),
     "more fields": ((1, "a"), (1, "a", 2), False, "a tuple of 2 as in the first sample, got a tuple of 3"),
-    "no tuple": ((1, 2), 3, False, "expected a tuple with one value a field, got int"),
+    "no tuple": ((1, 2), 3, False, "expected a tuple with one value per field, got int"),
     "another key": ({"a": 1}, {"b": 1}, False, r"expected a dict with the keys \['a'\] .* the keys \['b'\]"),
     "a key more": ({"a": 1}, {"a": 1, "b": 2}, False, r"expected a dict with the keys \['a'\]"),
     "no dict": ({"a": 1}, (1,), False, r"expected a dict .*, got a tuple of 1"),
@@ -278,8 +278,8 @@ def test_a_sample_unlike_the_first_in_a_process():
 
 
 FIRST_SAMPLES = {
-    "nothing": ((), "expected one value or more in a sample, got a tuple of 0", None),
-    "an empty dict": ({"a": {}}, r"expected one value or more", None),
+    "nothing": ((), "expected a sample with at least one value, got a tuple of 0", None),
+    "an empty dict": ({"a": {}}, r"expected a sample with at least one value", None),
     "numbers of no dtype": ({"a": Ragged(np.zeros(2), ())}, "expected an array of numbers", "a"),
 }
 
@@ -309,7 +309,7 @@ def fail_at(bad):
 @by_workers
 def test_what_a_data_set_raises(bad, in_order, workers):
     loader = DataLoader(Made(fail_at(bad)), places="cpu", batch_size=2, in_order=in_order, **workers)
-    for _ in range(2):  # a broken epoch breaks no other one
+    for _ in range(2):  # a failed epoch does not affect the next one
         with pytest.raises(SampleError, match="the dataset raised KeyError: 'no such file'") as caught:
             list(loader)
         error = caught.value
@@ -325,7 +325,7 @@ def test_what_a_data_set_that_reads_whole_batches_raises(workers):
         list(DataLoader(MadeAtOnce(fail_at(0)), places="cpu", batch_size=3, **workers))
     dataset = MadeAtOnce(lambda index: index)
     dataset.__class__ = type("Short", (MadeAtOnce,), {"__getitems__": lambda self, indices: [1] * 9})
-    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ gave 9 samples for [123] indices"):
+    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ returned 9 samples for [123] indices"):
         list(DataLoader(dataset, places="cpu", batch_size=3, **workers))
     dataset.__class__ = type("None", (MadeAtOnce,), {"__getitems__": lambda self, indices: None})
     with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised TypeError"):
@@ -363,11 +363,11 @@ def test_an_index_outside_the_data_set(dataset, workers):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "must yield sequences of indices, got 3; for single indices pass it as sampler"),
+        (3, "must yield sequences of indices, got 3; if it yields single indices, pass it as sampler"),
         ("abc", "must yield sequences of indices, got 'abc'"),
         (None, "must yield sequences of indices, got None"),
-        ([], "must yield one index or more a batch, got none"),
-        (np.zeros(0, int), "must yield one index or more a batch"),
+        ([], "must yield at least one index per batch, got none"),
+        (np.zeros(0, int), "must yield at least one index per batch"),
     ],
 )
 @by_workers
@@ -414,7 +414,7 @@ def test_a_batch_sampler_may_mean_anything_by_its_batch_size():
 
 
 class Broken(IterableDataset):
-    """Raises where it is told to."""
+    """Raises at the point that `where` names."""
 
     def __init__(self, where):
         self.where = where
@@ -552,12 +552,12 @@ def test_a_ragged_sample_unlike_the_first(case, how, workers):
 
 def test_varying_fields_that_are_not_there_or_do_not_vary():
     for how, message in [
-        ({"ragged": ["z"]}, r"no field \['z'\] to be of varying length; the sample has \['x', 'y'\]"),
-        ({"pad": {"x.0": 1}}, r"no field \['x.0'\]"),
+        ({"ragged": ["z"]}, r"ragged or pad names \['z'\], but the sample's array fields are \['x', 'y'\]"),
+        ({"pad": {"x.0": 1}}, r"ragged or pad names \['x.0'\]"),
         ({"ragged": ["y"]}, "field 'y': expected an array of varying length, got a number"),
-        ({"pad": {"x": 0.5}}, "field 'x': rows of int64 cannot be filled up with 0.5"),
-        ({"pad": {"x": float("nan")}}, "field 'x': rows of int64 cannot be filled up with nan"),
-        ({"pad": {"x": 2**63}}, "field 'x': rows of int64 cannot be filled up with 9223372036854775808"),
+        ({"pad": {"x": 0.5}}, "field 'x': cannot pad rows of int64 with 0.5"),
+        ({"pad": {"x": float("nan")}}, "field 'x': cannot pad rows of int64 with nan"),
+        ({"pad": {"x": 2**63}}, "field 'x': cannot pad rows of int64 with 9223372036854775808"),
     ]:
         with pytest.raises(SampleError, match=message):
             list(DataLoader([{"x": np.arange(2), "y": 1}], places="cpu", **how))

@@ -1,11 +1,11 @@
-"""The order of samples, by hypothesis: the same with any workers, and wherever an epoch was interrupted."""
+"""The order of samples, by Hypothesis: the same with any workers, and after any interruption."""
 
 import itertools
 import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from gpuloader import (
@@ -26,7 +26,7 @@ from tests.sample_sets import INLINE, PROCESSES, WORKERS, Counting, Stateful
 
 
 class Backwards(Sampler):
-    """A user's own, with no more than Python's protocol."""
+    """A user's own sampler, with only what Python's protocols require."""
 
     def __init__(self, count):
         super().__init__()
@@ -99,12 +99,12 @@ legs = st.lists(st.tuples(st.integers(0, 6), workers), max_size=4)
 
 
 def flatten(step):
-    """Return the numbers of a step: one list for each place, or for each field."""
+    """Return the numbers of a step: one list per place, or per field."""
     return [np.asarray(array).ravel().tolist() for array in (step if isinstance(step, list) else [step])]
 
 
 def run(loader, most=None):
-    """Return the steps of an epoch, `most` of them at most."""
+    """Return the steps of an epoch, at most `most` of them."""
     steps = []
     for step in loader:
         steps.append(flatten(step))
@@ -114,14 +114,14 @@ def run(loader, most=None):
 
 
 def pass_on(state):
-    """Send a state through JSON, and look at its size."""
+    """Return a state that has passed through JSON, and check its size."""
     text = json.dumps(state)
     assert len(text) < 1024
     return json.loads(text)
 
 
 def resume_in_legs(make, legs, epoch=0, seed=11):
-    """Return the steps of an epoch that was interrupted after each leg and went on in a new loader."""
+    """Return the steps of an epoch that was interrupted after each leg and resumed in a new loader."""
     first = make(seed=seed, **INLINE)
     first.set_epoch(epoch)
     state, steps = first.state_dict(), []
@@ -133,47 +133,40 @@ def resume_in_legs(make, legs, epoch=0, seed=11):
         state = loader.state_dict()
         if most is None:
             assert (state["epoch"], state["batches"]) == (epoch + 1, 0)
-        elif state["epoch"] != epoch:  # the leg came to the end
+        elif state["epoch"] != epoch:  # the leg reached the end
             break
     return steps
 
 
-@given(
-    kind=st.sampled_from(sorted(SAMPLERS)),
-    data_set=st.sampled_from(sorted(DATA_SETS)),
-    count=st.integers(1, 40),
-    size=st.integers(1, 9),
-    epoch=st.integers(0, 3),
-    choice=workers,
-)
-@settings(max_examples=120, deadline=None)
-def test_the_order_does_not_depend_on_the_workers(kind, data_set, count, size, epoch, choice):
-    def make(**options):
-        loader = DataLoader(
-            DATA_SETS[data_set](count), places="cpu", seed=7, **SAMPLERS[kind](count, size), **options
-        )
-        loader.set_epoch(epoch)
-        return loader
+@st.composite
+def sampled_data_sets(draw):
+    """Draw a function that makes loaders of one dataset, read in one way."""
+    count, size = draw(st.integers(1, 40)), draw(st.integers(1, 9))
+    kind, data_set = draw(st.sampled_from(sorted(SAMPLERS))), draw(st.sampled_from(sorted(DATA_SETS)))
+    note(f"{kind}, {data_set}, count={count}, size={size}")
 
-    alone = run(make(**INLINE))
-    assert run(make(**choice)) == alone
-    out_of_order = run(make(in_order=False, **choice))
-    assert sorted(out_of_order) == sorted(alone)
-
-
-@given(
-    kind=st.sampled_from(sorted(SAMPLERS)),
-    data_set=st.sampled_from(sorted(DATA_SETS)),
-    count=st.integers(1, 40),
-    size=st.integers(1, 6),
-    epoch=st.integers(0, 2),
-    legs=legs,
-)
-@settings(max_examples=150, deadline=None)
-def test_an_interrupted_epoch_goes_on_where_it_was(kind, data_set, count, size, epoch, legs):
     def make(**options):
         return DataLoader(DATA_SETS[data_set](count), places="cpu", **SAMPLERS[kind](count, size), **options)
 
+    return make
+
+
+@given(make=sampled_data_sets(), epoch=st.integers(0, 3), choice=workers)
+@settings(max_examples=120, deadline=None)
+def test_the_order_does_not_depend_on_the_workers(make, epoch, choice):
+    def run_epoch(**options):
+        loader = make(seed=7, **options)
+        loader.set_epoch(epoch)
+        return run(loader)
+
+    alone = run_epoch(**INLINE)
+    assert run_epoch(**choice) == alone
+    assert sorted(run_epoch(in_order=False, **choice)) == sorted(alone)
+
+
+@given(make=sampled_data_sets(), epoch=st.integers(0, 2), legs=legs)
+@settings(max_examples=150, deadline=None)
+def test_an_interrupted_epoch_resumes_where_it_was(make, epoch, legs):
     whole = make(seed=11, **INLINE)
     whole.set_epoch(epoch)
     assert resume_in_legs(make, legs, epoch) == run(whole)
@@ -187,7 +180,7 @@ def test_an_interrupted_epoch_goes_on_where_it_was(kind, data_set, count, size, 
     drop_last=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_steps_of_several_places_go_on(count, size, legs, places, drop_last):
+def test_steps_of_several_places_resume(count, size, legs, places, drop_last):
     def make(**options):
         where = cpu_places(places) if options["num_workers"] else simulated_places(places)
         return DataLoader(
@@ -199,7 +192,7 @@ def test_steps_of_several_places_go_on(count, size, legs, places, drop_last):
 
 @given(count=st.integers(1, 40), size=st.integers(1, 5), legs=legs)
 @settings(max_examples=40, deadline=None)
-def test_what_was_received_out_of_order_does_not_come_again(count, size, legs):
+def test_batches_received_out_of_order_are_not_repeated(count, size, legs):
     def make(**options):
         return DataLoader(list(range(count)), places="cpu", batch_size=size, in_order=False, **options)
 
@@ -216,10 +209,10 @@ def test_what_was_received_out_of_order_does_not_come_again(count, size, legs):
 )
 @example(kind=Stateful, count=13, size=3, drop_last=False, threads=1, breaks=[5])
 @settings(max_examples=100, deadline=None)
-def test_an_iterable_data_set_goes_on(kind, count, size, drop_last, threads, breaks):
+def test_an_iterable_data_set_resumes(kind, count, size, drop_last, threads, breaks):
     options = {"num_workers": threads, "worker_type": "thread"}
     if kind is Stateful and threads > 1:
-        kind = Counting  # threads share one dataset, whose state says nothing of any one of them
+        kind = Counting  # threads share one dataset, whose state does not tell them apart
 
     def make(**chosen):
         if threads == 1:  # the caller itself is worker 0 of 1
@@ -238,7 +231,7 @@ def test_an_iterable_data_set_goes_on(kind, count, size, drop_last, threads, bre
 
 
 @pytest.mark.parametrize("kind", [Counting, Stateful])
-def test_an_iterable_data_set_in_processes_goes_on(kind):
+def test_an_iterable_data_set_in_processes_resumes(kind):
     def make(**options):
         return DataLoader(kind(23), places="cpu", batch_size=2, seed=options["seed"], **PROCESSES)
 

@@ -1,4 +1,4 @@
-"""What is in the batches of a rank: parts of one order, masks, and what is drawn for a sample."""
+"""The contents of a rank's batches: parts of one order, masks, and random numbers per sample."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numb
 from tests.sample_sets import PROCESSES, Made
 
 
-class TestWhatIsInThem:
+class TestContents:
     def test_shards_on_several_places_of_each_rank(self):
         for remainder in ("pad", "drop"):
             samples = []
@@ -32,7 +32,7 @@ class TestWhatIsInThem:
                     assert len({len(values) for values, _ in step}) == 1
                     samples += [one for batch in step for one in numbers(batch, True)]
             assert len(set(samples)) == len(samples)
-            # 37 are 3 steps of 12, and 1: of each rank's batch of one nothing is left where 3 share it.
+            # 37 samples are 3 steps of 12 and 1 more. A rank's batch of one cannot be cut into 3 shards.
             assert sorted(samples) == list(range(37)) if remainder == "pad" else len(samples) == 36
 
     def test_shards_are_the_ranks_batch(self):
@@ -42,7 +42,7 @@ class TestWhatIsInThem:
             sharded = make(range(23), rank, 2, shuffle=True, split="shards", places=cpu_places(2), **options)
             assert [[one for part in step for one in numbers(part, True)] for step in sharded] == whole
 
-    def test_without_masks_nothing_is_noted_that_nobody_asks_for(self):
+    def test_without_masks_sample_counts_are_not_recorded(self):
         for rule, drop_last, noted in [("drop", False, 0), ("pad", True, 0), ("pad", False, 12)]:
             rank = DividedPlan(InOrder(46), 4, drop_last, Division(0, 2, rule))
             plan = ShardedPlan(rank, 2, "drop")
@@ -143,7 +143,7 @@ class TestWhatIsInThem:
 
     @pytest.mark.parametrize("kind", [range, Stream])
     def test_nor_does_what_a_transform_draws(self, kind):
-        """Of items, too, which have no index: their position in the epoch stands for it."""
+        """Items of an iterable dataset have no index; their position in the epoch replaces it."""
         picture = np.arange(64, dtype="uint8").reshape(8, 8, 1)
 
         class Pictures(Stream):

@@ -1,4 +1,4 @@
-"""Iterable datasets that every rank reads, and what their workers are told."""
+"""Iterable datasets that every rank reads, and the information their workers get."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Loaders of several ranks: equally many batches of equal sizes, and every sample once."""
+"""Loaders of several ranks: the same number of batches, equal sizes, and every sample once."""
 
 import sys
 import types
@@ -67,7 +67,7 @@ class TestBatchesOfAllRanks:
     )
     @settings(max_examples=60, deadline=None)
     def test_are_the_order_of_seed_and_epoch_cut_into_parts(self, count, size, world_size, epoch):
-        """Each step as one process with several places would have it, masks included."""
+        """Each step equals that of one process with several places, masks included."""
         places = cpu_places(world_size) if world_size > 1 else "cpu"
         whole = DataLoader(
             range(count),
@@ -104,7 +104,7 @@ class TestBatchesOfAllRanks:
             assert [values.tolist() for [(values, _)] in found] == [[0], [0], [0]]
 
     def test_have_masks_whenever_samples_may_be_repeated(self):
-        """Whatever the dataset, the world size and the position: who wrote a loop once has written it."""
+        """So one training loop works for any dataset, world size and position."""
         for world_size in (1, 2):
             for batch in make(range(8), 0, world_size):
                 assert [len(part) for part in batch] == [2, 2]
@@ -176,22 +176,22 @@ class TestOrders:
         ],
     )
     def test_that_ranks_could_not_agree_on_are_refused(self, options):
-        with pytest.raises(ValueError, match=r"shard needs an order .*give a list of indices as sampler"):
+        with pytest.raises(ValueError, match=r"shard needs an order .*pass a list of indices as sampler"):
             make(range(4), 0, 2, **options)
 
     def test_that_are_divided_already_are_refused(self):
         sampler = DistributedBatchSampler(range(4), 2, num_replicas=2, rank=0)
-        with pytest.raises(ValueError, match="DistributedBatchSampler divides the dataset already"):
+        with pytest.raises(ValueError, match="DistributedBatchSampler already divides the dataset"):
             make(range(4), 0, 2, batch_sampler=sampler, batch_size=1)
 
     @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": RandomSampler(range(4))}])
     def test_that_are_drawn_need_a_seed(self, options):
-        with pytest.raises(ValueError, match="give all of them the same seed"):
+        with pytest.raises(ValueError, match="pass the same seed to all of them"):
             make(range(4), 0, 2, seed=None, **options)
 
     @pytest.mark.parametrize("dataset", [range(4), Stream(4)])
     def test_that_are_not_drawn_need_none(self, dataset):
-        """All ranks then draw by seed 0 what there is to be drawn."""
+        """All ranks then use seed 0 for anything random."""
         states = [make(dataset, rank, 2, seed=None).state_dict() for rank in range(2)]
         assert states[0] == states[1] == {"version": 2, "epoch": 0, "seed": 0, "position": 0}
 
@@ -201,9 +201,9 @@ class TestRefusals:
         ("dataset", "options", "message"),
         [
             (range(9), {"uneven": "repeat"}, "uneven must be one of 'pad', 'drop', 'error', got 'repeat'"),
-            (range(9), {"uneven": "error"}, "9 samples are 2 steps of 2 ranks and a last one of 1"),
-            (Stream(8), {"uneven": "error"}, "the length of an iterable dataset is not known beforehand"),
-            (iter(range(8)), {}, "a range_iterator can be read only once: give an IterableDataset"),
+            (range(9), {"uneven": "error"}, "9 samples fill 2 steps of 2 ranks and leave 1"),
+            (Stream(8), {"uneven": "error"}, "the length of an iterable dataset is not known in advance"),
+            (iter(range(8)), {}, "a range_iterator can be read only once: pass an IterableDataset"),
             (range(9), {"batch_size": None}, "uneven='pad' adds a mask to each batch"),
             (range(9), {"in_order": False}, "shard needs in_order=True"),
         ],
@@ -219,7 +219,7 @@ class TestRefusals:
     def test_an_uneven_rest_is_an_error_when_it_is_loaded(self):
         loader = make(range(12), 0, 2, uneven="error")
         next(iter(loader))
-        with pytest.raises(ValueError, match="8 samples are 1 steps of 3 ranks and a last one of 2"):
+        with pytest.raises(ValueError, match="8 samples fill 1 steps of 3 ranks and leave 2"):
             make(range(12), 0, 3, uneven="error").load_state_dict(loader.state_dict())
 
 
@@ -233,7 +233,7 @@ class TestDefaultPlaces:
 
     def test_are_refused_where_there_are_fewer_than_processes(self, monkeypatch):
         self.show(monkeypatch, 4, "5")
-        with pytest.raises(gpuloader.PlaceError, match="process 5 of this machine finds 4 GPUs"):
+        with pytest.raises(gpuloader.PlaceError, match="local rank 5 has no GPU: this process sees 4"):
             make(range(4), 0, 2, places=None)
 
     def test_are_the_first_without_shard(self, monkeypatch):

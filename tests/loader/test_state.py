@@ -1,4 +1,4 @@
-"""The state of a loader: what counts, what it looks like, and what is refused."""
+"""The state of a loader: what it counts, what it looks like, and which states are refused."""
 
 import json
 
@@ -129,14 +129,14 @@ def test_the_states_before_between_and_after():
     for state, wanted in [(fresh, epochs[0]), (ended, epochs[2])]:
         other = make(shuffle=True, seed=77)
         other.load_state_dict(state)
-        assert other.state_dict() == state  # loaded, and not yet begun
+        assert other.state_dict() == state  # loaded but not begun
         assert values(other) == wanted
     other.load_state_dict(fresh)
-    assert [values(other) for _ in range(3)] == epochs  # epochs follow on
+    assert [values(other) for _ in range(3)] == epochs  # later epochs follow
 
 
 def test_all_received_is_not_the_end_yet():
-    """Who leaves the loop with the last batch has nothing left of that epoch, and then the next one."""
+    """If the loop stops at the last batch, the resumed epoch is empty and the next one is whole."""
     loader = make(shuffle=True)
     for number, _ in enumerate(loader, 1):
         if number == len(loader):
@@ -196,11 +196,11 @@ def test_set_epoch_does_not_undo_what_is_resumed():
     state, rest = loader.state_dict(), values(epoch)
     loop = make(shuffle=True)
     loop.load_state_dict(state)
-    loop.set_epoch(3)  # as a loop does that numbers its epochs
+    loop.set_epoch(3)  # as in a training loop that numbers its epochs
     assert loop.state_dict() == state
     assert values(loop) == rest
     loop.load_state_dict(state)
-    loop.set_epoch(0)  # another epoch is another matter
+    loop.set_epoch(0)  # another epoch does start afresh
     assert values(loop) == values(make(shuffle=True))
 
 
@@ -231,7 +231,7 @@ def test_a_state_stays_small():
 
 
 def lopsided(self):
-    """Give the last worker everything."""
+    """Yield many items in the last worker and few in the others."""
     from gpuloader import get_worker_info
 
     return iter(range(1200 if get_worker_info().id == 2 else 3))
@@ -248,7 +248,7 @@ def test_a_loaded_state_is_not_written_to():
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 def test_an_iterable_data_sets_own_state(workers):
-    """Nothing is read again; and the state is that behind what was received, not behind what was read."""
+    """Nothing is read again, and the state follows what was received, not what was read ahead."""
 
     def make_loader():
         return DataLoader(Stateful(20), places="cpu", batch_size=2, seed=1, prefetch_factor=3, **workers)
@@ -274,9 +274,8 @@ def test_a_state_of_processes_goes_on_in_threads_that_share_one_data_set():
     for _ in range(3):
         next(epoch)
     state, rest = loader.state_dict(), values(epoch)
-    threads = DataLoader(
-        Counting(20), places="cpu", batch_size=2, num_workers=2, worker_type="thread"
-    )  # which skips, as it has no state
+    # Counting has no state, so the loader reads and drops what was received.
+    threads = DataLoader(Counting(20), places="cpu", batch_size=2, num_workers=2, worker_type="thread")
     threads.load_state_dict(state)
     assert values(threads) == rest
 
@@ -285,7 +284,7 @@ WRONG = {
     "nothing": (None, TypeError, "a state must be a dict, .* got NoneType"),
     "a list": ([1], TypeError, "got list"),
     "empty": ({}, ValueError, "version None, expected 1 or 2"),
-    "a model's": ({"weight": np.zeros(3)}, ValueError, "it was not made by state_dict"),
+    "a model's": ({"weight": np.zeros(3)}, ValueError, "it was not made by a loader's state_dict"),
     "a later release's": ({"version": 3}, ValueError, "version 3, expected 1 or 2.*by a later release"),
     "no epoch": ({"epoch": ...}, ValueError, r"damaged \(KeyError: 'epoch'\)"),
     "negative": ({"batches": -1}, ValueError, "damaged .*expected a whole number of 0 or more, got -1"),
@@ -297,10 +296,10 @@ WRONG = {
     "workers": ({"workers": [1]}, ValueError, r"damaged \(TypeError"),
     "turn": ({"workers": [[1, None]], "turn": 1}, ValueError, "damaged .*expected a whole number below 1"),
     "a reader's": ({"seed": None}, ValueError, "state of a loader made by DataLoader.from_generator"),
-    "of shards": ({"shards": 2}, ValueError, "of batches of 2 samples a place, 2 a step; this loader has 2"),
-    "as they came": ({"batch_size": 3, "beyond": [4]}, ValueError, "of batches of 3 samples.* has 2"),
-    "no size": ({"batch_size": None}, ValueError, "of batches of None samples"),
-    "an iterable's": ({"workers": [[1, None]]}, ValueError, "of an iterable dataset, .* one with indices"),
+    "of shards": ({"shards": 2}, ValueError, "batches of 2 samples per place, 2 per step; .* batches of 2"),
+    "as they came": ({"batch_size": 3, "beyond": [4]}, ValueError, "batches of 3 samples.* batches of 2"),
+    "no size": ({"batch_size": None}, ValueError, "batches of None samples"),
+    "an iterable's": ({"workers": [[1, None]]}, ValueError, "belongs to an iterable dataset, .* map-style"),
 }  # fmt: skip
 
 
@@ -314,7 +313,7 @@ def test_a_wrong_state_is_refused(case):
     loader = make()
     with pytest.raises(error, match=message):
         loader.load_state_dict(state)
-    assert len(values(loader)) == 6  # and nothing of it stays
+    assert len(values(loader)) == 6  # the refused state changed nothing
 
 
 def test_the_order_of_an_iterable_data_set_depends_on_its_workers():
@@ -322,10 +321,10 @@ def test_the_order_of_an_iterable_data_set_depends_on_its_workers():
     next(iter(loader))
     state = loader.state_dict()
     with pytest.raises(
-        ValueError, match=r"that 3 workers read, and one worker, or the consumer, would go on: what it gives"
+        ValueError, match="read by 3 workers, but this loader reads it with one worker or none"
     ):
         DataLoader(Counting(20), places="cpu", batch_size=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="the state is of one with indices, this loader reads an iterable"):
+    with pytest.raises(ValueError, match="belongs to a map-style dataset, but this loader reads an iterable"):
         DataLoader(Counting(20), places="cpu", batch_size=2).load_state_dict(make().state_dict())
 
 

@@ -58,7 +58,7 @@ def test_any_iterable_of_indices_is_a_sampler(indices):
 
 def test_a_sampler_without_a_length_has_batches_but_no_count():
     sampler = BatchSampler(sampler=(index for index in [1, 2, 3]), batch_size=2)
-    with pytest.raises(TypeError, match="the sampler is generator, which has no length"):
+    with pytest.raises(TypeError, match="the sampler, of type generator, has no length"):
         len(sampler)
     assert list(sampler) == [[1, 2], [3]]
 
@@ -152,7 +152,7 @@ def test_a_bad_argument_is_an_error_that_names_it(make, kind, problem):
         make()
 
 
-# Seen in PaddlePaddle 3.3.1: samples, batch size, ranks, drop_last; then every rank's batches.
+# Observed in PaddlePaddle 3.3.1: (samples, batch size, ranks, drop_last), then the batches of each rank.
 ARRANGEMENTS = [
     ((10, 2, 2, False), [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]),
     ((10, 2, 2, True), [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),

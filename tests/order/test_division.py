@@ -1,4 +1,4 @@
-"""How an epoch is divided among ranks: by arithmetic, alike on all of them, without holding an order."""
+"""Dividing an epoch among ranks: by arithmetic that is identical on all ranks and stores no permutation."""
 
 import pickle
 
@@ -23,7 +23,7 @@ def whole(order, start, stop):
 
 
 class Sliced:
-    """An order of a user's own, which can only be sliced."""
+    """A user-defined order, which can only be sliced."""
 
     def __init__(self, count):
         self.count = count
@@ -109,7 +109,7 @@ def test_a_position_beyond_the_order_is_refused():
 
 
 def test_samples_of_ranks_differ_by_one_at_most():
-    """At 4,096 ranks, whatever is left over: those that count; of those that come all have as many."""
+    """With 4,096 ranks and any remainder: all get equally many; those that count differ by at most one."""
     for count in (10**9, 10**9 + 1, 4096 * 32 * 7 + 4097, 4095, 1):
         for rule in ("pad", "drop"):
             lengths, own = set(), []
@@ -123,7 +123,7 @@ def test_samples_of_ranks_differ_by_one_at_most():
             assert count - sum(own) == (0 if rule == "pad" else count % 4096)
 
 
-# The quantiles of the chi-squared distribution that one draw in 1,000 exceeds.
+# Quantiles of the chi-squared distribution by degrees of freedom: one draw in 1,000 exceeds them.
 EXCEEDED = {15: 37.70, 63: 103.44, 255: 330.52}
 
 
@@ -145,7 +145,7 @@ def test_a_rank_reads_from_all_over_the_data_set(count, rank, world_size):
 
 
 def test_a_sample_comes_to_any_rank_at_any_step():
-    """Over epochs, where in the order one sample stands is uniform, so its rank and its step are."""
+    """Over epochs, the position of a sample in the order is uniform, and so are its rank and step."""
     count, world_size, size = 4096, 64, 8
     positions = np.empty(6400, np.int64)
     for epoch in range(len(positions)):
@@ -203,7 +203,7 @@ def test_auto_asks_the_launcher(monkeypatch):
     assert Standing.of(None) == Standing((3, 5))
     assert Standing.of(Division(1, 2, "pad")) == Standing((1, 2), (1,))
     monkeypatch.delenv("RANK")
-    assert Standing.of(None) == Standing(None)  # an error for who asks alone
+    assert Standing.of(None) == Standing(None)  # the error is raised only when a dataset asks
     with pytest.raises(ValueError, match="sets WORLD_SIZE='5' but not RANK"):
         find_division("auto", "drop")
 
@@ -212,5 +212,5 @@ def test_an_uneven_end_is_an_error_that_gives_the_numbers():
     division = Division(0, 4, "error")
     division.check_even(24, 4, drop_last=False)
     division.check_even(25, 4, drop_last=True)
-    with pytest.raises(ValueError, match="25 samples are 1 steps of 4 ranks and a last one of 9"):
+    with pytest.raises(ValueError, match="25 samples fill 1 steps of 4 ranks and leave 9"):
         division.check_even(25, 4, drop_last=False)

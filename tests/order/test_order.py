@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shard, Shuffled, Weighted, iterate
 
-SORTED_AT_MOST = 2**18  # beyond it, permutations are computed where they are asked for
+SORTED_AT_MOST = 2**18  # longer permutations are computed per slice
 
 seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 2**64 - 1)
@@ -23,7 +23,7 @@ def whole(order: Order) -> list[int]:
 
 @st.composite
 def orders(draw):
-    """Any order that fits into memory, its length on either side of what is computed at once."""
+    """Any order that fits into memory, shorter or longer than the chunks that are computed at once."""
     count = draw(st.integers(1, 20) | st.integers(4000, 9000) | st.just(300_001))
     draws = draw(st.integers(0, 20) | st.integers(4000, 9000))
     seed, epoch = draw(seeds), draw(epochs)
@@ -113,9 +113,9 @@ def test_a_slice_of_a_huge_shuffled_order_is_different_indices_within_it(count, 
 
 
 def check_uniform(counts: np.ndarray) -> None:
-    """Chi-square, at more than five standard deviations from what chance gives."""
+    """Fail if chi-squared is more than about five standard deviations from its expectation."""
     expected = counts.sum() / counts.size
-    assert expected >= 5, "too few to tell"
+    assert expected >= 5, "too few samples for the test"
     chi_square = ((counts - expected) ** 2 / expected).sum()
     freedom = counts.size - 1
     assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom) + 5
@@ -138,7 +138,7 @@ def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(coun
     key = (lambda number: (number, 0)) if vary == "seed" else (lambda number: (0, number))
     if count <= 1000:
         firsts = [Shuffled(count, *key(number)).slice(0, 1)[0] for number in range(2000)]
-    else:  # one position is computed, and not the chunk around it
+    else:  # computes a single position, not the chunk around it
         firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(2000)]
     check_uniform(np.bincount(np.array(firsts) * 20 // count, minlength=20))
     cells = np.array(firsts[:-1]) * 8 // count * 8 + np.array(firsts[1:]) * 8 // count
@@ -197,7 +197,7 @@ def test_weights_are_met_without_replacement():
     for epoch in range(4000):
         pair = tuple(whole(Weighted(weights, 2, False, seed=3, epoch=epoch)))
         pairs[pair] = pairs.get(pair, 0) + 1
-    # One after another: the first by weight, the second by weight among the rest.
+    # As if drawn one after another: the first by weight, the second by weight among the rest.
     for (first, second), seen in pairs.items():
         chance = weights[first] / 8 * weights[second] / (8 - weights[first])
         assert abs(seen - 4000 * chance) < 5 * np.sqrt(4000 * chance)
@@ -236,7 +236,7 @@ PINNED = [
 
 @pytest.mark.parametrize(("order", "start", "expected"), PINNED, ids=lambda value: str(value)[:40])
 def test_an_order_is_the_same_for_ever(order, start, expected):
-    """If this fails, a checkpoint resumes in another order than the one it was written in."""
+    """If this fails, a checkpoint resumes in a different order from the one it was written with."""
     assert order.slice(start, start + len(expected)).tolist() == expected
 
 
@@ -362,19 +362,19 @@ def test_a_slice_outside_is_an_error_that_names_it(order, start, stop):
         (lambda: Shuffled(5, 0, -1), "epoch must be an integer from 0 to .*, got -1"),
         (lambda: Shuffled(5, 0, None), "epoch must be .*, got None"),
         (lambda: Shuffled(5, 0, 0, draws=6), "draws must be an integer from 0 to 5, got 6"),
-        (lambda: Drawn(0, 3, 0, 0), "3 indices cannot be drawn from none"),
+        (lambda: Drawn(0, 3, 0, 0), "cannot draw 3 indices: there are no samples"),
         (lambda: Drawn(3, -1, 0, 0), "draws must be .*, got -1"),
         (lambda: Weighted([1, -1], 2, True, 0, 0), "finite and 0 or more, got -1.0 at index 1"),
         (lambda: Weighted([np.nan, 1], 2, True, 0, 0), "finite and 0 or more, got nan at index 0"),
         (lambda: Weighted([1, np.inf], 2, True, 0, 0), "finite and 0 or more, got inf at index 1"),
-        (lambda: Weighted([0, 0], 2, True, 0, 0), "2 indices cannot be drawn with replacement: 0 weights"),
+        (lambda: Weighted([0, 0], 2, True, 0, 0), "cannot draw 2 indices with replacement: 0 weights"),
         (
             lambda: Weighted([1, 0], 2, False, 0, 0),
-            "2 indices cannot be drawn without replacement: 1 weights",
+            "cannot draw 2 indices without replacement: 1 weights",
         ),
         (lambda: Weighted([[1, 1]], 2, False, 0, 0), r"list of numbers, got shape \(1, 2\)"),
         (lambda: Weighted(["a"], 1, False, 0, 0), "list of numbers, got list: could not convert"),
-        (lambda: Weighted([1e308, 1e308], 1, True, 0, 0), "beyond the range of float64"),
+        (lambda: Weighted([1e308, 1e308], 1, True, 0, 0), "may exceed the range of float64"),
         (lambda: Shard(InOrder(5), 0, 1, 0), "batch_size must be an integer of 1 or more, got 0"),
         (lambda: Shard(InOrder(5), 1, 0, 0), "world_size must be an integer of 1 or more, got 0"),
         (lambda: Shard(InOrder(5), 1, 2, 2), "rank must be an integer from 0 to 1, got 2"),
@@ -388,12 +388,12 @@ def test_a_bad_number_is_an_error_that_names_it(make, problem):
 @pytest.mark.parametrize(
     ("indices", "problem"),
     [
-        ([True, False], "mask of booleans; pass numpy.flatnonzero"),
-        ([0.5], "of 64 bits, got list of float64"),
+        ([True, False], "got a boolean mask; pass numpy.flatnonzero"),
+        ([0.5], "that fit into int64, got list of float64"),
         (np.zeros((2, 2), int), r"got ndarray of shape \(2, 2\)"),
         ({1, 2}, r"got set of shape \(\)"),
         ([2**63], "got list of uint64"),
-        ([[1], [2, 3]], "must be a list of whole numbers: "),
+        ([[1], [2, 3]], "must be a list of integers: "),
     ],
 )
 def test_indices_that_are_none_are_an_error(indices, problem):

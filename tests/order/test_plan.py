@@ -1,4 +1,4 @@
-"""Plans: which samples make up which batch, entered anywhere."""
+"""Plans: the indices of each batch, starting at any batch."""
 
 import itertools
 
@@ -97,7 +97,7 @@ def test_groups_of_a_sampler():
     drawn = []
     endless = (drawn.append(number) or number for number in itertools.count())
     assert next(GroupedPlan(endless, 2, drop_last=False).batches(3)) == [6, 7]
-    assert len(drawn) == 8  # no more than asked for
+    assert len(drawn) == 8  # no more than requested
 
 
 def test_a_plan_of_ours_is_an_order_and_one_of_the_users_is_read():

@@ -1,4 +1,4 @@
-"""Random numbers of a sample: a function of seed, epoch and index, whoever fetches it."""
+"""Random numbers for a sample: a function of seed, epoch and index, whichever worker fetches it."""
 
 import itertools
 import threading
@@ -28,7 +28,7 @@ def draw(index):
 
 
 def numbers(make=draw, count=10, epochs=1, **options):
-    """Return what each sample drew, by index."""
+    """Return the numbers each sample drew, in the order of the epoch."""
     loader = DataLoader(Made(make, count), **{"places": "cpu", "batch_size": 3, "seed": 7, **options})
     drawn = []
     for _ in range(epochs):
@@ -60,7 +60,7 @@ def test_another_for_each_sample_epoch_and_seed():
 
 
 def test_the_numbers_themselves_do_not_change():
-    """Of a release: whoever repeats an experiment gets them again."""
+    """Across releases, so that repeating an experiment reproduces them."""
     assert (
         drawn_by(7, 0, 3) == np.random.Generator(np.random.Philox(key=[7, 1], counter=[0, 0, 3, 0])).random()
     )
@@ -114,7 +114,7 @@ def test_no_sample_no_numbers(workers):
 
 @pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
 def test_several_samples_at_once_have_no_numbers_in_common(workers):
-    """Neither where they are fetched nor where they are put together: it would depend on who does that."""
+    """Neither in `__getitems__` nor in `collate_fn`: the numbers would depend on which worker runs them."""
     options = {"places": "cpu", "batch_size": 2, **workers}
     dataset = MadeAtOnce(draw)
     with pytest.raises(SampleError, match="no single sample is being fetched"):
@@ -131,7 +131,7 @@ def test_loaders_in_one_thread_do_not_disturb_each_other():
     side_by_side = list(zip(loader(1), loader(2), strict=True))
     assert ([one.tolist() for one, _ in side_by_side], [two.tolist() for _, two in side_by_side]) == alone
     interrupted = []
-    for batch in loader(1):  # as by an evaluation in the midst of training
+    for batch in loader(1):  # as by an evaluation in the middle of training
         interrupted.append(batch.tolist())
         assert values(loader(2)) == alone[1]
     assert interrupted == alone[0]

@@ -68,7 +68,7 @@ def test_what_is_no_number_is_an_error_that_names_it(name, value, monkeypatch):
 
 
 def test_a_process_group_of_torch_decides(monkeypatch):
-    """One that is there; torch is never imported for it, and one that is not initialised says nothing."""
+    """If it is initialized; torch is never imported to find out."""
     group = types.SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
@@ -81,7 +81,7 @@ def test_a_process_group_of_torch_decides(monkeypatch):
     assert find_rank() == (3, 8)
     group.is_initialized = lambda: False
     assert find_rank() == (1, 2)
-    del group.is_initialized  # as in a torch that was built without it
+    del group.is_initialized  # as in a torch built without distributed support
     group.is_available = lambda: False
     assert find_rank() == (1, 2)
 
@@ -109,7 +109,7 @@ def test_the_local_rank_is_found(name, monkeypatch):
     assert find_local_rank() == 0
     monkeypatch.setenv(name, "3")
     assert find_local_rank() == 3
-    for wrong, message in [("-1", f"sets {name}=-1; a local rank is 0 or more"), ("x", f"{name}='x'")]:
+    for wrong, message in [("-1", f"sets {name}=-1; a local rank must be 0 or more"), ("x", f"{name}='x'")]:
         monkeypatch.setenv(name, wrong)
         with pytest.raises(ValueError, match=message):
             find_local_rank()

@@ -1,4 +1,4 @@
-"""Stretches: a batch by its ends in an order, and the indices where somebody asks for them."""
+"""Stretches: a batch as first and last position in an order, with its indices computed on request."""
 
 import numpy as np
 from hypothesis import given

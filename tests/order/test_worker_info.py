@@ -1,4 +1,4 @@
-"""What a worker knows of itself."""
+"""The information that workers get about themselves."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 
 
 class Told(IterableDataset):
-    """What each worker is told."""
+    """Yields the information that each worker gets."""
 
     def __iter__(self):
         info = get_worker_info()

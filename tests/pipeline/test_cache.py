@@ -1,4 +1,4 @@
-"""Caches: the same batches in the same order, from arrays that were read once."""
+"""Caches: the same batches in the same order, from arrays that are read once."""
 
 import gc
 import threading
@@ -35,7 +35,7 @@ from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated
 from gpuloader.transforms import Cast, Normalize, RandomCropFlip
 from tests.fakes import nothing_left_behind
 
-COUNT = 70  # more than are read at a time while a cache is filled
+COUNT = 70  # more than one batch while the cache is filled
 KINDS = ["host", "device"]
 
 
@@ -73,7 +73,7 @@ class Bare(Counting):
 
 
 def as_numpy(batch):
-    """Return a batch with NumPy's arrays in the place of the device's."""
+    """Return a batch with NumPy arrays instead of the device's."""
     if isinstance(batch, dict):
         return {name: as_numpy(entry) for name, entry in batch.items()}
     if isinstance(batch, list | tuple):
@@ -117,7 +117,7 @@ class TestTheSameBatches:
         dataset = kept()
         wanted = epochs(kept(), shuffle=shuffle)
         found = epochs(dataset, shuffle=shuffle, cache=kind, places=make_places(places))
-        if kept is Drawing:  # what was drawn at first stays, for every sample
+        if kept is Drawing:  # a cached sample keeps its first random draw
             assert_same(found[0], wanted[0])
             found, wanted = ([[one[0] for one in epoch] for epoch in both] for both in (found, wanted))
         assert_same(found, wanted)
@@ -168,7 +168,7 @@ class TestTheSameBatches:
         assert_same(found, epochs(Counting(), **options))
 
     def test_of_declared_fields_with_transforms(self, kind, places):
-        """Under the names they were declared with, as without a cache."""
+        """The fields have their declared names, as without a cache."""
         feeds = [data("image", [None, 3, 2]), data("number", [None], "float64")]
         options = {"feed_list": feeds, "transforms": [Cast("number", "int32", 2), Cast("image", "uint8")]}
         found = epochs(Counting(), cache=kind, places=make_places(places), **options)
@@ -197,7 +197,7 @@ class TestTheSameBatches:
 
 
 def copied_by(monkeypatch, device):
-    """Return a list of the bytes of every copy to a device, from now on."""
+    """Return a list that receives the bytes of every later copy to a device."""
     sizes, copy = [], device.copy_async
 
     def copy_async(target, source, nbytes, stream, offset=0):
@@ -209,7 +209,7 @@ def copied_by(monkeypatch, device):
 
 
 class Kept(Sampler):
-    """An order of the user's own."""
+    """A sampler of the user."""
 
     def __iter__(self):
         yield from range(COUNT - 1, -1, -1)
@@ -222,7 +222,7 @@ ENDS = 16  # bytes of a batch's first and last position
 
 
 class TestTheOrderOnTheDevice:
-    """An epoch's permutation is computed there; a batch brings its ends, and other orders row numbers."""
+    """The device computes an epoch's permutation; a batch carries two positions, or else row numbers."""
 
     @pytest.mark.parametrize(
         ("options", "nbytes"),
@@ -255,7 +255,7 @@ class TestTheOrderOnTheDevice:
         assert len(sizes) == 2 * len(plain)
 
     def test_nothing_is_permuted_on_the_host(self, monkeypatch):
-        """Not where no transform draws: then nobody here asks which samples a batch has."""
+        """At least without random transforms, when the host need not know the samples of a batch."""
         loader = DataLoader(
             TensorDataset(np.arange(50)),
             places=simulated_places(1),
@@ -314,7 +314,7 @@ class TestTheOrderOnTheDevice:
         again = DataLoader(dataset, places=simulated_places(places), cache="device", seed=seed, **options)
         again.load_state_dict(loader.state_dict())
         for rest in (as_numpy(list(epoch)), as_numpy(list(again))):
-            if len(begun) == start:  # else the state is one behind the end
+            if len(begun) == start:  # otherwise the epoch ended, and the state starts the next one
                 assert_same(rest, wanted[0][start:])
         assert_same(as_numpy(list(loader)), wanted[1])
 
@@ -324,7 +324,7 @@ class TestTheOrderOnTheDevice:
         plain = DataLoader(dataset, places="cpu", **options)
         wanted = [as_numpy(list(plain)) for _ in range(4)]
         loader = DataLoader(dataset, places=simulated_places(1), cache="device", **options)
-        for first in (0, 2):  # the second time over what the first left
+        for first in (0, 2):  # the second pass overwrites what the first left
             both = list(zip(iter(loader), iter(loader), strict=True))
             assert_same(as_numpy([one for one, _ in both]), wanted[first])
             assert_same(as_numpy([other for _, other in both]), wanted[first + 1])
@@ -345,7 +345,7 @@ class TestTheOrderOnTheDevice:
         assert sorted(np.concatenate(found).tolist()) == rows.tolist()
 
     def test_is_computed_ahead_of_the_batches_that_read_it(self, monkeypatch):
-        """On another stream than theirs it would come too late, or while an earlier epoch still reads."""
+        """On another stream it could be late, or overwrite an order that an earlier epoch still reads."""
         compute = Lane.compute
         monkeypatch.setattr(
             Lane,
@@ -390,7 +390,7 @@ def test_the_hosts_arrays_go_when_the_device_has_them(monkeypatch):
 
 
 def test_arrays_are_not_read_again():
-    """A dataset that is arrays is gathered from those very arrays: no second copy on the host."""
+    """Batches of a dataset of arrays are gathered from these arrays, without a second copy on the host."""
     arrays = np.arange(40.0).reshape(20, 2)
     loader = DataLoader(TensorDataset(arrays), places="cpu", cache="host", batch_size=4)
     list(loader)
@@ -401,7 +401,7 @@ class TestTooLittleMemory:
     @pytest.mark.parametrize("kind", KINDS)
     def test_on_the_host(self, monkeypatch, kind):
         monkeypatch.setattr(cache, "available_memory", lambda: 900)
-        message = r"70 cached samples need 980 bytes of host memory, 900 are available"
+        message = r"70 cached samples need 980 bytes of host memory, but only 900 are available"
         with pytest.raises(StagingMemoryError, match=message):
             epochs(Counting(), cache=kind, places=simulated_places(1))
         monkeypatch.setattr(cache, "available_memory", lambda: 980)
@@ -410,7 +410,7 @@ class TestTooLittleMemory:
     def test_on_the_device(self):
         with nothing_left_behind():
             place = CustomPlace(SimulatedDevice(memory_limit=1000))
-            with pytest.raises(StagingMemoryError, match=r"1,072 bytes on simulated:0: 1,000 are left"):
+            with pytest.raises(StagingMemoryError, match=r"1,072 bytes on simulated:0: 1,000 bytes are left"):
                 epochs(Counting(), cache="device", places=place)
 
     def test_on_the_device_is_told_before_all_is_read(self):
@@ -421,16 +421,16 @@ class TestTooLittleMemory:
         for _ in range(2):
             with pytest.raises(StagingMemoryError, match="a cache of 7,000 bytes does not fit on simul"):
                 iter(loader)
-            gc.collect()  # what was read ahead is given up
+            gc.collect()  # drops what was read ahead
         assert sum(dataset.reads) <= 4 * 64
 
     def test_for_the_order_beside_the_arrays(self):
-        """The arrays take 1,072 bytes, their order 560; a sequence needs no order."""
+        """The arrays take 1,072 bytes, their order 560; without shuffling there is no order."""
         with nothing_left_behind():
             place = CustomPlace(SimulatedDevice(memory_limit=1500))
             with pytest.raises(
                 StagingMemoryError,
-                match=r"order of an epoch, 560 bytes, does not fit on simulated:0.*cache='host'",
+                match=r"order of 560 bytes does not fit on simulated:0.*cache='host'",
             ):
                 epochs(Counting(), cache="device", places=place, shuffle=True)
             place = CustomPlace(SimulatedDevice(memory_limit=20_000))
@@ -449,7 +449,7 @@ class TestWhatCannotBeKept:
         ],
     )
     def test_is_refused_beside_it(self, options):
-        with pytest.raises(ValueError, match="not beside collate_fn, ragged, pad or batch_size=None"):
+        with pytest.raises(ValueError, match="be combined with collate_fn, ragged, pad or batch_size=None"):
             DataLoader(Counting(), places="cpu", cache="host", **options)
 
     def test_an_iterable_data_set(self):
@@ -457,16 +457,14 @@ class TestWhatCannotBeKept:
             def __iter__(self):
                 yield from range(3)
 
-        with pytest.raises(ValueError, match="cache is for datasets with indices"):
+        with pytest.raises(ValueError, match="cache needs a map-style dataset"):
             DataLoader(Stream(), places="cpu", cache="host")
 
     @pytest.mark.parametrize(
         ("sample", "names"), [("text", ""), ((1, "text"), "1"), ({"number": 1, "what": None}, "what")]
     )
     def test_objects(self, sample, names):
-        with pytest.raises(
-            LoaderError, match=rf"no arrays, which cannot be cached: \['{names}'\]; leave them"
-        ):
+        with pytest.raises(LoaderError, match=rf"not arrays and cannot be cached: \['{names}'\]; leave them"):
             list(DataLoader([sample] * 5, places="cpu", cache="host"))
 
     def test_samples_of_several_sizes(self):
@@ -475,7 +473,7 @@ class TestWhatCannotBeKept:
             list(DataLoader(samples, places="cpu", cache="host"))
 
     def test_samples_of_another_size_later_on(self):
-        samples = [np.zeros(3)] * 64 + [np.zeros(1)]  # alone in its part, where one number would fit a row
+        samples = [np.zeros(3)] * 64 + [np.zeros(1)]  # alone in its batch, and would broadcast to the row
         with pytest.raises(SampleError, match=r"dataset index 64.*expected shape \(3,\).*, got \(1,\)"):
             list(DataLoader(samples, places="cpu", cache="host"))
 
@@ -520,7 +518,7 @@ class TestUpload:
         assert_same(found, epochs(Counting(), places=[CPUPlace()] * 2, shuffle=True))
 
     def test_waits_for_what_leaves_its_slots(self, monkeypatch):
-        """Without it the simulated device notices a slot rewritten under a copy."""
+        """Without waiting, the simulated device notices that a slot is overwritten during a copy."""
         device = SimulatedDevice(seed=1)
         monkeypatch.setattr(lane, "UPLOAD_NBYTES", 16)
         synchronize = device.synchronize

@@ -1,4 +1,4 @@
-"""Shards: a step is one batch on however many places, for each place as much, and masks say what counts."""
+"""Shards: a step is one batch in equal parts, one per place, and masks mark which samples count."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def whole_batches(dataset, **options):
 
 
 def look(step, masked):
-    """Return a step's labels put together, and how many samples each place got."""
+    """Return all labels of a step, and how many samples each place got."""
     labels, counts = [], []
     for images, numbers, *masks in step:
         images, numbers = np.asarray(images), np.asarray(numbers)
@@ -75,7 +75,7 @@ def epoch_of(loader, masked=False):
 
 
 def wanted_of(batches, places, remainder):
-    """Return what is left of whole batches."""
+    """Return the samples of whole batches that remain after the remainder is dropped or padded."""
     if remainder == "drop":
         batches = [batch[: len(batch) // places * places] for batch in batches]
     return [batch for batch in batches if batch]
@@ -151,7 +151,7 @@ class TestShardsMakeUpBatches:
 
     @pytest.mark.parametrize("remainder", ["drop", "pad"])
     def test_of_a_batch_sampler(self, remainder):
-        """Of batches as they come: of those too small for all places nothing is left."""
+        """With 'drop', nothing is left of a batch that has fewer samples than there are places."""
         batches = [[1, 2, 3, 4], [5], [6, 7, 8], [9], [9, 9, 9, 9, 9], [0]]
         for sampler in (batches, BatchSampler(Numbers(11), batch_size=4)):
             loader = in_shards(Numbers(11), cpu_places(2), remainder, batch_sampler=sampler)
@@ -177,7 +177,7 @@ class TestShardsMakeUpBatches:
 class TestResuming:
     @given(**cuts, after=st.integers(0, 6), sampled=st.booleans())
     @settings(max_examples=60, deadline=None)
-    def test_goes_on_where_it_was(self, count, size, places, remainder, after, sampled):
+    def test_resumes_where_it_stopped(self, count, size, places, remainder, after, sampled):
         assume(places > 1)
         assume(remainder != "error" or (size % places == 0 and (count % size) % places == 0))
         assume(remainder == "pad" or size >= places)
@@ -224,7 +224,7 @@ class TestMasks:
         assert not masks.get(device, 0, 3).any()
 
     def test_are_on_the_shards_own_device(self):
-        """Also where two devices have the same name."""
+        """Even if two devices have the same name."""
         devices = [SimulatedDevice(), SimulatedDevice()]
         [step] = in_shards(Numbers(3), [CustomPlace(device) for device in devices], "pad", batch_size=4)
         for device, (_, numbers, mask) in zip(devices, step, strict=True):
@@ -247,7 +247,7 @@ class TestMasks:
 
     def test_stand_last(self):
         assert add_mask([1, 2], 3) == [1, 2, 3]
-        assert add_mask((1, 2), 3) == [(1, 2), 3]  # a named tuple stays what it is
+        assert add_mask((1, 2), 3) == [(1, 2), 3]  # a (named) tuple stays a tuple
 
 
 class TestErrors:
@@ -262,11 +262,11 @@ class TestErrors:
             ({"split": "shards", "batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
             (
                 {"split": "shards", "remainder": "drop"},
-                "a batch of 1 samples cut into 2 .* nothing would be left",
+                "a batch of 1 samples cut into 2 .* would leave nothing",
             ),
             (
                 {"split": "shards", "batch_size": None},
-                "batch_size=None gives single samples",
+                "batch_size=None yields single samples",
             ),
         ],
     )
@@ -275,7 +275,7 @@ class TestErrors:
             make(Numbers(9), cpu_places(2), **options)
 
     def test_of_an_iterable_data_set(self):
-        with pytest.raises(ValueError, match="remainder='drop', which leaves out a last step"):
+        with pytest.raises(ValueError, match=r"remainder='drop' .* leaves out a last step"):
             in_shards(Stream(9), cpu_places(2), "pad", batch_size=4)
         with pytest.raises(ValueError, match="a batch of 5 samples cannot be cut into 2"):
             in_shards(Stream(9), cpu_places(2), "drop", batch_size=5)
@@ -289,7 +289,7 @@ class TestErrors:
         ],
     )
     def test_of_a_last_batch_that_will_not_divide(self, options):
-        """It is said before the first step, not behind the last."""
+        """The error comes before the first step, not after the last."""
         with pytest.raises(
             ValueError, match="last batch, of 1 samples, cannot be cut into 4 equal parts; choose drop_last"
         ):
@@ -297,7 +297,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_of_a_last_batch_that_does_not_divide(self, workers):
-        """Where the sampler alone knows how many samples there are."""
+        """The loader cannot know this earlier if only the sampler knows the number of samples."""
         with nothing_left_behind():
             loader = in_shards(
                 Numbers(9),
@@ -321,7 +321,7 @@ class TestErrors:
 @pytest.mark.parametrize("split", ["shards", "batches"])
 @pytest.mark.parametrize("cache", [None, "device"])
 def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch, split, cache):
-    """Of each step: its copies are on all streams before any of it is handed over; one copy a part."""
+    """A step's copies, one per part, are issued on all streams before any part is delivered."""
     places, log = simulated_places(3), []
     for number, place in enumerate(places):
         device = place.device

@@ -34,7 +34,7 @@ class Squares(Dataset):
 
 
 class ManySquares(Squares):
-    """Reads several at once, and remembers what was asked for."""
+    """Reads several samples at once, and records the requested indices."""
 
     def __init__(self, count):
         super().__init__(count)
@@ -139,15 +139,15 @@ class TestTensorDataset:
     @pytest.mark.parametrize(
         ("arrays", "kind", "problem"),
         [
-            ([], TypeError, "one array or more, got none"),
-            ([[]], TypeError, "one array or more, got none"),
+            ([], TypeError, "at least one array, got none"),
+            ([[]], TypeError, "at least one array, got none"),
             ([[np.zeros(2), np.zeros(3)]], ValueError, "array 0 has 2 and array 1 has 3"),
             ([np.zeros((2, 1)), np.zeros(2), np.zeros(1)], ValueError, "array 0 has 2 and array 2 has 1"),
-            ([[5, 6, 7]], ValueError, "array 0 must have rows, got the single number 5"),
+            ([[5, 6, 7]], ValueError, "array 0 must have a first dimension, got the single number 5"),
             ([np.array(["a"])], TypeError, "array 0 must hold numbers or booleans, got dtype <U1"),
             ([np.zeros(2), np.array([None, 1])], TypeError, "array 1 must hold .*, got dtype object"),
             ([np.zeros(2, "datetime64[s]")], TypeError, "array 0 must hold .*, got dtype datetime64"),
-            ([[[[1], [2, 3]]]], TypeError, "array 0: list is no array of numbers"),
+            ([[[[1], [2, 3]]]], TypeError, "array 0: cannot make an array of numbers from list"),
             ([None], TypeError, "array 0 must hold .*, got dtype object"),
         ],
     )
@@ -181,9 +181,13 @@ class TestComposeDataset:
     @pytest.mark.parametrize(
         ("datasets", "kind", "problem"),
         [
-            ([], ValueError, "one dataset or more, got none"),
+            ([], ValueError, "at least one dataset, got none"),
             ([Squares(2), Squares(3)], ValueError, "dataset 0 has 2 samples and dataset 1 has 3"),
-            ([Squares(2), Letters()], TypeError, "dataset 1 must be read by index, got Letters"),
+            (
+                [Squares(2), Letters()],
+                TypeError,
+                "dataset 1 must be map-style, got the IterableDataset Letters",
+            ),
             ([5], TypeError, "dataset 0 must have __getitem__ and __len__, got int"),
         ],
     )
@@ -211,9 +215,11 @@ class TestChainDataset:
             next(items)
 
     def test_data_sets_that_do_not_fit(self):
-        with pytest.raises(ValueError, match="one dataset or more, got none"):
+        with pytest.raises(ValueError, match="at least one dataset, got none"):
             ChainDataset([])
-        with pytest.raises(TypeError, match="dataset 1 must be an IterableDataset, got Squares; see Concat"):
+        with pytest.raises(
+            TypeError, match="dataset 1 must be an IterableDataset, got Squares; for map-style"
+        ):
             ChainDataset([Letters(), Squares(3)])
 
 
@@ -243,9 +249,9 @@ class TestConcatDataset:
             assert all(len(part.asked) <= 1 for part in parts if isinstance(part, ManySquares))
 
     def test_data_sets_that_do_not_fit(self):
-        with pytest.raises(ValueError, match="one dataset or more, got none"):
+        with pytest.raises(ValueError, match="at least one dataset, got none"):
             ConcatDataset([])
-        with pytest.raises(TypeError, match="dataset 0 must be read by index, got Letters"):
+        with pytest.raises(TypeError, match="dataset 0 must be map-style, got the IterableDataset Letters"):
             ConcatDataset([Letters()])
 
 
@@ -286,10 +292,10 @@ class TestSubset:
         [
             (Squares(3), [0, 3], IndexError, "Squares of 3 samples has no sample 3, .* at position 1"),
             (Squares(3), [-4], IndexError, "Squares of 3 samples has no sample -4, .* at position 0"),
-            (Squares(3), [True, False, True], TypeError, "mask of booleans; pass numpy.flatnonzero"),
-            (Squares(3), [0.0], TypeError, "indices must be a list of whole numbers"),
-            (Squares(3), 2, TypeError, "indices must be a list of whole numbers, got int"),
-            (Letters(), [0], TypeError, "dataset must be read by index, got Letters"),
+            (Squares(3), [True, False, True], TypeError, "boolean mask; pass numpy.flatnonzero"),
+            (Squares(3), [0.0], TypeError, "indices must be a list of integers"),
+            (Squares(3), 2, TypeError, "indices must be a list of integers, got int"),
+            (Letters(), [0], TypeError, "dataset must be map-style, got the IterableDataset Letters"),
             (iter("abc"), [0], TypeError, "must have __getitem__ and __len__, got str_"),
         ],
     )
@@ -338,7 +344,7 @@ class TestReadingManyAtOnce:
             def __getitems__(self, indices):
                 return [0]
 
-        with pytest.raises(SampleError, match=r"Short.__getitems__ gave 1 samples for 2 indices"):
+        with pytest.raises(SampleError, match=r"Short.__getitems__ returned 1 samples for 2 indices"):
             wrap(Short(2)).__getitems__([0, 1])
 
     def test_it_survives_a_pickle(self, wrap):
@@ -349,7 +355,7 @@ class TestReadingManyAtOnce:
 
 class TestRandomSplit:
     @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5), seed=st.integers(0, 2**64 - 1))
-    def test_parts_have_nothing_in_common_and_together_all(self, sizes, seed):
+    def test_parts_are_disjoint_and_complete(self, sizes, seed):
         parts = random_split(Squares(sum(sizes)), sizes, seed)
         assert [len(part) for part in parts] == sizes
         assert sorted(index for part in parts for index in part.indices) == list(range(sum(sizes)))
@@ -362,7 +368,7 @@ class TestRandomSplit:
             (10, [1.0, 0], [10, 0]),
             (10, [0.1] * 10, [1] * 10),
             (10, [0.7, 0.2, 0.1], [7, 2, 1]),
-            # Seen in PaddlePaddle 3.3.1:
+            # As observed with PaddlePaddle 3.3.1:
             (5, [0.5, 0.5], [3, 2]),
             (10, [0.33, 0.33, 0.34], [4, 3, 3]),
             (11, [0.33, 0.33, 0.34], [4, 4, 3]),
@@ -384,12 +390,12 @@ class TestRandomSplit:
         np.random.seed(3)
         assert split(None) == first
 
-    def test_a_seed_splits_the_same_for_ever(self):
+    def test_the_split_of_a_seed_never_changes(self):
         first, second = random_split(Squares(10), [3, 7], 0)
         assert first.indices.tolist() == [1, 9, 0]
         assert second.indices.tolist() == [8, 4, 6, 7, 2, 3, 5]
 
-    def test_parts_do_not_share_memory_that_one_could_spoil(self):
+    def test_parts_do_not_share_memory(self):
         first, second = random_split(Squares(10), [5, 5], np.random.default_rng(0))
         kept = second.indices.copy()
         first.indices.sort()
@@ -417,7 +423,7 @@ class TestRandomSplit:
             random_split(Squares(5), lengths, generator)
 
     def test_what_is_only_iterated_cannot_be_split(self):
-        with pytest.raises(TypeError, match="dataset must be read by index, got Letters"):
+        with pytest.raises(TypeError, match="dataset must be map-style, got the IterableDataset Letters"):
             random_split(Letters(), [1, 2])
 
 

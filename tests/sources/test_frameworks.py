@@ -1,4 +1,4 @@
-"""Datasets written for torch or Paddle: iterable ones are taken as such, and told which worker reads."""
+"""Datasets written for PyTorch or Paddle: iterable ones are recognized and get their worker's info."""
 
 import itertools
 import sys
@@ -49,7 +49,7 @@ def test_a_framework_asked_about_the_worker_answers_in_its_process(framework):
     told = np.concatenate(list(DataLoader(Asking(), places="cpu", batch_size=2, num_workers=2)))
     assert sorted(set(told[:, 0])) == [0, 1]
     assert (told[:, 1:] == [2, 1]).all()
-    assert framework.get_worker_info() is None  # here
+    assert framework.get_worker_info() is None  # in this process
 
 
 class TestWithoutTheFrameworks:

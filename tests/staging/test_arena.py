@@ -1,4 +1,4 @@
-"""The arena: reserved before the first write, page-locked once, gone when nothing refers to it."""
+"""The arena: reserved before the first write, page-locked once, freed when nothing refers to it."""
 
 import fcntl
 import gc
@@ -21,7 +21,7 @@ from tests.fakes import limit_memory
 
 
 class Locker:
-    """Stands for a device that page-locks."""
+    """A fake device that page-locks memory."""
 
     def __init__(self, refuses=False):
         self.refuses = refuses
@@ -155,7 +155,7 @@ def test_a_system_without_memory_files_gets_an_anonymous_mapping(without_memory_
         arena.bytes[:] = np.uint8(3)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert arena.bytes[0] == 3  # it did not move
+    assert arena.bytes[0] == 3  # the page did not move
 
 
 def test_without_memory_files_other_processes_map_a_file_that_has_no_name(without_memory_files):
@@ -183,4 +183,4 @@ def test_a_forked_child_does_not_disturb_memory_a_device_copies_from():
         arena.bytes[:] = np.uint8(2)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert arena.bytes[0] == 2  # one page for both: it did not move
+    assert arena.bytes[0] == 2  # both processes share the page, so it did not move

@@ -1,4 +1,4 @@
-"""The lease: a slot is free when the last view of its batch has died, in whatever thread, and not before."""
+"""Leases: a slot is freed when the last view of its batch dies, in whatever thread, and not before."""
 
 import gc
 import sys
@@ -149,4 +149,4 @@ def test_the_finalizer_runs_no_python_code_in_which_an_interrupt_could_be_lost(s
     finally:
         sys.setprofile(None)
     assert len(freed) == 1
-    assert "call" not in called  # of Python; what is written in C is a "c_call"
+    assert "call" not in called  # Python code; calls of C code are "c_call"

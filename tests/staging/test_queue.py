@@ -1,4 +1,4 @@
-"""The queue between a producer and a consumer: bounded, closeable from both ends, carrying errors."""
+"""The queue between producers and a consumer: bounded, both ends can close it, and it carries errors."""
 
 import threading
 from collections import deque

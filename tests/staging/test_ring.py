@@ -1,4 +1,4 @@
-"""The ring's arithmetic, whatever fetchers, consumers and users do."""
+"""The ring loses and duplicates no slot, whatever fetchers, consumers and users do."""
 
 import threading
 from collections import deque
@@ -18,7 +18,7 @@ LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
 
 class RingMachine(RuleBasedStateMachine):
-    """A fetcher that fills, a consumer that lends or gives back, a user who keeps or drops views."""
+    """A fetcher fills slots, a consumer lends or returns them, and a user keeps or drops views."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ def test_closing_wakes_everyone_who_waits_until_it_is_undone():
     for waiter in waiters:
         waiter.join(10)
     assert len(errors) == 3
-    assert not ring.rearm()  # a slot is out
+    assert not ring.rearm()  # one slot is still taken
     ring.release(slot)
     assert ring.rearm()
     assert ring.acquire(10) is slot
@@ -216,7 +216,7 @@ def test_many_threads_never_hold_the_same_slot():
                 torn.append((name, turn))
             ring.release(slot)
 
-    ring.release(ring.acquire(256))  # the first call makes the slots
+    ring.release(ring.acquire(256))  # the first call creates the slots
     fetchers = [threading.Thread(target=fetch, args=(name,)) for name in range(4)]
     for fetcher in fetchers:
         fetcher.start()
@@ -257,4 +257,4 @@ def test_a_ring_that_grows_before_its_first_batch_reserves_all_at_once():
     ring.grow(3)
     ring.acquire(64)
     assert ring.free == 4
-    assert ring.rearm() is False  # one is out
+    assert ring.rearm() is False  # one slot is still taken

@@ -1,4 +1,4 @@
-"""Programs: worked out once for a layout, in room behind the staged fields, and told in errors by name."""
+"""Programs: planned once per layout, computed in room after the staged fields, and named in errors."""
 
 import math
 import pickle
@@ -74,7 +74,7 @@ def test_what_is_computed_lies_behind_what_it_comes_from(samples, steps, count):
 
 
 def test_a_device_reads_the_same_program_off_what_was_copied():
-    """The side that fetches lays draws behind the staged fields; the side that computes finds them there."""
+    """The fetching side writes draws after the staged fields; the computing side finds them there."""
     layout = staged()
     here, there = Programmer(STEPS), pickle.loads(pickle.dumps(Programmer(STEPS)))
     fetching = here.program(NAMES, LEVELS, layout, drawn=False)
@@ -163,7 +163,7 @@ class TestDraws:
 
 @dataclass
 class Raising:
-    """A transform that raises where it is told."""
+    """A transform that raises in a given method."""
 
     where: str
     field: str | None = "label"
@@ -226,20 +226,20 @@ class TestErrors:
             self.run(Wide(""))
 
     def test_of_what_is_no_number(self, draws):
-        """A slot holds bytes; those of Python objects are addresses, good for nothing later on."""
+        """A slot would hold only the addresses of Python objects, which are soon invalid."""
 
         class Objects(Raising):
             @property
             def outputs(self):
                 return (((4,), np.dtype(object)),)
 
-        with pytest.raises(SampleError, match="field 'label': Objects computes Python objects"):
+        with pytest.raises(SampleError, match="field 'label': Objects has an output of dtype object"):
             self.run(Objects(""))
 
     def test_of_a_field_that_is_not_there(self, draws):
         for name in ("lable", "words.values", ""):
             with pytest.raises(
-                SampleError, match="there is no such array to transform; the sample has"
+                SampleError, match="no such array field to transform; the sample has"
             ) as caught:
                 self.run(Cast(name, "int8"))
             assert caught.value.field == name

@@ -1,4 +1,4 @@
-"""Transforms: the same bits wherever a batch lands and whoever fetches it; draws that follow the sample."""
+"""Transforms: the same bits on every place and with any workers; random draws depend on the sample alone."""
 
 import gc
 import tracemalloc
@@ -36,7 +36,7 @@ STEPS = [
 
 
 class Samples(Dataset):
-    """Pictures and labels with Python code around them, so that they are no arrays to the loader."""
+    """Pictures and labels behind Python code, so that the loader cannot gather them from arrays."""
 
     def __init__(self, count=COUNT):
         self.count = count
@@ -55,7 +55,7 @@ def load(dataset=None, places="cpu", steps=STEPS, **options):
 
 
 def rows_of(loader):
-    """Return one epoch's batches as (images, labels) of NumPy, whichever the places; shards side by side."""
+    """Return one epoch's batches as (images, labels) in NumPy, for any places; shards follow one another."""
     found = []
     for step in loader:
         batches = step if isinstance(step[0], list) else [step]
@@ -151,7 +151,7 @@ class TestTheSamePictures:
         )
 
     def test_by_hand(self):
-        """Against the formula, for a sample: the window that was drawn, mirrored if drawn so."""
+        """Compares with the formula; the window is the whole picture, which may be mirrored."""
         steps = [RandomCropFlip("0", (9, 8)), Normalize("0", mean=0.5, std=0.25, scale=1 / 255, to="HWC")]
         images, _ = expected(steps=steps, shuffle=False)
         mirrored = 0
@@ -164,7 +164,7 @@ class TestTheSamePictures:
 
 
 class TestWindowsAlone:
-    """`RandomCropFlip` without a `Normalize` behind it: another kernel, the same windows."""
+    """`RandomCropFlip` without a `Normalize` after it: another kernel, but the same windows."""
 
     def pictures(self, dtype="uint8", layout="HWC"):
         pictures = (PICTURES % 2 if dtype == "bool" else PICTURES).astype(dtype)
@@ -184,7 +184,7 @@ class TestWindowsAlone:
                 assert_same(found, [shown.astype(dtype), labels])
 
     def test_are_drawn_for_each_field_and_each_transform(self):
-        """A second window within the first, in front of a `Normalize` with a window of its own."""
+        """A second window within the first, before a `Normalize` with its own window."""
         steps = [
             RandomCropFlip("0", (8, 7)),
             RandomCropFlip("0", (6, 5)),
@@ -214,7 +214,7 @@ class TestWindowsAlone:
 
 class TestDraws:
     def windows(self, keys, seed=3, epoch=0, size=(6, 5), **options):
-        """Return what samples with the given indices draw: top, left, flip, read off the pictures."""
+        """Return the draws of samples with the given indices, (top, left, flip), read from the pictures."""
         count = 40
         coded = np.zeros((count, 9, 8, 2), np.uint8)
         coded[..., 0], coded[..., 1] = np.arange(9)[:, None], np.arange(8)
@@ -265,7 +265,7 @@ class TestDraws:
         counts = np.zeros((3, 3, 2))
         np.add.at(counts, (tops.astype(int), lefts.astype(int), flips.astype(int)), 1)
         even = count / counts.size
-        assert ((counts - even) ** 2 / even).sum() < 45  # chi squared of 17 degrees: one in 5000 is above 43
+        assert ((counts - even) ** 2 / even).sum() < 45  # chi squared, 17 degrees: 1 in 5000 exceeds 43
 
     def test_of_two_transforms_have_nothing_to_do_with_each_other(self):
         coded = np.broadcast_to(np.arange(8, dtype=np.uint8)[:, None], (400, 4, 8, 1)).copy()
@@ -276,7 +276,7 @@ class TestDraws:
         assert 0.05 < agree < 0.22
 
     def test_loaders_side_by_side_keep_their_own(self):
-        """Two epochs at once in one thread, of different seeds."""
+        """Two epochs with different seeds at once in one thread."""
         wanted = rows_of(load(seed=1)), rows_of(load(seed=2))
         for number, both in enumerate(zip(load(seed=1), load(seed=2), strict=True)):
             for one, batches in zip(both, wanted, strict=True):
@@ -322,7 +322,7 @@ class TestWhatIsCopied:
 
 @dataclass(frozen=True)
 class Sort:
-    """A transform of the user's own, for hosts only: sorts the numbers of each sample."""
+    """A user's transform, for the host only: sorts the numbers of each sample."""
 
     field: str | None = None
     draws: int = 0
@@ -366,7 +366,7 @@ class TestAnOwnTransform:
             list(load(rows, steps=[Sort()], sampler=[3, 4, 5], batch_size=3, shuffle=False))
 
     def test_refuses_a_sample_of_a_cache_before_it_goes_to_the_device(self):
-        """Batches are gathered there, where no transform looks at them."""
+        """Batches are gathered on the device, where the transforms' checks do not run."""
 
         @dataclass(frozen=True)
         class Positive(Sort):
@@ -447,7 +447,7 @@ class TestFields:
     @pytest.mark.parametrize("places", ["cpu", "simulated"])
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_ragged_one_is_padded(self, places, workers):
-        """And stands before the one that draws, whose draws are one for each sample, not for each word."""
+        """It precedes a field with random draws, which are one set per sample, not per word."""
         where = simulated_places(1) if places == "simulated" else places
         steps = [RandomCropFlip("1", (6, 5)), Normalize("1"), Pad("0", 5, fill=-1)]
         options = {"num_workers": workers, "worker_type": "thread"}
@@ -492,7 +492,7 @@ class TestFields:
         shown = reference if to == "HWC" else reference.transpose(0, 3, 1, 2)
         if dtype == "bfloat16":
             found = (found.astype(np.uint32) << 16).view(np.float32)
-        np.testing.assert_array_equal(found.astype(np.float32), shown)  # 8 bits fit into any of them
+        np.testing.assert_array_equal(found.astype(np.float32), shown)  # every dtype can hold 8 bits exactly
         assert_same(by_label_row(load(places=simulated_places(1), **options))[1:], [LABELS])
 
 
@@ -559,7 +559,7 @@ class TestRaces:
     def test_a_lane_out_of_order_is_caught(self, monkeypatch, left_out, cache):
         device = SimulatedDevice()
         loader = load(places=CustomPlace(device), batch_size=3, cache=cache)
-        epoch = iter(loader)  # the cache is brought there in order
+        epoch = iter(loader)  # uploads the cache, still in order
         monkeypatch.setattr(device, left_out, lambda *arguments: None)
         with pytest.raises(RaceError):
             for images, _ in epoch:
@@ -586,15 +586,15 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("steps", "message"),
         [
-            ([Normalize("image")], r"field 'image': there is no such array.*\['0', '1'\]"),
+            ([Normalize("image")], r"field 'image': no such array field.*\['0', '1'\]"),
             (
                 [Normalize("1")],
-                r"field '1'.*: expected pictures, uint8 or float32, in the layout HWC, got int64",
+                r"field '1'.*: expected uint8 or float32 images in layout HWC, got int64",
             ),
-            ([OneHot("0", 3), Normalize("0")], r"field '0'.*: expected pictures"),
-            ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"10 x 3 at least, got 9 x 8 in the layout HWC"),
-            ([RandomCropFlip("0", (3, 10))], r"field '0'.*of 3 x 10 at least, got 9 x 8"),
-            ([RandomCropFlip("1", (3, 3))], r"field '1'.*: expected pictures, in the layout HWC, got int64"),
+            ([OneHot("0", 3), Normalize("0")], r"field '0'.*: expected uint8 or float32 images"),
+            ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"at least 10 x 3, got 9 x 8 in layout HWC"),
+            ([RandomCropFlip("0", (3, 10))], r"field '0'.*of at least 3 x 10, got 9 x 8"),
+            ([RandomCropFlip("1", (3, 3))], r"field '1'.*: expected images in layout HWC, got int64"),
             ([Normalize("0"), OneHot("0", 4)], r"field '0'.*: expected integers as labels, got float32"),
             ([Pad("1", 4)], r"field '1'.*: expected a ragged field of level 1 to pad"),
             ([Normalize("0", mean=(1, 2))], r"field '0'.*: mean must be one number for each of 3 channels"),
@@ -608,12 +608,12 @@ class TestErrors:
             assert caught.value.batch == 0
 
     def test_cross_worker_processes(self):
-        with pytest.raises(SampleError, match=r"field 'image'.*there is no such array"):
+        with pytest.raises(SampleError, match=r"field 'image'.*no such array field"):
             list(load(Samples(), steps=[Normalize("image")], num_workers=1))
 
     def test_of_a_ragged_field(self):
         with pytest.raises(
-            SampleError, match=r"sample 3, dataset index 3, field '0'.*3 steps at most, got 4"
+            SampleError, match=r"sample 3, dataset index 3, field '0'.*at most 3 steps, got 4"
         ):
             list(load(Words(), steps=[Pad("0", 3)], ragged=["0"], shuffle=False))
         with pytest.raises(SampleError, match="expected a dense field, got a ragged one; pad it first"):
@@ -623,7 +623,7 @@ class TestErrors:
                 list(load(Words(), steps=[Pad("0", 4, fill=fill)], ragged=["0"]))
 
     def test_of_numbers_no_kernel_takes(self):
-        with pytest.raises(SampleError, match=r"field '0'.*must be of .* got complex128"):
+        with pytest.raises(SampleError, match=r"field '0'.*must have dtype .* got complex128"):
             list(load(TensorDataset(np.zeros(4, complex)), steps=[Cast("0", "float32")]))
 
     @pytest.mark.parametrize(
@@ -632,11 +632,11 @@ class TestErrors:
             (
                 [RandomCropFlip("0", (4, 4), layout="CHW"), Normalize("0")],
                 ValueError,
-                "RandomCropFlip has the layout CHW and the Normalize right behind it HWC",
+                "RandomCropFlip has layout CHW, but the Normalize after it has HWC",
             ),
             ([np.sqrt], TypeError, "expected a transform, got ufunc"),
             (["normalize"], TypeError, "expected a transform, got str"),
-            ([Normalize], TypeError, "expected a transform, got the class Normalize; make one of it"),
+            ([Normalize], TypeError, "expected a transform, got the class Normalize; pass an instance"),
         ],
     )
     def test_of_what_is_asked(self, steps, error, message):
@@ -646,10 +646,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: RandomCropFlip("0", 4), ValueError, "height and width, got 4"),
+            (lambda: RandomCropFlip("0", 4), ValueError, "window size must be .height, width., got 4"),
             (lambda: RandomCropFlip("0", (4, 4), layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW'"),
             (lambda: RandomCropFlip("0", (4, 0)), ValueError, "width must be an integer of 1 or more, got 0"),
-            (lambda: Normalize("0", crop=(4,)), ValueError, "height and width"),
+            (lambda: Normalize("0", crop=(4,)), ValueError, "window size must be"),
             (lambda: Normalize("0", layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW', got 'WHC'"),
             (lambda: Normalize("0", to="C"), ValueError, "to must be"),
             (lambda: Normalize("0", dtype="int8"), TypeError, "dtype must be one of float16"),
@@ -672,14 +672,14 @@ class TestErrors:
     def test_of_what_excludes_it(self):
         for options in ({"collate_fn": list}, {"batch_size": None, "shuffle": False}):
             with pytest.raises(
-                ValueError, match="puts together itself: not beside collate_fn or batch_size=None"
+                ValueError, match="need batches that the loader collates itself: pass no collate_fn"
             ):
                 load(**options)
-        with pytest.raises(ValueError, match="all GPUs, or all hosts"):
+        with pytest.raises(ValueError, match="all GPUs or all host memory"):
             load(places=[CPUPlace(), *simulated_places(1)])
 
     def test_a_data_set_without_arrays_has_nothing_to_transform(self):
-        with pytest.raises(SampleError, match=r"no such array to transform; the sample has \[\]"):
+        with pytest.raises(SampleError, match=r"no such array field to transform; the sample has \[\]"):
             list(load(["a", "b"], steps=[Cast(None, "int8")]))
 
 

@@ -1,4 +1,4 @@
-"""Counters: what a loader says of where the time went."""
+"""The counters of a loader: where the time went."""
 
 import threading
 import time
@@ -136,7 +136,7 @@ def test_the_work_of_thread_workers_is_summed():
 
 
 def test_copies_are_timed_where_there_are_any():
-    """On the simulated device a copy takes a virtual second; one in `EVERY` is timed and stands for all."""
+    """On the simulated device a copy takes a virtual second; one in `EVERY` is timed and counts for all."""
     loader = load(3 * EVERY)
     list(loader)
     assert loader.stats().copy == 0

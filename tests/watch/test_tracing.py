@@ -1,4 +1,4 @@
-"""Traces: who did what and when, as spans and in the Chrome trace event format."""
+"""Traces: what each thread did and when, as spans and in the Chrome trace event format."""
 
 import itertools
 import json
@@ -86,7 +86,7 @@ def test_a_trace_that_cannot_be_written_says_so_and_ends(tmp_path):
     entered = []
     with pytest.raises(FileNotFoundError), trace(tmp_path / "absent" / "trace.json"):
         entered.append(1)
-    assert not entered  # nothing was trained in vain
+    assert not entered  # fails before the block, not after the training
     with trace() as spans:
         pass
     assert spans == []
@@ -164,7 +164,7 @@ KNOWN_PHASES = {"M": {"name", "pid", "tid", "args"}, "X": {"name", "cat", "pid",
 
 
 def test_every_event_has_what_the_format_asks_for(tmp_path):
-    """The fields of complete and metadata events, as the trace event format describes them."""
+    """The fields of complete and metadata events, as the Chrome trace event format defines them."""
     with trace(tmp_path / "trace.json"):
         list(load(3))
     document = json.loads((tmp_path / "trace.json").read_text())

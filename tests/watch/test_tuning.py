@@ -1,4 +1,4 @@
-"""Finding how many workers a loop needs: the climb over made-up rates, and real loops with 'auto'."""
+"""The search for the number of workers: the climb over invented rates, and real loops with 'auto'."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from gpuloader.watch.tuning import DEEPEST, GAIN, Climb, Setting
 
 
 def climb_on(rate_of, waiting=0.5, **options):
-    """Climb over a function from setting to rate until the end; return the climb."""
+    """Run a climb to its end, with the rate of each setting from a function; return the climb."""
     climb = Climb(**{"setting": Setting(1, 2, 1), "most_workers": 16, **options})
     for _ in range(20):
         if climb.settled:
@@ -30,7 +30,7 @@ def test_workers_double_as_long_as_the_loop_gains():
 
 
 def test_a_setting_that_gains_nothing_is_looked_past_once():
-    """Where one sample in forty takes long, two threads wait for it as one does."""
+    """If one sample in forty takes long, two threads wait for it as long as one."""
     rates = {1: 100.0, 2: 102.0, 4: 120.0, 8: 123.0, 16: 160.0}
     assert climb_on(lambda setting: rates[setting.workers]).setting.workers == 16
     level = climb_on(lambda setting: 100.0, most_workers=32)
@@ -75,8 +75,10 @@ def test_it_says_what_it_chose_and_why():
     climb = climb_on(lambda setting: min(setting.workers, 2) * 100.0)
     said = climb.describe()
     assert said.startswith("Chosen for 'auto': 2 workers")
-    assert "1 worker, 2 deep, prefetch 1 gave 100" in said
-    assert Climb(Setting(1, 2, 0), 4).describe() == "Still trying for 'auto', now: 1 worker, 2 deep."
+    assert "100 with 1 worker, prefetch_factor 2, prefetch 1" in said
+    assert Climb(Setting(1, 2, 0), 4).describe() == (
+        "Still searching for 'auto', now: 1 worker, prefetch_factor 2."
+    )
 
 
 @given(
@@ -98,7 +100,7 @@ def test_any_climb_ends_soon_with_a_setting_no_measured_one_beats_by_much(rates,
 
 
 class Waiting:
-    """Samples that wait as for a disk."""
+    """Samples that take time without computing, like reads from a disk."""
 
     def __init__(self, count=1600, wait=0.001):
         self.count, self.wait = count, wait

@@ -1,8 +1,8 @@
-"""Who is measured: ourselves, the floor, and the libraries that may be installed, each in a file of its own.
+"""The candidates: gpuloader, the floor, and the libraries that may be installed, one file each.
 
-The file ``NAME.py`` is imported where a library runs and has two functions, with the library's own imports
-in them: ``open_loaders(case)`` returns the ways in which its users would load a case, and ``touch(batch)``
-reads the first number of a batch.
+The process that runs a library imports its file ``NAME.py``. The file has two functions, which import the
+library themselves: ``open_loaders(case)`` returns the loaders that the library's users would write for a
+case, and ``touch(batch)`` reads the first number of a batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Protocol, cast
 from gpuloader.bench.cases import CASES, Case
 
 Loader = Iterable[Any]
-"""Gives the batches of an epoch whenever it is iterated, or takes them out of an `Endless` iterator."""
+"""Yields one epoch's batches each time it is iterated, anew or from an `Endless` iterator."""
 
 
 class Loading(Protocol):
-    """What the file of a library has."""
+    """The functions of a library's file."""
 
     def open_loaders(self, case: Case) -> dict[str, Loader]:
-        """Return loaders by what is particular about them; persistent workers start when they are read."""
+        """Return the loaders by the name of their way; persistent workers start with the first epoch."""
 
     def touch(self, batch: Any) -> object:
         """Read the first number of a batch's first field."""
@@ -37,13 +37,13 @@ class Peer:
     Attributes
     ----------
     name : str
-        What the command line and the tables call it, and the name of its file here.
+        The library's name on the command line, in tables, and of its file in this folder.
     module : str
-        What its users import.
+        The module that users import.
     distributions : tuple of str
-        What its users install; the first is what is recommended.
+        The packages that users install; the first is the recommended one.
     cases : frozenset of str
-        Names of the cases it can do.
+        The names of the cases that the library can load.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Peer:
     cases: frozenset[str] = frozenset(CASES)
 
     def version(self) -> str | None:
-        """Return the installed version, or None if there is none; imports nothing of the library."""
+        """Return the installed version, or None if there is none, without importing the library."""
         if importlib.util.find_spec(self.module) is None:
             return None
         for distribution in self.distributions:
@@ -63,12 +63,12 @@ class Peer:
         return "unknown"
 
     def load(self) -> Loading:
-        """Import its file."""
+        """Import the library's file and return it."""
         return cast("Loading", importlib.import_module(f"{__name__}.{self.name}"))
 
 
 FLOOR = Peer("floor", "numpy", ("numpy",))
-"""The bare loop that a careful person would write; its first way is what ratios refer to."""
+"""The bare loop that a careful engineer would write; ratios refer to its first way."""
 
 OURS = Peer("gpuloader", "gpuloader", ("gpuloader",))
 
@@ -85,12 +85,12 @@ PEERS = {
 
 
 def find_peer(name: str) -> Peer:
-    """Return the floor, ourselves or a library by name."""
+    """Return the floor, gpuloader or a library by name."""
     return {FLOOR.name: FLOOR, OURS.name: OURS, **PEERS}[name]
 
 
 def workers(count: int, word: str = "worker") -> str:
-    """Return how loaders with so many workers are called.
+    """Return the name of a way with `count` workers.
 
     >>> workers(0), workers(1), workers(16, "thread")
     ('no worker', '1 worker', '16 threads')

@@ -1,4 +1,4 @@
-"""What a careful person would write without a loader: one thread, one set of buffers, no checks."""
+"""The bare loops that a careful engineer would write: one thread, one set of buffers, no checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = list[NDArray[Any]]
 
 
 class BareTake:
-    """Batches of a shuffled dataset of arrays, by `np.take` into one buffer a field."""
+    """Batches of a shuffled dataset of arrays, gathered by `np.take` into one buffer per field."""
 
     def __init__(self, dataset: Arrays, batch_size: int) -> None:
         self._fields = [dataset.images, dataset.labels]
@@ -34,7 +34,7 @@ class BareTake:
 
 
 class BareLoop:
-    """Batches of any dataset: each sample is fetched and written into its row of one buffer a field."""
+    """Batches of any dataset, each sample written into its row of one buffer per field."""
 
     def __init__(self, dataset: Any, batch_size: int, *, shuffle: bool) -> None:
         self._dataset = dataset
@@ -52,7 +52,7 @@ class BareLoop:
 
 
 class BareStream:
-    """Batches of a stream of samples, written into their rows of one buffer a field."""
+    """Batches of a stream of samples, each written into its row of one buffer per field."""
 
     def __init__(self, stream: Stream, batch_size: int) -> None:
         self._stream = stream
@@ -71,7 +71,7 @@ class BareStream:
 
 
 class BareCopy:
-    """Batches that are ready, each copied into one set of buffers, or into several in turn."""
+    """Ready batches, each copied into one set of buffers, or into several sets in turn."""
 
     def __init__(self, stream: Stream, sets: int = 1) -> None:
         self._stream = stream
@@ -85,7 +85,7 @@ class BareCopy:
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return the bare loop, and for large batches the same over three buffers, as many as a reader ahead."""
+    """Return the bare loop and, for large batches, one over three buffers, as a prefetching reader uses."""
     dataset = case.make(case.length)
     match case.name:
         case "arrays":

@@ -1,4 +1,4 @@
-"""The datasets through our loaders."""
+"""The cases with gpuloader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuloader.sources.dataset import IterableDataset, TensorDataset
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return loaders in the consumer's thread, with workers, with threads, and from a generator."""
+    """Return loaders that use the consumer's thread, worker processes, worker threads, or a generator."""
     dataset = case.make(case.length)
     match case.name:
         case "arrays":
@@ -42,7 +42,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
 
 
 def touch(batch: Any) -> object:
-    """Read the first number of the first array; a reader with feeds gives a list of fields for each place."""
+    """Read the first number of the first array; with feeds, a batch is a list of fields for each place."""
     first = batch[0]
     return (first[0] if isinstance(first, list) else first).item(0)
 

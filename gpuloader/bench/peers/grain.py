@@ -1,4 +1,4 @@
-"""The datasets through Grain's chains of `MapDataset` and `IterDataset`."""
+"""The cases with Grain, as chains of `MapDataset` and `IterDataset`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuloader.bench.peers import Loader, workers
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return chains that batch before they read: with no thread for data in memory, as Grain advises."""
+    """Return chains that batch before they read, without threads for data in memory, as Grain advises."""
     import grain
     from absl import flags
 
-    if not flags.FLAGS.is_parsed():  # which a program of Grain's users does at its start
+    if not flags.FLAGS.is_parsed():  # Grain's users parse them when their program starts
         flags.FLAGS(["bench"])
     dataset = case.make(case.length)
     match case.name:
@@ -65,7 +65,7 @@ def _with_and_without(case: Case, dataset: Any, processes: int) -> dict[str, Loa
 
 
 def _repeat(case: Case, chain: Any, processes: int = 0) -> Endless:
-    """Read epoch after epoch by one iterator, with which the processes would end."""
+    """Read all epochs from one iterator, because the worker processes end with it."""
     import grain
 
     endless = chain.repeat().to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
@@ -75,14 +75,14 @@ def _repeat(case: Case, chain: Any, processes: int = 0) -> Endless:
 
 
 def _read_ahead(chain: Any, threads: int) -> Any:
-    """Make whole batches in threads, two for each ahead."""
+    """Make whole batches in threads, prefetching two per thread."""
     import grain
 
     return chain.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads))
 
 
 def _read_samples_ahead(case: Case, dataset: Any, threads: int) -> Any:
-    """Read single samples in threads, two batches ahead, and put them together behind."""
+    """Read single samples in threads, two batches ahead, and batch them afterwards."""
     import grain
 
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * case.size)

@@ -1,6 +1,6 @@
-"""The datasets through Paddle's DataLoader.
+"""The cases with Paddle's DataLoader.
 
-It converts batches in a thread of its own by default (`use_buffer_reader`), and is left at that.
+By default it converts batches in its own thread (`use_buffer_reader`). We keep that default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpuloader.bench.peers import Loader, workers
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return loaders with as many workers as ours have, and for arrays both of its kinds of datasets."""
+    """Return loaders with as many workers as gpuloader's, and for arrays both kinds of dataset."""
     import paddle
 
     paddle.set_device("cpu")
@@ -62,5 +62,5 @@ def _read(case: Case, stream: Any) -> Any:
         def __iter__(self) -> Iterator[Any]:
             return (tuple(item) for item in stream.samples())
 
-    # Without a batch size ready batches are passed on, converted to tensors one by one.
+    # Without a batch size, Paddle converts ready batches to tensors one by one and passes them on.
     return paddle.io.DataLoader(Iterated(), batch_size=case.batch_size, return_list=True)

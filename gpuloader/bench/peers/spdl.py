@@ -1,4 +1,4 @@
-"""The datasets through SPDL's DataLoader, which has threads, and its pipelines, which may have processes."""
+"""The cases with SPDL: its DataLoader, which uses threads, and its pipelines, which may use processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpuloader.bench.samples import Stream
 def open_loaders(case: Case) -> dict[str, Loader]:
     """Return a loader whose threads make samples, and pipelines whose threads or processes make batches.
 
-    A pipeline hands items on in an event loop at some hundred microseconds each, so that its users let
-    the source give whole batches of indices, or of samples, where a sample takes less.
+    A pipeline passes items on in an event loop, at some hundred microseconds each. If a sample takes less,
+    SPDL's users therefore make the source yield whole batches of indices or samples.
     """
     dataset = case.make(case.length)
     match case.name:
@@ -40,7 +40,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
         case "waits":
             return {
                 workers(16, "thread"): _load(case, dataset, 16),
-                f"a batch each, {workers(16, 'thread')}": _Batches(case, partial(_collect, dataset), 16),
+                f"whole batches, {workers(16, 'thread')}": _Batches(case, partial(_collect, dataset), 16),
             }
         case "small":
             return {
@@ -58,7 +58,7 @@ def touch(batch: Any) -> object:
 
 
 class _Order:
-    """The indices of an epoch, or batches of them, in an order drawn anew where the case is shuffled."""
+    """An epoch's indices, or batches of them; a shuffled case draws a new order each epoch."""
 
     def __init__(self, case: Case, batch_size: int | None = None) -> None:
         self._length = case.length
@@ -76,7 +76,7 @@ class _Order:
 
 
 class _Batches:
-    """A pipeline that takes a whole batch of indices at once, in threads or in processes that last."""
+    """A pipeline that takes a whole batch of indices at once, in threads or persistent processes."""
 
     def __init__(self, case: Case, take: Any, count: int, *, processes: bool = False) -> None:
         self._order = _Order(case, case.size)
@@ -97,7 +97,7 @@ class _Batches:
 
 
 class _Stream:
-    """A pipeline over a stream whose samples are gathered in the source; ready batches are passed on."""
+    """A pipeline over a stream. The source gathers samples into batches and passes ready batches on."""
 
     def __init__(self, case: Case, stream: Stream) -> None:
         self._size = case.batch_size

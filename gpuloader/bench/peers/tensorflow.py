@@ -1,4 +1,4 @@
-"""The datasets through tf.data; JPEG files by its own decoder, since its users would not call Pillow."""
+"""The cases with tf.data. JPEG files go through its own decoder, since its users would not call Pillow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuloader.bench.peers import Loader, workers
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return tf.data's pipelines, tuned by itself."""
+    """Return tf.data pipelines, tuned by tf.data's own autotuner."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -28,7 +28,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
                 "gather": gathered.prefetch(auto),
             }
         case "images":
-            # A range and a lookup, as slices of 4,096 images would be sixteen copies of them.
+            # A range and a lookup, because slices of 4,096 images would hold each image sixteen times.
             rows = tf.data.Dataset.range(case.length).batch(case.size)
             pictures, labels = tf.constant(dataset.images), tf.constant(dataset.labels)
             found = rows.map(lambda row: _look_up(pictures, labels, row), num_parallel_calls=auto)
@@ -42,7 +42,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
         case "lists":
             return {
                 workers(2, "thread"): _call(case, dataset, 2),
-                f"a batch each, {workers(2, 'thread')}": _call_for_batches(case, dataset, 2),
+                f"whole batches, {workers(2, 'thread')}": _call_for_batches(case, dataset, 2),
             }
         case "small":
             slices = tf.data.Dataset.from_tensor_slices((dataset.rows,))
@@ -72,18 +72,18 @@ def _decode(index: Any, file: Any) -> tuple[Any, Any]:
 
 
 def _call(case: Case, dataset: Any, threads: int) -> Any:
-    """Call Python for each sample, so many at once."""
+    """Call Python for each sample, `threads` calls at a time."""
     import tensorflow as tf
 
     read = _python(dataset.__getitem__, dataset[0])
     batches = _indices(case).map(read, num_parallel_calls=threads).batch(case.size)
     options = tf.data.Options()
-    options.threading.private_threadpool_size = threads  # else as many as there are cores
+    options.threading.private_threadpool_size = threads  # else one thread per core
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def _call_for_batches(case: Case, dataset: Any, threads: int) -> Any:
-    """Call Python for each batch of indices, which crosses into it and back less often."""
+    """Call Python for each batch of indices, which crosses into Python and back less often."""
     import numpy as np
     import tensorflow as tf
 
@@ -103,7 +103,7 @@ def _indices(case: Case) -> Any:
 
 
 def _python(function: Any, like: Any, *, batched: bool = False) -> Any:
-    """Return an operation that calls Python; it gives shapes and dtypes like those of `like`."""
+    """Return an operation that calls a Python function and has the shapes and dtypes of `like`."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The datasets through torch's DataLoader, with whole batches indexed at once where a dataset can."""
+"""The cases with torch's DataLoader, which indexes whole batches at once if the dataset can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuloader.bench.samples import Arrays, Stream
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
-    """Return what is usual, and what those write who know that an index may be a whole batch."""
+    """Return the usual loaders, and those of experts who know that an index may be a whole batch."""
     dataset = case.make(case.length)
     match case.name:
         case "arrays":
@@ -48,7 +48,7 @@ def touch(batch: Any) -> object:
 
 
 class _Together:
-    """A dataset of tensors that torch asks for a batch's samples at once."""
+    """A dataset of tensors with `__getitems__`, which torch calls once for all samples of a batch."""
 
     def __init__(self, images: Any, labels: Any) -> None:
         self._images = images
@@ -65,7 +65,7 @@ class _Together:
 
 
 class _Whole:
-    """A dataset whose index is a list, and whose sample is the batch."""
+    """A dataset whose index is a list of indices and whose sample is the whole batch."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -78,7 +78,7 @@ class _Whole:
 
 
 class _Tensors:
-    """Ready batches as tensors, which share the arrays' memory: nothing is copied."""
+    """Ready batches as tensors that share the arrays' memory, so nothing is copied."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -111,7 +111,7 @@ def _load(case: Case, dataset: Any, count: int) -> Any:
 
 
 def _take_batches(case: Case, dataset: Any, count: int) -> Any:
-    """Index the dataset once a batch: a sampler of batches, with automatic batching off."""
+    """Index the dataset once per batch, with a batch sampler and automatic batching off."""
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
     order = (RandomSampler if case.shuffle else SequentialSampler)(dataset)
@@ -128,6 +128,6 @@ def _read(case: Case, stream: Stream | _Tensors, count: int) -> Any:
         def __iter__(self) -> Iterator[Any]:
             return stream.samples()
 
-    # A class of this function's cannot be pickled, so its worker is forked on every system and Python.
+    # A class defined in a function cannot be pickled, so fork the worker on every system and Python version.
     context = {"multiprocessing_context": "fork", "persistent_workers": True} if count else {}
     return DataLoader(Iterated(), case.batch_size, num_workers=count, **context)

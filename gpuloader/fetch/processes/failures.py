@@ -1,4 +1,4 @@
-"""What the loader makes of a worker process that failed: its exception, or an error for its death."""
+"""Loader's side: the exception to raise when a worker process reports one, or dies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuloader.fetch.processes.reporting import find_users_own
 if TYPE_CHECKING:
     from gpuloader.fetch.processes.process import WorkerProcess
 
-_NAMED = 8  # samples that a message names
+_NAMED = 8  # the most samples that a message lists
 
 
 def unpack_failure(payload: bytes) -> BaseException:
-    """Return the exception in a message; the user's own, itself or its cause, has the traceback in a note."""
+    """Return the exception in a message, with the worker's traceback as a note on the user's exception."""
     frozen, frozen_cause, trace = pickle.loads(payload)
     error = _thaw(frozen)
     if frozen_cause is not None:
@@ -41,15 +41,15 @@ def _thaw(frozen: tuple[str, bytes]) -> BaseException:
 
 
 def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerError:
-    """Return the error for a worker that ended with an exit code, and for the jobs it held."""
+    """Return the error for a worker that died with an exit code while it held these jobs."""
     cause, signal = describe_death(code)
     doing = "was idle"
     if held:
-        doing = "fetched batch " + ", ".join(str(job.number) for job in held)
+        doing = "was fetching batch " + ", ".join(str(job.number) for job in held)
     if held and held[0].deaths > 1:
-        doing += f", the {_ordinal(held[0].deaths)} worker to die of batch {held[0].number}"
+        doing += f", the {_ordinal(held[0].deaths)} worker to die at batch {held[0].number}"
     elif worker.deaths > 1:
-        doing += f", the {_ordinal(worker.deaths)} in a row to die before it brought anything"
+        doing += f", the {_ordinal(worker.deaths)} in a row to die before it delivered anything"
     hint = "; the system may have run out of memory" if signal == 9 else ""
     indices = [index for job in held for index in plain_indices(job.indices)]
     if indices:

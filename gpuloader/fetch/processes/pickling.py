@@ -1,4 +1,4 @@
-"""Pickling that leaves the memory of arrays where it is, and mapped files on their disk."""
+"""Both sides: pickling that copies neither the memory of arrays nor memory-mapped files."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 OUT_OF_BAND = 64 << 10
-"""Bytes from which the memory of an array leaves the pickle."""
+"""Arrays of at least this many bytes are stored outside the pickle."""
 
 _PICKLING = ("__reduce__", "__reduce_ex__", "__setstate__")
-_DEEPEST, _WIDEST = 6, 64  # how far the blame for an error is looked for
-_MAIN = ("__main__", "__mp_main__")  # the second is what a spawned process calls the first
+_DEEPEST, _WIDEST = 6, 64  # how many levels, and parts per level, `blame` searches
+_MAIN = ("__main__", "__mp_main__")  # the second is the first's name in a spawned process
 
 
 class Sink(Protocol):
-    """Where a pickle goes."""
+    """The file-like target of a pickle."""
 
     def write(self, data: Any) -> object:
-        """Take the next bytes of the pickle, or raise `SinkFull` to end the pickling."""
+        """Take the next bytes of the pickle, or raise `SinkFull` to stop the pickling."""
 
 
 class SinkFull(Exception):
-    """The pickle grew larger than its sink takes."""
+    """The pickle is larger than its sink accepts."""
 
 
 def dump(value: object, sink: Sink) -> Contents:
-    """Pickle an object by protocol 5 and return what is to go beside the pickle.
+    """Pickle an object with protocol 5 and return the arrays to store outside the pickle.
 
-    Objects go by cloudpickle where it is installed, so closures and whatever is of the main module go by
-    value; else by `pickle`. Arrays of NumPy are pickled without a copy of them, whatever their strides,
-    class and dtype, unless they hold objects or their class pickles itself.
+    It uses cloudpickle if that is installed, which pickles closures and whatever the main module defines by
+    value; otherwise `pickle`. NumPy arrays of any strides, class and dtype are pickled without a copy, unless
+    they hold objects or their class defines its own pickling.
 
     >>> import io
     >>> contents = dump({"image": np.zeros((512, 512)).T, "name": "cat"}, io.BytesIO())
@@ -61,7 +61,7 @@ def dump(value: object, sink: Sink) -> Contents:
 
 
 def has_cloudpickle() -> bool:
-    """Return whether functions and classes of the main module can be pickled by value."""
+    """Return whether cloudpickle is installed, which pickles functions and classes by value."""
     try:
         importlib.import_module("cloudpickle")
     except ImportError:
@@ -70,9 +70,9 @@ def has_cloudpickle() -> bool:
 
 
 def blame(value: object, error: Exception, make_sink: Callable[[], Sink]) -> tuple[str, object, Exception]:
-    """Follow an error of `dump` into attributes and items; return the way, what is there, and its error.
+    """Find the attribute or item that made `dump` fail; return its path, the part itself and its error.
 
-    A part whose pickle fills its sink is passed over, so looking stays cheap.
+    Parts whose pickle fills the sink are skipped, so the search stays cheap.
 
     >>> import io, threading
     >>> way, part, cause = blame([1, {"a": [], "lock": threading.Lock()}], TypeError(), io.BytesIO)
@@ -95,7 +95,7 @@ def blame(value: object, error: Exception, make_sink: Callable[[], Sink]) -> tup
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """Give what an object is pickled as, each part with the way to it; nothing where its class decides it."""
+    """Yield the parts an object is pickled as, each with its path; none if its class defines its pickling."""
     if isinstance(value, dict):
         return ((f"[{key!r}]", part) for key, part in value.items())
     if isinstance(value, list | tuple):
@@ -121,11 +121,11 @@ class _Reductions:
         if isinstance(value, np.ndarray):
             return _reduce_array(value, self.contents)
         if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
-            # cloudpickle would read the file to its end and send the text.
+            # cloudpickle would read the whole file and pickle its text.
             raise TypeError(f"cannot pickle an open file ({getattr(value, 'name', 'without a name')!r})")
         inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
         reduced = NotImplemented if inherited is None else inherited(value)
-        # Classes and functions that are not made into values here are written as a module and a name.
+        # Classes and functions that were not reduced to values are pickled as a module and a name.
         if reduced is NotImplemented and _is_of_main(value):
             self.contents.needs_main = True
         return reduced
@@ -139,14 +139,14 @@ def _is_of_main(value: object) -> bool:
 
 @dataclass(slots=True)
 class Contents:
-    """What pickling found.
+    """The result of pickling, apart from the pickle itself.
 
     Attributes
     ----------
     memory : list of ndarray
-        What unpickling expects as its buffers, in this order: the elements of each, in C order.
+        The buffers that unpickling needs, in this order; each holds an array's elements in C order.
     needs_main : bool
-        Something is referred to by its name in the main module.
+        Whether the pickle refers to something by its name in the main module.
     """
 
     memory: list[NDArray[Any]] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Contents:
     _files: dict[int, _MappedFile | None] = field(default_factory=dict)
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a buffer out of the pickle (False) or leave it in (True); the pickler asks about each one."""
+        """Take a buffer out of the pickle (return False) or leave it in (True); the pickler's callback."""
         memory = self._waiting.pop(id(buffer), None)
         if memory is None:
             raw = buffer.raw()
@@ -166,13 +166,13 @@ class Contents:
         return False
 
     def stand_in(self, memory: NDArray[Any]) -> pickle.PickleBuffer:
-        """Return an empty buffer to pickle in the place of memory that may be strided."""
+        """Return an empty buffer to pickle in place of memory, which may be strided."""
         buffer = pickle.PickleBuffer(bytearray() if memory.flags.writeable else b"")
         self._waiting[id(buffer)] = memory
         return buffer
 
     def file_under(self, array: NDArray[Any]) -> _MappedFile | None:
-        """Return the file an array is mapped from, the same for all its views; None if it is in memory."""
+        """Return the file an array is mapped from, the same for all its views; None if it is not mapped."""
         root: Any = array
         while isinstance(root, np.ndarray) and getattr(root, "_mmap", None) is None:
             root = root.base
@@ -202,16 +202,16 @@ def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
         return NotImplemented
     memory, first = _span(plain)
     if memory.nbytes > array.nbytes:
-        # Much between the elements is of others, so they go without it, one behind the other.
+        # Between the elements the span holds other bytes, so store only the elements, contiguously.
         memory, first, layout = plain, 0, (array.shape, array.dtype, None)
     return _view, (contents.stand_in(memory), kind, first, *layout, array.flags.writeable)
 
 
 def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return the bytes from the lowest to the highest of an array, and where in them its first element is.
+    """Return an array's bytes from its lowest to its highest address, and the offset of its first element.
 
-    They are those of the array in another order where it is transposed or runs backwards, and fewer where
-    elements are repeated: a broadcast array, or windows that overlap.
+    In a transposed or reversed array they are in another order than its elements. If elements repeat, as in
+    a broadcast array or overlapping windows, there are fewer bytes.
     """
     array = np.atleast_1d(array)
     ways = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
@@ -234,14 +234,14 @@ def _view(
     if kind is not np.ndarray:
         array = array.view(kind)
     if isinstance(array, np.memmap):
-        array.__array_finalize__(memory)  # gives it file, mode and offset
+        array.__array_finalize__(memory)  # sets its filename, mode and offset
     array.flags.writeable = writeable and array.flags.writeable
     return array
 
 
 @dataclass(frozen=True, slots=True)
 class _MappedFile:
-    """A mapping of a file in this process; pickled, it becomes one in the other that all views share."""
+    """A file mapped in this process; unpickling maps it in the other process, once for all views."""
 
     name: str
     mode: str
@@ -251,8 +251,8 @@ class _MappedFile:
 
     @classmethod
     def of(cls, mapped: Any, mapping: mmap.mmap) -> _MappedFile | None:
-        """Return the file of a memory map; None if it has no name, or the name no longer leads to it."""
-        # What `offset` says of the first array, `np.memmap` rounded down to map whole pages.
+        """Return the file of a memory map; None if it has no name, or the file of that name is too short."""
+        # `np.memmap` rounds the first array's `offset` down, in order to map whole pages.
         offset = int(mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY)
         try:
             name = os.fspath(mapped.filename)
@@ -260,7 +260,7 @@ class _MappedFile:
                 return None
         except (TypeError, OSError):
             return None
-        mode = mapped.mode.replace("w+", "r+")  # not emptied a second time
+        mode = mapped.mode.replace("w+", "r+")  # "w+" would truncate the file again
         return cls(name, mode, offset, len(mapping), np.frombuffer(mapping, np.uint8).ctypes.data)
 
     def __reduce__(self) -> Any:

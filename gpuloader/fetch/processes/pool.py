@@ -1,4 +1,4 @@
-"""A pool: the worker processes of a loader, the board they share with it, and what holds for an epoch."""
+"""Loader's side: a loader's worker processes, the board they share with it, and the options of an epoch."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from gpuloader.fetch.processes.starting import Start
 from gpuloader.fetch.processes.wire import NO_ROW, Board, Kind, Message, dumps, dumps_for_stranger
 
 MOST_DEATHS = 3
-"""How many workers may die of the same batch, with ``on_worker_death='respawn'``, before that is an error."""
+"""With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for the workers of one epoch.
+    """The options of one epoch's workers.
 
     Attributes
     ----------
     seed, epoch : int
-        Of the loader.
+        The loader's seed and epoch.
     timeout : float
-        Seconds a batch may be waited for, 0 for any time.
+        Seconds to wait for a batch; 0 means no limit.
     respawn : bool
-        Replace a worker that died and give its batches to the new one; otherwise its death is an error.
+        Replace a worker that dies and give its batches to the new one; otherwise a death is an error.
     keep : bool
-        Whether the pool serves further epochs.
-    reached : mapping or None
-        Of an iterable dataset: where each worker goes on. None for one with indices.
+        Whether the pool serves later epochs.
+    reached : mapping of int to ItemState, or None
+        For an iterable dataset, the state from which each worker resumes; None for a map-style dataset.
     turn : int
-        Of an iterable dataset: which worker begins.
+        For an iterable dataset, the worker that yields the first batch.
     """
 
     seed: int
@@ -51,18 +51,18 @@ class Terms:
 
 
 class Pool:
-    """Worker processes and the board they share with the loader; lives for one epoch, or for many.
+    """Worker processes and the board they share with the loader, for one epoch or for many.
 
     Parameters
     ----------
     start : Start
-        How they come by the dataset.
+        How workers start, and how they get the dataset.
     ahead : int
-        Tasks under way at once.
+        The most tasks in progress at once.
     columns : int
-        Indices of a task that fit on the board; longer ones travel in the message.
+        The indices of one task that fit on the board; longer lists travel in the message.
     count : int
-        Workers to begin with.
+        The number of workers to start with.
     """
 
     def __init__(self, start: Start, ahead: int, columns: int, count: int) -> None:
@@ -82,19 +82,19 @@ class Pool:
             raise
 
     def resize(self, count: int) -> None:
-        """Have so many workers; between two epochs, when none has work."""
+        """Start or stop workers until there are `count`; call it between epochs, when all are idle."""
         while len(self.workers) < count:
             self.workers.append(self.spawn(len(self.workers)))
         surplus, self.workers = self.workers[count:], self.workers[:count]
         close_all(surplus, GRACE)
 
     def spawn(self, number: int) -> WorkerProcess:
-        """Return a new worker of that number.
+        """Start and return a worker with that number.
 
         Raises
         ------
         LoaderError
-            The system starts no more processes.
+            The operating system cannot start another process.
         """
         try:
             return WorkerProcess(number, self.start, self.board, self._descriptor)
@@ -102,11 +102,11 @@ class Pool:
             raise LoaderError(f"worker {number} could not be started: {error}") from error
 
     def dumps(self, value: Any) -> bytes:
-        """Return a value pickled for the workers."""
+        """Pickle a value for the workers."""
         return dumps(value) if self.start.method == "fork" else dumps_for_stranger(value)
 
     def settle(self, form: Form, by: WorkerProcess) -> None:
-        """Take the form that one worker settled, and tell the others."""
+        """Adopt the form that one worker settled, and send it to the others."""
         self.form, self.is_settled = form, True
         payload = self.dumps(form)
         for other in self.workers:
@@ -114,7 +114,7 @@ class Pool:
                 other.send(Message(Kind.FORM, payload=payload))
 
     def write_indices(self, job: Job) -> tuple[int, bytes]:
-        """Put a job's indices on the board and return their row; or return them pickled."""
+        """Return the row of the board to which a job's indices were written, or NO_ROW and them pickled."""
         indices = job.indices
         if type(indices) is range:
             indices = np.arange(indices.start, indices.stop, indices.step)
@@ -131,13 +131,13 @@ class Pool:
         return job.row, b""
 
     def free_row(self, job: Job) -> None:
-        """Take the row of a job back, if it has one."""
+        """Free a job's row of the board, if it has one."""
         if job.row >= 0:
             self._free_rows.append(job.row)
             job.row = -1
 
     def close(self, grace: float = GRACE) -> None:
-        """End all workers, after `grace` seconds by force; may be repeated."""
+        """Stop all workers, killing them after `grace` seconds; may be called again."""
         workers, self.workers = self.workers, []
         descriptor, self._descriptor = self._descriptor, -1
         if self.process == os.getpid():

@@ -1,4 +1,4 @@
-"""What the fork server loads before it forks workers; imported there alone."""
+"""Worker's side: the module that the fork server loads before it forks workers; imported only there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import gpuloader.fetch.processes.worker  # noqa: F401
 
 
 def accept_interrupts() -> None:
-    """Be open to SIGINT again, and forget those that came while the server was loading.
+    """Unblock SIGINT, and discard interrupts that arrived while the server was loading.
 
-    It was started with them blocked, see `starting`: an interrupt of the terminal's whole process group
-    would otherwise have it print the traceback of some import.
+    `starting` starts the server with SIGINT blocked. Otherwise Ctrl-C, which reaches every process of the
+    terminal, would make the server print the traceback of an interrupted import.
     """
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -1,4 +1,4 @@
-"""Worker processes as the loader sees them: what they were told, and how they end."""
+"""Loader's side: one worker process as the loader sees it, from its start to its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 
 GRACE = 1.0
-"""Seconds a worker has to end by itself once its link is closed; then it is killed."""
+"""Seconds that a worker has to end by itself after its link closes; then it is killed."""
 
 _known: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
@@ -38,26 +38,26 @@ after_fork(_disown_all)
 
 
 class WorkerProcess:
-    """One worker process.
+    """A handle on one worker process; creating it starts the process.
 
     Attributes
     ----------
     number : int
-        Of the worker.
+        The worker's number.
     pid : int
-        Of its process.
+        Its process id.
     link : socket
-        Our end.
+        The loader's end of the link.
     sentinel : int
-        Descriptor that is ready once it is dead.
+        A descriptor that becomes ready when the process dies.
     jobs : deque of Job
-        What it was given and has not answered, oldest first.
+        The jobs it was sent and has not answered, oldest first.
     look : tuple
-        Layout, levels and structure of its last batch; what it does not repeat.
+        Layout, levels and structure of its last batch; the worker sends them only when they change.
     unsent : deque
-        Messages that its link has no room for yet, and what is to live as long as they wait.
+        Messages for which the link has no room yet, each with an object to keep alive while it waits.
     deaths : int
-        How many workers of this number died in a row without an answer to anything.
+        How many workers of this number have died in a row without answering anything.
     """
 
     def __init__(self, number: int, start: Start, board: Board, descriptor: int) -> None:
@@ -95,15 +95,15 @@ class WorkerProcess:
         self.send(Message(Kind.BOARD, a=rows, b=columns, descriptor=descriptor))
 
     def send(self, message: Message, keep: object = None) -> None:
-        """Send a message without waiting; one to a dead worker is lost, its sentinel says the rest.
+        """Send a message without waiting; one to a dead worker is lost, and its sentinel reports the death.
 
-        Where the link is full the message follows once the worker has answered others: if both sides waited
-        for room, neither would read. `keep` lives as long as the message waits.
+        If the link is full, the message is sent after the worker has answered others: if both sides waited
+        for room, neither would read. `keep` is kept alive until then.
 
         Raises
         ------
         LoaderError
-            There are no descriptors or memory left to send it with.
+            Too few descriptors or too little memory to send it.
         """
         if not self.unsent:
             try:
@@ -114,18 +114,18 @@ class WorkerProcess:
             except ConnectionError:
                 return
             except OSError as error:
-                raise LoaderError(f"worker {self.number} could not be told what to do: {error}") from error
+                raise LoaderError(f"could not send a message to worker {self.number}: {error}") from error
         self.unsent.append((message, keep))
 
     def flush(self) -> None:
-        """Send what there was no room for, as far as there is now; raises as `send`."""
+        """Send as many waiting messages as the link has room for; raises like `send`."""
         waiting, self.unsent = self.unsent, deque()
         while waiting and not self.unsent:
             self.send(*waiting.popleft())
         self.unsent += waiting
 
     def show(self, slot: Slot) -> tuple[int, int, int]:
-        """Return arena, offset and size by which the worker finds a slot; tell it of the arena first."""
+        """Return a slot's arena number, offset and size, after sending the worker the arena if it is new."""
         arena = slot.memory
         assert isinstance(arena, Arena)
         number = number_arena(arena)
@@ -138,27 +138,27 @@ class WorkerProcess:
         return number, slot.address - arena.address, slot.bytes.size
 
     def exit_code(self, wait: float) -> int | None:
-        """Return what it ended with, None if it did not within `wait` seconds."""
+        """Return the process's exit code, or None if it does not end within `wait` seconds."""
         self._process.join(wait)
         code: int | None = self._process.exitcode
         return code
 
     def disown(self) -> None:
-        """Let go of the worker of another process, from which this one was forked."""
-        # Our copy of the link would hide that process's death from the worker.
+        """Close this forked process's copy of a link that belongs to its parent."""
+        # An open copy would hide the parent's death from the worker.
         self.link.close()
 
     def part(self) -> None:
-        """Close the link: the worker ends once it has done what it is at."""
+        """Shut the link down; the worker ends after its current task."""
         with contextlib.suppress(OSError):
             self.link.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """End the process at once, whatever it is at; `close` does the rest."""
+        """Kill the process now; `close` still has to follow."""
         _kill(self._process, self.sentinel)
 
     def close(self, deadline: float) -> None:
-        """End the process, by force once `deadline` has passed; may be repeated."""
+        """Wait for the process to end, and kill it after `deadline`; may be called again."""
         if self.is_closed:
             return
         self._process.join(max(deadline - monotonic(), 0))
@@ -166,12 +166,12 @@ class WorkerProcess:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the process was ended from here."""
+        """Whether `close` has run."""
         return not self._finalizer.alive
 
 
 def _end(link: socket.socket, process: Any, sentinel: int, owner: int) -> None:
-    """End a worker for good; in a forked child, which only has copies of it, let go of those."""
+    """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
     link.close()
     is_ours = os.getpid() == owner
     if is_ours:
@@ -190,7 +190,7 @@ def _kill(process: Any, sentinel: int) -> None:
 
 
 def close_all(workers: list[WorkerProcess], grace: float) -> None:
-    """End workers: what they are at may take so many seconds, then they are killed."""
+    """Stop workers; those still at a task after `grace` seconds are killed."""
     for one in workers:
         one.part()
     deadline = monotonic() + grace
@@ -204,7 +204,7 @@ _living: set[int] = set()
 
 
 def number_arena(arena: Arena) -> int:
-    """Return the number by which worker processes know an arena."""
+    """Return an arena's number, which identifies it in messages to workers."""
     number = _numbered.get(arena)
     if number is None:
         number = _numbered[arena] = next(_arena_numbers)

@@ -1,4 +1,4 @@
-"""What a worker process says of an exception: its class and its traceback, pickled."""
+"""Worker's side: reporting an exception to the loader, with its class and its traceback."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpuloader.fetch.processes.wire import dumps
 
 
 def pack_failure(error: BaseException) -> bytes:
-    """Return an exception and its cause for a message, whatever they are."""
+    """Return an exception, its cause and its traceback as a payload; works for any exception."""
     cause, users = error.__cause__, find_users_own(error)
-    # Where the loader itself found fault, the message says it all.
+    # An error that the loader itself raised needs no traceback: its message is complete.
     trace = "" if isinstance(users, LoaderError) else "".join(traceback.format_exception(users))
     return dumps((_freeze(error), None if cause is None else _freeze(cause), trace))
 
 
 def find_users_own(error: BaseException) -> BaseException:
-    """Return what the user's code raised: the cause of an error of ours, or the error itself."""
+    """Return the exception that the user's code raised: the cause of a LoaderError, or the error itself."""
     cause = error.__cause__
     return cause if cause is not None and isinstance(error, LoaderError) else error
 
@@ -37,7 +37,7 @@ def _freeze(error: BaseException) -> tuple[str, bytes]:
 
 
 def _take_apart(error: BaseException) -> bytes:
-    """Pickle an exception without what calls its class again, and without those of its parts that do not."""
+    """Pickle an exception without its `__init__`, and without those of its parts that cannot be pickled."""
     args = tuple(arg if _is_picklable(arg) else repr(arg) for arg in error.args)
     state = {name: value for name, value in vars(error).items() if _is_picklable(value)}
     return dumps(_Parts(type(error), args, state))
@@ -67,7 +67,7 @@ def _is_picklable(value: object) -> bool:
 
 
 def flush_output() -> None:
-    """Write out what the user's code has printed, if there is anywhere to write to."""
+    """Flush stdout and stderr, so that the user's output is not lost; ignore streams that are closed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""All that a worker process is told once."""
+"""Both sides: the setup of a worker process, which it gets once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpuloader.collate.reading import Reading
 from gpuloader.order.division import Standing
 
 
-@dataclass(frozen=True)  # without slots: an error about what cannot be pickled names it by its attributes
+@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
 class Setup:
-    """All that a worker process is told once.
+    """The setup of a worker process, which it gets once, when it starts.
 
     Attributes
     ----------
@@ -20,9 +20,9 @@ class Setup:
     init : callable or None
         Called with the worker's number before its first sample.
     count : int
-        How many workers there are.
+        The number of workers, the most there may be with ``num_workers='auto'``.
     standing : Standing
-        Which rank the workers belong to.
+        The rank that the workers belong to.
     """
 
     reading: Reading

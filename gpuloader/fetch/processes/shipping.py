@@ -1,4 +1,4 @@
-"""Shipping a dataset to workers: pickled once, its arrays in one sealed memory file that all of them map."""
+"""Both sides: a dataset is pickled once, with its arrays in one sealed memory file that all workers map."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from gpuloader.base.platforms import available_memory, open_memory_file, reserve
 from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle
 
 IN_BAND_LIMIT = 32 << 20
-"""Bytes of pickle beyond the out-of-band arrays above which an object is huge Python objects.
+"""The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
 
-Each worker makes these objects again. Up to here two workers at once have them after about what a bare
-spawned interpreter takes (230 ms; by the fork server 7 ms, forked 4 ms): 27 MB of floats in lists after
-170 ms, 44 MB of (path, label) tuples after 300 ms, 90 MB of floats after 620 ms; forked ones have them after
-11, 15 and 29 ms. Memory does not decide: once all was touched, reference counts have copied 80 to 90 % as
-much into a forked worker. Measured by ``benchmarks/start_method.py``.
+Each worker creates these objects anew. Up to this size, two workers at once have them after about the time
+that a bare spawned interpreter takes to start (230 ms; with the fork server 7 ms, forked 4 ms): 27 MB of
+floats in lists take 170 ms, 44 MB of (path, label) tuples 300 ms, 90 MB of floats 620 ms. Forked workers
+have them after 11, 15 and 29 ms. Memory does not decide: once a forked worker has touched all objects, their
+reference counts have made it copy 80 to 90 % as much. Measured by ``benchmarks/start_method.py``.
 """
 
-_ALIGNMENT = 256  # as of the fields in a slot
+_ALIGNMENT = 256  # bytes, as for the fields of a slot
 _PIECE = 4 << 20  # bytes of a strided array that are made contiguous at a time
-_LOOK = 1 << 20  # bytes of pickle after which a part is not to blame
-_STEP = 16 << 20  # bytes of pickle between two looks at the memory there is
-_HEADER = struct.Struct("<8sQQQ")  # magic, bytes of pickle (right behind it), where the table is, its length
-_ENTRY = struct.Struct("<QQ")  # a buffer: where it is, its bytes
+_LOOK = 1 << 20  # bytes of pickle after which `blame` skips a part
+_STEP = 16 << 20  # bytes of pickle between two checks of the available memory
+_HEADER = struct.Struct("<8sQQQ")  # magic, bytes of the pickle behind it, offset of the table, its length
+_ENTRY = struct.Struct("<QQ")  # a buffer's offset and its bytes
 _MAGIC = b"gpuload1"
-_HINT = "; with cloudpickle installed, functions and classes go by value"
+_HINT = "; install cloudpickle to pickle functions and classes by value"
 
 
 class Unshippable(Exception):
-    """The object cannot go to a worker that is not forked, or should not; the message says why."""
+    """The object cannot or should not be pickled for workers; the message says why."""
 
 
 class Parcel:
-    """One sealed memory file: a pickle, and the memory of the arrays that left it.
+    """A sealed memory file that holds a pickle and the memory of its arrays.
 
-    Any number of processes may `unpack` its descriptor, at the same time too; nothing changes it any more.
-    It is nameless, so a crash leaves nothing behind, and its memory goes when the parcel is closed and the
-    last array that was unpacked from it is gone.
+    Nothing can change it, and any number of processes may `unpack` its descriptor at the same time. It has no
+    name, so a crash leaves nothing behind. Its memory is freed when the parcel is closed and the last array
+    unpacked from it is gone.
 
     Attributes
     ----------
     descriptor : int
-        The memory file; -1 once closed. Closed by itself in a program that is executed.
+        The memory file's descriptor, closed on exec; -1 once the parcel is closed.
     nbytes : int
-        Size of the file.
+        The size of the file.
     needs_main : bool
-        The pickle refers to the module ``__main__`` by name, so a worker must import the main module first.
+        Whether the pickle refers to the module ``__main__`` by name, so that workers must import it first.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Parcel:
         self.needs_main = needs_main
 
     def close(self) -> None:
-        """Give the descriptor back; what was unpacked from it stays. Safe to call twice."""
+        """Close the descriptor; unpacked objects stay valid. May be called again."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -85,16 +85,16 @@ class Parcel:
 def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     """Pickle an object once into a memory file, for any number of workers.
 
-    The memory of NumPy arrays, and of whatever else pickles by buffers, is written to the file from where it
-    lies; arrays over the same memory still share it. A memory-mapped file is not read: the worker maps it
-    again (so what was changed in a mapping of mode ``'c'``, which is in no file, stays behind).
+    The memory of NumPy arrays, and of other objects that pickle their buffers, is written straight into the
+    file. Arrays that share memory still share it afterwards. A memory-mapped file is not read; the worker
+    maps it again. Changes to a mapping of mode ``'c'`` are lost, because they are in no file.
 
     Parameters
     ----------
     value : object
-        Usually a dataset. Nothing may change it meanwhile.
+        The object, usually a dataset. Nothing may change it during the call.
     limit : int or None
-        Bytes of pickle beyond the memory of arrays at which to give up; None to never do.
+        The most bytes of pickle, arrays not counted; None for no limit.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     Raises
     ------
     Unshippable
-        The object cannot be pickled, is too much of Python objects, or no memory file can be made.
+        The object cannot be pickled, its pickle exceeds the limit, or no memory file can be created.
     StagingMemoryError
         There is not enough memory for the file.
 
@@ -133,23 +133,23 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
 
 
 def unpack(descriptor: int) -> Any:
-    """Return the object in a memory file that `pack` wrote, with its arrays in place.
+    """Return the object in a memory file that `pack` wrote, without copying its arrays.
 
-    The arrays are views of a private mapping of the file: they share its pages with all other processes
-    until this one writes to them, and what it writes stays its own. The descriptor may be closed right
-    afterwards; the mapping lives as long as any of the arrays.
+    The arrays are views of a private mapping of the file. They share its pages with all other processes until
+    this one writes to them; its writes stay private. The descriptor may be closed right afterwards; the
+    mapping lives as long as any of the arrays.
 
     Parameters
     ----------
     descriptor : int
-        Of the memory file, as it came from another process.
+        The memory file's descriptor, usually received from another process.
 
     Raises
     ------
     LoaderError
-        The descriptor is of something else.
+        The descriptor does not hold a packed object.
     BaseException
-        What the object raised while it was made again.
+        Unpickling the object raised.
 
     Examples
     --------
@@ -172,7 +172,7 @@ def unpack(descriptor: int) -> Any:
 
 
 class _PickleFile:
-    """Where a pickle goes: behind the header of a memory file, or nowhere; either way not past a limit."""
+    """A `Sink` with a limit, which writes behind the header of a memory file, or only counts the bytes."""
 
     def __init__(self, limit: int | None, descriptor: int | None = None) -> None:
         self.limit = limit
@@ -195,17 +195,17 @@ def _memory_file() -> int:
     try:
         return open_memory_file("gpuloader-dataset")
     except OSError as error:
-        raise Unshippable(f"the memory file to share a dataset by could not be made: {error}") from error
+        raise Unshippable(f"cannot create a memory file that shares the dataset: {error}") from error
 
 
 def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]]) -> int:
-    """Write the header, the table and the memory around a pickle; return the size of the whole file."""
+    """Write the header, the table and the arrays around the pickle; return the size of the whole file."""
     table_start = _HEADER.size + pickle_nbytes
     end = table_start + len(memory) * _ENTRY.size
     placed: dict[Any, tuple[int, NDArray[Any]]] = {}
     table = bytearray()
     for one in memory:
-        # The same memory twice, say of an array and its reshaped view, is written once and shared.
+        # Memory that occurs twice, as of an array and its reshaped view, is written once and shared.
         same = (one.__array_interface__["data"][0], one.shape, one.strides, one.itemsize)
         if same not in placed:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -227,7 +227,7 @@ def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]
 
 
 def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
-    """Give the bytes of an array in the order of its indices, with no copy of more than a piece of them."""
+    """Yield the bytes of an array in C order, copying at most one piece at a time."""
     if array.flags.c_contiguous:
         yield array.reshape(-1).view(np.uint8).data
     elif array.nbytes <= _PIECE:
@@ -258,17 +258,17 @@ def _check_memory(nbytes: int) -> None:
 
 def _shortage(nbytes: int, reason: str) -> str:
     return (
-        f"{nbytes:,} bytes of memory to share the dataset with its workers could not be had: {reason}; "
-        "keep large arrays in files and map them (np.memmap), start the workers by forking, or raise the "
-        "memory limit of this machine or container"
+        f"cannot allocate {nbytes:,} bytes of memory to share the dataset with its workers: {reason}; keep "
+        "large arrays in files and map them with np.memmap, pass start_method='fork', or raise the memory "
+        "limit of this machine or container"
     )
 
 
 def _explain(value: object, error: Exception, limit: int | None) -> str:
     if isinstance(error, SinkFull):
         return (
-            f"a {type(value).__name__} holds more than {limit or 0:,} bytes of pickled Python objects beside "
-            "the memory of its arrays, and every worker would have to make them again; keep them in arrays"
+            f"a {type(value).__name__} holds more than {limit or 0:,} bytes of pickled Python objects, not "
+            "counting arrays, and every worker would have to unpickle them; store them in arrays"
         )
     way, culprit, cause = blame(value, error, lambda: _PickleFile(_LOOK))
     hint = "" if has_cloudpickle() or not isinstance(culprit, FunctionType | type) else _HINT

@@ -1,4 +1,4 @@
-"""How worker processes start: forked, by the fork server, or as programs of their own."""
+"""Loader's side: starting worker processes by fork, with the fork server, or by spawn."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _PRELOADED = "gpuloader.fetch.processes.preloaded"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How worker processes come by what they need.
+    """How worker processes start, and how they get their setup.
 
     Attributes
     ----------
     method : str
         'fork', 'forkserver' or 'spawn'.
     setup : Setup
-        For forked ones, which simply have it.
+        The setup, which forked workers inherit.
     parcel : Parcel or None
-        For the others.
+        The pickled setup, for workers that are not forked.
     """
 
     method: str
@@ -43,16 +43,18 @@ class Start:
 
 
 def choose_start(setup: Setup, method: str | None) -> Start:
-    """Return how workers start: as asked, or as suits the dataset.
+    """Choose how workers start: by `method`, or if that is None by the dataset.
 
-    Without a wish, a fork server does it, which has NumPy and this package loaded and no thread or lock of
-    the user's program; a dataset that cannot be pickled, or is so many Python objects that unpickling
-    copies in each worker would cost more, is forked where that is safe.
+    The default is a fork server, which has loaded NumPy and this package and has no threads or locks of the
+    user's program. Workers are forked instead, if that is safe, when the dataset cannot be pickled, or when
+    it holds so many Python objects that unpickling them in every worker would cost more.
 
     Raises
     ------
     LoaderError
         The dataset cannot be pickled, and the method needs that.
+    StagingMemoryError
+        There is too little memory for a copy of the dataset's arrays, and forking is not an option.
     """
     if method == "fork":
         return Start("fork", setup, None)
@@ -62,7 +64,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     except StagingMemoryError:
         if not may_fork:
             raise
-        return Start("fork", setup, None)  # which needs no second copy of the dataset's arrays
+        return Start("fork", setup, None)  # forking needs no second copy of the dataset's arrays
     except Unshippable as reason:
         if not may_fork:
             what = str(reason).removeprefix("Setup.").removeprefix("reading.")
@@ -72,7 +74,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
             ) from reason
         return Start("fork", setup, None)
     if parcel.needs_main and may_fork:
-        # Importing the user's main module in every worker could start the whole program once more.
+        # Importing the main module in every worker could run the whole program again.
         parcel.close()
         return Start("fork", setup, None)
     return Start(method or "forkserver", setup, parcel)
@@ -80,7 +82,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
 
 @contextmanager
 def prepared(start: Start) -> Iterator[None]:
-    """Start a process with this package preloaded, and without the user's main module if it can be."""
+    """Preload this package for processes started in the block; skip the user's main module if possible."""
     if start.method == "fork" or start.parcel is None or start.parcel.needs_main:
         yield
         return
@@ -94,15 +96,16 @@ def prepared(start: Start) -> Iterator[None]:
 
 @contextmanager
 def _uninterrupted(loads_ours: bool) -> Iterator[None]:
-    """Have a fork server that loads our modules start with SIGINT blocked, until it has loaded them.
+    """Start the fork server with SIGINT blocked, if it preloads our modules; it unblocks SIGINT afterwards.
 
-    The server inherits what is blocked here. An interrupt of this process comes at the end of the block, as
-    the server would complain of a connection that breaks off; a second one comes at once.
+    The server inherits the signals blocked here. An interrupt of this process is deferred to the end of the
+    block, because the server would print a traceback about a broken connection. A second interrupt is not
+    deferred.
     """
     if not loads_ours:
         yield
         return
-    resource_tracker.ensure_running()  # which unblocks SIGINT once it has started, so not within the block
+    resource_tracker.ensure_running()  # before the block, because starting it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         with _deferred_interrupt():
@@ -113,9 +116,10 @@ def _uninterrupted(loads_ours: bool) -> Iterator[None]:
 
 @contextmanager
 def _deferred_interrupt() -> Iterator[None]:
-    """Have Python's own handler of SIGINT called at the end of the block, for an interrupt within it.
+    """Defer an interrupt that arrives within the block to its end.
 
-    To block the signal in this thread is not enough: another one takes it, and Python's handler runs here.
+    Blocking SIGINT in this thread is not enough: another thread receives it, and Python still runs the
+    handler in this one.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -140,10 +144,10 @@ def _deferred_interrupt() -> Iterator[None]:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Have processes that start meanwhile not import the user's main module, which is the whole program."""
+    """Keep processes started within the block from importing the user's main module, the whole program."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    # By these two `multiprocessing` knows what to import into the child.
+    # From these two `multiprocessing` learns what the child must import.
     main.__spec__ = None
     if path is not None:
         del main.__file__
@@ -156,24 +160,24 @@ def without_main() -> Iterator[None]:
 
 
 def _preload() -> bool:
-    """Have the fork server load our modules, unless somebody else has a wish; return whether it will."""
+    """Make the fork server preload our modules, unless the user has set others; return whether it will."""
     server: Any = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:
-        # Those that are not installed are passed over. Ours comes last: it opens the server to interrupts.
+        # The server skips modules that are not installed. Ours comes last, because it unblocks SIGINT.
         multiprocessing.set_forkserver_preload(["threadpoolctl", "cloudpickle", _PRELOADED])
     return _PRELOADED in getattr(server, "_preload_modules", ())
 
 
 def forget_server() -> None:
-    """Have this process, which was just forked, start a fork server of its own if it needs one.
+    """Make this newly forked process start its own fork server when it needs one.
 
-    Its parent's is no child of it, so `multiprocessing` would not start anything by that; and our copy of the
-    pipe that keeps the server alive would keep it beyond the parent's end.
+    The parent's server is not a child of this process, so `multiprocessing` could not use it. This process's
+    copy of the pipe that keeps the server alive would also let it outlive the parent.
     """
     server: Any = forkserver._forkserver
     if getattr(server, "_forkserver_pid", None) is None:
         return
     with contextlib.suppress(OSError):
         os.close(server._forkserver_alive_fd)
-    server._lock = threading.Lock()  # perhaps held by a thread that is not here
+    server._lock = threading.Lock()  # a thread that was not forked may hold the old one
     server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None

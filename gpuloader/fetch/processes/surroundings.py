@@ -1,4 +1,4 @@
-"""What a worker process sees of the world: signals, memory, threads, GPUs, random numbers."""
+"""Worker's side: setting up a worker's signals, GPUs, threads and random numbers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEX
 
 
 def take_signals() -> None:
-    """Leave signals that reach every process of a terminal or job to the loader, which ends its workers."""
+    """Ignore SIGINT, which a terminal sends to the loader too, so that it ends its workers; reset SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # the start blocks it
+    if hasattr(signal, "pthread_sigmask"):  # `starting` blocks it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    # A forked worker would have the user's own handler, which need not end it.
+    # A forked worker inherits the user's handler, which might not end it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def forswear_cuda() -> None:
-    """Hide all GPUs from what the dataset uses."""
+    """Hide all GPUs from the dataset's libraries."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def seed_globals(seed: int) -> None:
-    """Seed what datasets draw from without asking: the same for a batch, whichever worker has it."""
+    """Seed the global generators of Python, NumPy and PyTorch, so that draws do not depend on the worker."""
     random.seed(seed)
     np.random.seed(seed)
     torch = sys.modules.get("torch")
@@ -38,7 +38,7 @@ def seed_globals(seed: int) -> None:
 
 
 def limit_threads(workers: int) -> None:
-    """Keep the libraries that the dataset uses from starting a thread a core in every worker."""
+    """Limit the threads of the dataset's libraries, so that the workers share the cores."""
     share = str(max(usable_cores() // workers, 1))
     for name in _THREADS:
         os.environ.setdefault(name, share)

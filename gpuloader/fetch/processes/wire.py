@@ -1,9 +1,9 @@
-"""What the loader and a worker process say to each other: short messages over a socket pair.
+"""Both sides: the messages between the loader and a worker process, sent over a socket pair.
 
-A message is a header of 44 bytes and, rarely, something pickled behind it, whose length the header has: not
-every system has sockets that keep messages apart. Indices travel in a shared board
-and samples in the slots, so a task and its answer are headers alone. What is too long for a message goes in
-a memory file whose descriptor the message carries.
+A message is a header of 44 bytes, followed in rare cases by a pickled payload. The header holds the payload's
+length, because not every system has sockets that preserve message boundaries. Indices travel in a shared
+board and samples in the slots, so a task and its answer are usually bare headers. A payload that is too long
+for a message goes into a memory file, and the message carries the file's descriptor.
 """
 
 from __future__ import annotations
@@ -27,50 +27,52 @@ from gpuloader.base.platforms import open_memory_file, reserve
 from gpuloader.fetch.processes.pickling import has_cloudpickle
 
 _HEADER = struct.Struct("<BBHIIQQQQ")
-_LONGEST = 32 << 10  # bytes of a message; the kernel's default for a socket's buffer is 208 KiB
-_LONGEST_IN_STREAM = 1 << 10  # there only short messages are taken by the kernel as a whole or not at all
+_LONGEST = 32 << 10  # bytes per payload; the kernel's default for a socket buffer is 208 KiB
+_LONGEST_IN_STREAM = 1 << 10  # on a stream, the kernel sends only short messages whole or not at all
 _STREAM = int(socket.SOCK_STREAM)
 _INT_NBYTES = 4
 NO_ROW = 0xFFFFFFFF
-"""In the place of a board's row: the indices are behind the header."""
+"""Stands for a row of the board: the indices are in the payload."""
 
 NO_BATCH = 2**64 - 1
-"""In the place of a batch's number: the error is not of a batch, and the worker ends with it."""
+"""Stands for a batch's number: the error belongs to no batch, and the worker ends."""
 
 
 class Kind(IntEnum):
-    """What a message is about."""
+    """The kinds of messages, and the meaning of each one's numbers, descriptor and payload."""
 
-    SETUP = 1  # the dataset in a parcel (descriptor); pickled: nothing
-    BOARD = 2  # the board (descriptor); a: rows, b: columns
-    EPOCH = 3  # b: seed, c: epoch, d: serial; pickled: form and item state
-    FORM = 4  # pickled: the form, which another worker settled
-    ARENA = 5  # slots' memory (descriptor); a: its number, b: bytes
-    FORGET = 6  # a: number of an arena that is gone
-    TASK = 7  # a: row of the board, arena and offset and size of the slot (size 0: none yet); b: batch
-    SLOT = 8  # the slot that was asked for, as in TASK; size 0: it is refused
-    NEED = 9  # b: batch, c: bytes; pickled: the form, if this batch settled it
-    DONE = 10  # b: batch, c: begun, d: end; pickled: what is new about it
-    END = 11  # b: batch; there is none, the worker's items are at their end, or the task was called off
-    ERROR = 12  # b: batch, or NO_BATCH; pickled: the exception
+    # From the loader.
+    SETUP = 1  # descriptor: the parcel with the dataset
+    BOARD = 2  # descriptor: the board; a: rows, b: columns
+    EPOCH = 3  # b: seed, c: epoch, d: serial; payload: form and item state
+    FORM = 4  # payload: the form that another worker settled
+    ARENA = 5  # descriptor: memory of slots; a: the arena's number, b: its bytes
+    FORGET = 6  # a: number of an arena that no longer exists
+    TASK = 7  # a: row of the board, b: batch, c: samples; arena, d: offset, e: size of the slot (0: none yet)
+    SLOT = 8  # answers NEED; arena, d: offset, e: size of the slot (0: refused)
+    # From the worker.
+    NEED = 9  # asks for a slot; b: batch, c: bytes; payload: the worker's form
+    DONE = 10  # b: batch, c: start, d: end of the work, ns; payload: layout, objects and state if new
+    END = 11  # b: batch; there is no batch, because the items ran out or the epoch is over
+    ERROR = 12  # b: batch or NO_BATCH; payload: the exception
 
 
 @dataclass(slots=True)
 class Message:
-    """One message; which numbers mean what, `Kind` says.
+    """One message; `Kind` defines the meaning of its numbers.
 
     Attributes
     ----------
     kind : Kind
-        What it is about.
+        The kind of message.
     a, arena : int
-        32 bits each.
+        Numbers of 32 bits.
     b, c, d, e : int
-        64 bits each.
+        Numbers of 64 bits.
     payload : bytes
-        What is pickled behind the header.
+        The pickled data behind the header, usually empty.
     descriptor : int or None
-        A descriptor that came with it, the receiver's to close.
+        A descriptor that travels with the message; the receiver must close it.
     """
 
     kind: int
@@ -85,18 +87,18 @@ class Message:
 
 
 def send(link: socket.socket, message: Message, flags: int = 0) -> None:
-    """Send a message; its descriptor stays open here.
+    """Send a message; its descriptor stays open on this side.
 
-    `flags` are the system's: with ``socket.MSG_DONTWAIT`` it does not wait.
+    `flags` are those of ``send(2)``; pass ``socket.MSG_DONTWAIT`` to raise instead of waiting for room.
 
     Raises
     ------
     BlockingIOError
-        It was not to wait, and the link is full.
+        The link is full, with MSG_DONTWAIT.
     ConnectionError
         The other side is gone.
     OSError
-        There are no descriptors or memory left to send it with.
+        Too few descriptors or too little memory to send it.
     """
     payload, descriptor = message.payload, message.descriptor
     if spilled := len(payload) > (_LONGEST_IN_STREAM if _is_stream(link) else _LONGEST):
@@ -116,16 +118,14 @@ def send(link: socket.socket, message: Message, flags: int = 0) -> None:
 
 
 def receive(link: socket.socket, flags: int = 0) -> Message | None:
-    """Return the next message, waiting for it; None where the other side is gone.
+    """Wait for the next message and return it; None if the other side is gone.
 
-    `flags` are the system's: with ``socket.MSG_DONTWAIT`` it does not wait.
+    With ``socket.MSG_DONTWAIT`` in `flags`, an empty link raises BlockingIOError.
 
     Raises
     ------
-    BlockingIOError
-        It was not to wait, and no message is there.
     OSError
-        What came with the message did not fit among this process's open files.
+        The message's descriptor was lost, because this process has too many open files.
     """
     try:
         room = _HEADER.size if (is_stream := _is_stream(link)) else _HEADER.size + _LONGEST
@@ -149,14 +149,13 @@ def receive(link: socket.socket, flags: int = 0) -> Message | None:
 
 
 def _is_stream(link: socket.socket) -> bool:
-    """Return whether a link does not keep messages apart."""
-    return (
-        super(socket.socket, link).type == _STREAM
-    )  # not `link.type`: making the enum costs as much as reading
+    """Return whether a link does not preserve message boundaries."""
+    # Not `link.type`: creating its enum member costs as much as a read.
+    return super(socket.socket, link).type == _STREAM
 
 
 def _read_rest(link: socket.socket, data: bytes) -> bytes:
-    """Return a message of which a stream gave the beginning, nothing where the other side died amid it."""
+    """Read the rest of a message from a stream and return it whole; empty if the sender died in between."""
     while True:
         missing = _HEADER.size - len(data)
         if missing <= 0:
@@ -187,9 +186,9 @@ def _unspill(descriptor: int) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value pickled for a payload: by name what has one, by value where that is all there is.
+    """Pickle a value for a payload: by name where possible, otherwise by value with cloudpickle.
 
-    A class that came here by value is known again where it came from, so objects of it may go back.
+    The sender of a class that arrived here by value recognizes it, so its instances may be sent back.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -200,7 +199,7 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_for_stranger(value: Any) -> bytes:
-    """Return a value pickled for a worker whose main module is not ours, so that nothing refers to that."""
+    """Pickle a value for a worker without our main module, so that nothing refers to it by name."""
     data = dumps(value)
     return _dumps_by_value(value) if b"__main__" in data and has_cloudpickle() else data
 
@@ -211,14 +210,14 @@ def _dumps_by_value(value: Any) -> bytes:
 
 
 class Board:
-    """Shared memory in which the loader writes what a task's indices are, and which epoch still counts.
+    """Shared memory into which the loader writes the indices of tasks and the serial of the current epoch.
 
     Attributes
     ----------
     serial : numpy.ndarray
-        One number: the epoch that is served now. Tasks of another are called off.
+        int64, shape (1,): the serial of the current epoch. Workers skip tasks of any other.
     rows : numpy.ndarray
-        int64, one row a task under way.
+        int64, one row of indices per task in progress.
     """
 
     def __init__(self, descriptor: int, rows: int, columns: int) -> None:
@@ -229,7 +228,7 @@ class Board:
 
     @classmethod
     def create(cls, rows: int, columns: int) -> tuple[Board, int]:
-        """Return a new board, and the descriptor that others map it by."""
+        """Return a new board, and the descriptor with which workers map it."""
         descriptor = open_memory_file("gpuloader-board")
         try:
             reserve(descriptor, _board_nbytes(rows, columns))

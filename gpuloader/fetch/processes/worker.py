@@ -1,4 +1,4 @@
-"""A worker process: fetches samples and writes them straight into the slots it is told. No CUDA, ever."""
+"""Worker's side: the child process, which fetches samples and writes them into slots. It never uses CUDA."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from gpuloader.staging.ring import Slot
 
 
 class _Gone(Exception):
-    """The loader's side of the link is closed: the worker's time is over."""
+    """The loader has closed the link, so the worker must end."""
 
 
 def run(link: socket.socket, number: int, setup: Setup | None) -> None:
-    """Be worker `number` until the link closes; `setup` comes over the link where none is given."""
+    """Run worker `number` until the link closes; without a `setup`, receive it over the link."""
     take_signals()
     die_with_parent()
     forswear_cuda()
@@ -80,7 +80,7 @@ class _Worker:
         except (_Gone, SystemExit):
             raise
         except BaseException as error:
-            # Outside any task: the dataset could not be unpickled, or `worker_init_fn` raised.
+            # Not from a task: the dataset could not be unpickled, or `worker_init_fn` raised.
             self._send_error(NO_BATCH, error)
 
     def _receive_setup(self) -> Setup:
@@ -98,7 +98,7 @@ class _Worker:
     def _tell(self, message: Message) -> None:
         try:
             send(self._link, message)
-        except ConnectionError:  # not to be taken for one of the user's
+        except ConnectionError:  # must not look like one that the dataset raised
             raise _Gone from None
 
     def _receive(self) -> Message:
@@ -128,7 +128,7 @@ class _Worker:
         tell_worker(info)
 
     def _take(self, message: Message) -> None:
-        """Take what is no task: memory that comes and goes."""
+        """Handle a message that is not a task: memory to map or to forget, or a form."""
         if message.kind == Kind.FORGET:
             self._arenas.pop(message.a, None)
             self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
@@ -194,11 +194,11 @@ class _Worker:
             else:
                 self._take(message)
         if not message.e:
-            raise LoaderError("the loader has no room for the batch")
+            raise LoaderError("the loader has no slot for the batch")
         return self._slot(message)
 
     def _slot(self, message: Message) -> Slot:
-        """Return the slot a message names, the same object each time: it keeps its views."""
+        """Return the slot that a message describes; always the same object, because it caches its views."""
         key = message.arena, message.d
         slot = self._slots.get(key)
         if slot is None or slot.bytes.size != message.e:
@@ -207,7 +207,7 @@ class _Worker:
         return slot
 
     def _describe(self, staged: StagedBatch) -> bytes:
-        """Return what the loader cannot know of a batch, pickled; nothing where all is as it was last."""
+        """Pickle the facts about a batch that are new to the loader; return nothing if there are none."""
         look = staged.layout, staged.levels, staged.structure
         is_new = look != self._told
         if not is_new and not staged.objects and staged.state is None:
@@ -218,8 +218,8 @@ class _Worker:
         except Exception as error:
             self._told = ()
             raise LoaderError(
-                f"what is no array in batch {staged.number} cannot be pickled ({type(error).__name__}: "
-                f"{error}); use worker_type='thread', or leave it out in a collate_fn"
+                f"batch {staged.number} contains a non-array value that cannot be pickled "
+                f"({type(error).__name__}: {error}); use worker_type='thread', or drop it in a collate_fn"
             ) from error
 
     def _send_error(self, number: int, error: BaseException) -> None:

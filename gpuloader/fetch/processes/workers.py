@@ -1,4 +1,4 @@
-"""Fetching in worker processes, which write samples straight into the slots."""
+"""Loader's side: fetching one epoch with worker processes, which write samples straight into the slots."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from gpuloader.watch.tracing import WORKER, mark
 
 
 class ProcessWorkers:
-    """The parent's side of worker processes for one epoch; all methods are the consumer's.
+    """Fetches one epoch with a pool of worker processes; only the consumer calls the methods.
 
-    Tasks go to the worker with the fewest; of an iterable dataset, to each in turn. The batch that settles
-    the form goes out alone, so that no other worker has an opinion on it.
+    A task goes to the worker with the fewest, or for an iterable dataset to each worker in turn. The batch
+    that settles the form is sent alone, so that no two workers settle different forms.
 
     Parameters
     ----------
     pool : Pool
-        The processes.
+        The worker processes.
     window : Window
-        The batches to come and those under way.
+        The batches to come and those in progress.
     terms : Terms
-        What holds for this epoch.
+        The options of this epoch.
     meter : Meter
         Counts where the time goes.
     give_back : callable
-        Takes the pool at the end of the epoch; its workers are gone unless they were to stay.
+        Takes the pool when the epoch ends; its workers have ended unless they persist.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class ProcessWorkers:
         worker.send(Message(Kind.EPOCH, b=terms.seed, c=terms.epoch, d=pool.serial, payload=payload))
 
     def resize(self, workers: int, ahead: int) -> None:
-        """Fetch with so many workers from now on, and have so many batches under way.
+        """Use `workers` workers from now on, and keep up to `ahead` batches in progress.
 
-        Workers beyond the number finish what they have, and stay without work until the epoch is over.
+        Surplus workers finish their tasks and then idle until the epoch ends.
         """
         pool = self._pool
         for number in range(len(pool.workers), workers):
@@ -95,10 +95,18 @@ class ProcessWorkers:
         self._window.ahead = ahead
 
     def get(self) -> StagedBatch:
-        """Return the next batch, waiting for it.
+        """Wait for the next batch and return it.
 
-        Raises `QueueClosed` at the end of the epoch, else what is wrong: `SampleError`, `WorkerError` or
-        another `LoaderError`.
+        Raises
+        ------
+        QueueClosed
+            The epoch is over.
+        SampleError
+            The dataset raised, or a sample does not fit its field.
+        WorkerError
+            A worker died; a `WorkerTimeout` if none answered in time.
+        LoaderError
+            A worker could not start, a batch could not be pickled, or this is a forked process.
         """
         deadline = monotonic() + self._terms.timeout if self._terms.timeout else None
         while (staged := self._take()) is None:
@@ -108,7 +116,7 @@ class ProcessWorkers:
         return staged
 
     def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None where `get` would wait; raises as `get`."""
+        """Return the next batch, or None if `get` would wait; raises like `get`."""
         staged = self._take()
         if staged is None:
             self._hear(0)
@@ -118,18 +126,20 @@ class ProcessWorkers:
     def _take(self) -> StagedBatch | None:
         if os.getpid() != self._pool.process:
             raise LoaderError(
-                "the loader's worker processes belong to the process that forked this one; begin a new "
+                "the loader's worker processes belong to the process that forked this one; start a new "
                 "epoch here"
             )
         if self._broken:
-            raise LoaderError("the epoch was interrupted while it spoke to its workers; begin a new one")
+            raise LoaderError(
+                "the epoch was interrupted in the middle of a message to or from a worker; start a new one"
+            )
         if not self._has_looked:
             self._has_looked = True
-            self._hear(0)  # of workers that died since the last epoch
+            self._hear(0)  # notices workers that died since the last epoch
         try:
             self._hand_out()
             return deliver(self._window, self._meter)
-        except KeyboardInterrupt:  # half-way
+        except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
 
@@ -162,21 +172,21 @@ class ProcessWorkers:
         )
 
     def _hear(self, milliseconds: float | None) -> bool:
-        """Deal with every answer and death that comes within the time; return whether there was one."""
+        """Handle the answers and deaths that arrive in time (None: no limit); return False if none does."""
         ready = self._poll.poll(milliseconds)
         try:
             for descriptor, _ in ready:
                 worker = self._by_descriptor[descriptor]
                 if descriptor == worker.sentinel or not self._receive(worker):
                     self._bury(worker)
-                    break  # what else was ready may have other descriptors by now
-        except KeyboardInterrupt:  # half-way
+                    break  # the other ready descriptors may have been closed and reused
+        except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
         return bool(ready)
 
     def _receive(self, worker: WorkerProcess) -> bool:
-        """Deal with one message of a worker; return False where its link is closed, and so its time over."""
+        """Receive and handle one message of a worker; return False if it closed the link and so has ended."""
         message = receive(worker.link, socket.MSG_DONTWAIT)
         if message is None:
             return False
@@ -196,7 +206,7 @@ class ProcessWorkers:
             try:
                 self._finish(worker, job, message)
             except Exception as error:
-                problem = f"what is no array in batch {job.number} cannot be unpickled: {error!r}"
+                problem = f"batch {job.number} contains a non-array value that cannot be unpickled: {error!r}"
                 job.finish(None, LoaderError(problem).with_traceback(error.__traceback__))
         return True
 
@@ -222,7 +232,7 @@ class ProcessWorkers:
             job.finish(StagedBatch(job.slot, layout, levels, job.number, structure, objects, state))
 
     def _grant(self, worker: WorkerProcess, job: Job, message: Message) -> None:
-        """Give a job the room it asks for."""
+        """Answer a worker's request for a slot: send it one, or refuse and end the job with the error."""
         pool = self._pool
         try:
             if not pool.is_settled:
@@ -238,12 +248,12 @@ class ProcessWorkers:
         worker.send(Message(Kind.SLOT, arena=arena, d=offset, e=size))
 
     def _bury(self, worker: WorkerProcess) -> None:
-        """Deal with a dead worker, once everything it still said has been heard.
+        """Handle the last messages of a dead worker, then replace it.
 
         Raises
         ------
         WorkerError
-            It is not to be replaced, or too many died of the same batch.
+            Workers are not to be replaced, or too many died at the same batch.
         """
         with contextlib.suppress(BlockingIOError):
             while self._receive(worker):
@@ -272,16 +282,19 @@ class ProcessWorkers:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
         self._broken = True
-        worker.kill()  # it would not end by itself
+        worker.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
         return timed_out(who, worker.pid, self._terms.timeout, number, indices)
 
     def close(self) -> bool:
-        """End or call off what the workers do, and take all slots back; return whether they may serve again.
+        """Call off all tasks, stop the workers unless they persist, and take all slots back.
 
-        They may not where they are another process's, which forked this one, or are being collected together
-        with the workers, in whatever order.
+        Returns
+        -------
+        bool
+            Whether the slots may be used again. They may not if they belong to the process that forked this
+            one, or if the garbage collector has already ended the workers.
         """
         pool = self._pool
         if os.getpid() != pool.process:
@@ -302,7 +315,7 @@ class ProcessWorkers:
         return intact
 
     def _call_off(self, deadline: float) -> bool:
-        """Have every task under way ended or skipped; return False where that takes too long."""
+        """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
         self._pool.board.serial[0] = -1
         try:
             while any(worker.jobs for worker in self._pool.workers):

@@ -1,4 +1,6 @@
-"""Worker threads: each batch is cut into parts, and each part is one thread's job.
+"""Worker threads: map-style batches are cut into one part per thread; iterable ones go to threads in turn.
 
-In: jobs. Out: staged batches. Opened by `fetch.fetching`.
+In: jobs from a `fetch.jobs.Window`.
+Out: staged batches.
+Callers: `fetch.fetching` alone.
 """

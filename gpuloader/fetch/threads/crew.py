@@ -1,4 +1,4 @@
-"""A crew: the threads that fetch for one epoch, and the bell they ring when something is done."""
+"""The worker threads of one epoch: how they start, take tasks, report back and end."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from gpuloader.watch.tracing import WORKER
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The workers of one epoch.
+    """The options of one epoch's worker threads.
 
     Attributes
     ----------
     count : int
-        How many.
+        The number of threads.
     timeout : float
-        Seconds a batch may be waited for, 0 for any time.
+        Seconds to wait for a batch; 0 means no limit.
     init : callable or None
         Called with the worker's number before its first sample.
     seed, epoch : int
-        Of the loader.
+        The loader's seed and epoch.
     dataset : object
-        What they read.
+        The dataset that the threads read.
     standing : Standing
-        Of which rank they are.
+        The rank that the threads belong to.
     most : int
-        How many there may become.
+        The most threads that tuning may start.
     """
 
     count: int
@@ -54,19 +54,19 @@ class Crew:
 
 
 Task = tuple[Callable[[int], None], Job, int, int]
-"""What to call with the thread's number, and the job and the range of its samples that it is about."""
+"""A function to call with the thread's number, its job, and the start and stop of its part of the samples."""
 
 
 class Threads:
-    """Threads that do tasks, each from its queue; threads may share one. All methods are the consumer's.
+    """Threads that run tasks, each from its queue; several may share one.
 
-    A thread that hangs in the user's dataset cannot be ended from outside: it stays, harmless, until the
-    dataset returns or the process ends.
+    Only the consumer calls the methods. A thread that hangs in the user's dataset cannot be stopped from
+    outside: it stays, harmless, until the dataset returns or the process ends.
 
     Attributes
     ----------
     bell : SimpleQueue
-        Who has done a job puts something there.
+        Receives an entry whenever a thread finishes a job, to wake the consumer.
     closed : threading.Event
         Set once the epoch is over.
     """
@@ -85,7 +85,7 @@ class Threads:
             self._start(tasks)
 
     def add(self, tasks: SimpleQueue[Task | None]) -> None:
-        """Start one thread more."""
+        """Start another thread, which takes its tasks from this queue."""
         self._queues.append(tasks)
         self._start(tasks)
 
@@ -102,21 +102,21 @@ class Threads:
         thread.start()
 
     def check(self) -> None:
-        """Raise `LoaderError` if a thread could not begin, or runs in the process that forked this one."""
+        """Raise `LoaderError` if a thread failed to start, or if the threads belong to the parent process."""
         if os.getpid() != self._process:
             raise LoaderError(
-                "the loader's worker threads do not exist in this forked process; begin a new epoch here"
+                "the loader's worker threads do not exist in this forked process; start a new epoch here"
             )
         if self._failures:
             raise self._failures[0]
 
     def wait_for(self, window: Window, take: Callable[[], StagedBatch | None]) -> StagedBatch:
-        """Return what `take` returns once that is a batch; it is asked again whenever a job is done.
+        """Call `take` whenever a job finishes, until it returns a batch; return that.
 
         Raises
         ------
         WorkerTimeout
-            None came in time.
+            No batch was ready in time.
         """
         deadline = monotonic() + self._timeout if self._timeout else None
         while (staged := take()) is None:
@@ -136,10 +136,10 @@ class Threads:
         return timed_out(who, self._process, self._timeout, job.number, held or job.indices)
 
     def close(self, window: Window, give_up: Callable[[], object] | None = None) -> bool:
-        """End the threads and take back the slots they do not write to; return False if one did not end.
+        """Stop the threads and return the slots they are not writing to; return False if one did not end.
 
-        `give_up` is called for those who wait for the form. In a forked process, which has no such threads
-        but perhaps the locks they held, nothing is done.
+        `give_up` wakes threads that wait for the form. In a forked process it does nothing: the threads do
+        not exist there, and locks they held may still be locked.
         """
         if os.getpid() != self._process:
             return False

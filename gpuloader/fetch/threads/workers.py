@@ -1,4 +1,4 @@
-"""Fetching in several threads: for datasets that wait, or that decode with the GIL released."""
+"""Fetching in several threads: for datasets that wait for I/O, or whose decoders release the GIL."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import mark
 
 PART_NBYTES = 1 << 20
-"""Arrays are taken by several threads where each gets so many bytes; below, handing over costs more."""
+"""The least bytes that each thread gathers from arrays; for less, handing over the task costs more."""
 
 
 class _Parts:
-    """A job cut into parts, for several threads."""
+    """A job that is cut into parts for several threads."""
 
     def __init__(self, job: Job, assembly: Assembly | Gathering, count: int, threads: Threads) -> None:
         self._job = job
@@ -37,9 +37,10 @@ class _Parts:
         self._lock = threading.Lock()
 
     def run(self, start: int, stop: int, give_up: Callable[[], object] | None, worker: int) -> None:
-        """Fetch a part; whoever does the last one finishes the job.
+        """Fetch a part; the thread that fetches the last one finishes the job.
 
-        The part that settles the form has a `give_up`, for those who wait for the form when it cannot be had.
+        Only the part that settles the form has a `give_up`. If it fails, this wakes the threads that wait for
+        the form.
         """
         begun = perf_counter_ns()
         error: BaseException | None = None
@@ -51,7 +52,8 @@ class _Parts:
         ended = perf_counter_ns()
         mark("fetch", begun, ended)
         with self._lock:
-            # The first in the batch's order, whoever was faster; a part that waited in vain says nothing.
+            # Keep the error that is first in the batch's order, not in time. A part that gave up waiting for
+            # the form has only a `QueueClosed`, which ranks last.
             if error is not None and (self._error is None or _rank(start, error) < _rank(*self._error[1:])):
                 self._error = worker, start, error
             self._job.busy += ended - begun
@@ -91,19 +93,19 @@ def _end_job(
 
 
 class ThreadWorkers:
-    """Threads that fetch the samples of batches, several of them for one batch.
+    """Threads that fetch a map-style dataset; each batch is cut into one part per thread.
 
-    A batch is cut into a part for each thread, so the first one is there as soon as can be and few slots
-    are needed. All methods are the consumer's.
+    Sharing a batch makes the first one ready soonest and needs few slots. Only the consumer calls the
+    methods.
 
     Parameters
     ----------
     assembler : Assembler or Gatherer
-        Puts batches together.
+        Assembles the batches.
     window : Window
-        The batches to come and those under way.
+        The batches to come and those in progress.
     crew : Crew
-        How many threads, and what they obey.
+        The number of threads and their options.
     meter : Meter
         Counts where the time goes.
     """
@@ -118,20 +120,20 @@ class ThreadWorkers:
         self._threads = Threads(crew, [self._tasks] * crew.count)
 
     def resize(self, workers: int, ahead: int) -> None:
-        """Fetch with so many threads from now on, and have so many batches under way."""
+        """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
         for _ in range(self._count, workers):
             self._threads.add(self._tasks)
         for _ in range(workers, self._count):
-            self._tasks.put(None)  # whoever takes it ends
+            self._tasks.put(None)  # the thread that takes it ends
         self._count = workers
         self._window.ahead = ahead
 
     def get(self) -> StagedBatch:
-        """Return the next batch, waiting for it; raise `QueueClosed` at the end, or its error."""
+        """Wait for the next batch and return it; raise `QueueClosed` at the end, or the batch's error."""
         return self._threads.wait_for(self._window, self.get_nowait)
 
     def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None where `get` would wait."""
+        """Return the next batch, or None if `get` would wait."""
         self._threads.check()
         window = self._window
         self._settled = self._settled or _is_settled(self._assembler)
@@ -160,13 +162,13 @@ class ThreadWorkers:
             self._tasks.put((run, job, start, stop))
 
     def close(self) -> bool:
-        """End the threads; return False if one did not come back in time."""
+        """Stop the threads; return False if one did not end in time."""
         give_up = self._assembler.give_up if isinstance(self._assembler, Assembler) else None
         return self._threads.close(self._window, give_up)
 
 
 def _is_settled(assembler: Assembler | Gatherer) -> bool:
-    """Return whether the form is known: until then one batch is under way, so that nobody waits in vain."""
+    """Return whether the form is known; until then only one batch is in progress, to settle it."""
     if isinstance(assembler, Gatherer):
         return True
     return assembler.form is not None or assembler.collation.whole
@@ -175,7 +177,8 @@ def _is_settled(assembler: Assembler | Gatherer) -> bool:
 class ThreadStreams:
     """Threads that each read an iterable dataset; their batches are delivered in turn.
 
-    Parameters as for `ThreadWorkers`; `streams` are one a thread, and `turn` says which begins.
+    The parameters are those of `ThreadWorkers`, plus `streams`, one per thread, and `turn`, the number of the
+    thread that yields the first batch.
     """
 
     def __init__(
@@ -197,11 +200,11 @@ class ThreadStreams:
         self._threads = Threads(crew, self._tasks)
 
     def get(self) -> StagedBatch:
-        """Return the next batch, waiting for it; raise `QueueClosed` at the end, or its error."""
+        """Wait for the next batch and return it; raise `QueueClosed` at the end, or the batch's error."""
         return self._threads.wait_for(self._window, self.get_nowait)
 
     def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None where `get` would wait."""
+        """Return the next batch, or None if `get` would wait."""
         self._threads.check()
         window = self._window
         self._forget_ended()
@@ -240,7 +243,7 @@ class ThreadStreams:
         _end_job(job, staged, error, worker, self._threads)
 
     def close(self) -> bool:
-        """End the threads; return False if one did not come back in time."""
+        """Stop the threads; return False if one did not end in time."""
         closed = self._threads.close(self._window)
         for stream in self._streams if closed else ():
             stream.close()

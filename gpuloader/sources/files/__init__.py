@@ -1,1 +1,6 @@
-"""Datasets in files, at rest and afar: Parquet, tar shards, Zarr and HDF5 arrays, by path or URL."""
+"""Datasets in files, local or remote: Parquet, tar shards, Zarr and HDF5 arrays.
+
+In: paths or URLs.
+Out: datasets, whose samples are read when they are needed.
+Callers: users; `loader`, for the columns of Ray's tables.
+"""

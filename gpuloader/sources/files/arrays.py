@@ -1,4 +1,4 @@
-"""Arrays in a store, row by row: `ZarrDataset` and `HDF5Dataset`, opened by each process for itself."""
+"""`ZarrDataset` and `HDF5Dataset`: the rows of stored arrays; each process opens the store itself."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote,
 class StoredArrays(Dataset[dict[str, Any]]):
     """The rows of arrays that share their first dimension; the base of the two datasets below.
 
-    Whoever reads opens the store: a process that was forked, or that was sent the dataset, does so anew. Any
-    thread may read. A batch is read chunk by chunk, each once, whatever the order of its samples; of an array
-    without chunks, rows that lie side by side are read at once.
+    The process that reads opens the store, so a forked process, or one that received the dataset in a
+    pickle, opens it again. Any thread may read. Whatever the order of its samples, a batch reads each chunk
+    once. In an array without chunks, adjacent rows are read together.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class StoredArrays(Dataset[dict[str, Any]]):
         self._attempts = check_count("attempts", attempts)
         self._names = None if arrays is None else list(arrays)
         if self._names is not None and (not self._names or len(set(self._names)) < len(self._names)):
-            raise ValueError(f"arrays must be different names, one or more, got {self._names}")
+            raise ValueError(f"arrays must be one or more different names, got {self._names}")
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
         try:
             lengths = {name: _count_rows(name, array) for name, array in self._arrays().items()}
             if not lengths:
-                raise DataFileError("it has no arrays at its top; name those to read in arrays")
+                raise DataFileError("there are no arrays at the top level; name those to read in arrays")
             if len(set(lengths.values())) > 1:
-                raise DataFileError(f"arrays must have equally many rows, got {lengths}")
+                raise DataFileError(f"arrays must have the same number of rows, got {lengths}")
         except DataFileError as error:
             error.file = self._url
             raise
         finally:
-            self.close()  # so that forked workers do not share it
+            self.close()  # so that forked workers do not share the store
         self._length = next(iter(lengths.values()))
 
     def _open(self) -> Any:
@@ -58,7 +58,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
         raise NotImplementedError
 
     def _list(self, store: Any) -> list[str]:
-        """Return the names of the arrays at the top of a store."""
+        """Return the names of the arrays at the top level of a store."""
         raise NotImplementedError
 
     def _close(self, store: Any) -> None:
@@ -72,13 +72,13 @@ class StoredArrays(Dataset[dict[str, Any]]):
         return sample
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Read several samples, each chunk of an array once."""
+        """Read several samples, reading each chunk of an array once."""
         rows = np.array([check_index(self, index) for index in indices], np.int64)
         columns = {name: self._take(name, array, rows) for name, array in self._arrays().items()}
         return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
 
     def _take(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return some rows of an array."""
+        """Return rows of an array, in the order of `rows`."""
         wanted, places = np.unique(rows, return_inverse=True)
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
@@ -96,12 +96,12 @@ class StoredArrays(Dataset[dict[str, Any]]):
         try:
             read = array[start:stop]
         except Exception as error:
-            problem = f"rows {start} to {stop - 1} cannot be read: {describe_error(error)}"
+            problem = f"cannot read rows {start} to {stop - 1}: {describe_error(error)}"
             raise DataFileError(problem, file=self._url, column=name) from error
         return read
 
     def _arrays(self) -> dict[str, Any]:
-        """Return the arrays, opened by this process."""
+        """Return the arrays by name, opened by this process."""
         with self._lock:
             if self._held is None or self._held[0] != os.getpid():
                 store = self._open()
@@ -111,7 +111,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
     def _choose(self, store: Any) -> dict[str, Any]:
         if hasattr(store, "shape"):
             return {PurePath(self._url).stem: store}
-        # A server need not tell what it has: what has a name is asked for by it.
+        # A server may be unable to list its contents, so named arrays are requested by name.
         names = self._list(store) if self._names is None else self._names
         return {name: self._find(store, name) for name in names}
 
@@ -123,7 +123,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
                 raise
             found = None
         if not hasattr(found, "shape"):
-            raise DataFileError("there is no such array", file=self._url, column=name)
+            raise DataFileError("there is no array of this name", file=self._url, column=name)
         return found
 
     @property
@@ -145,29 +145,30 @@ class StoredArrays(Dataset[dict[str, Any]]):
 
 
 class ZarrDataset(StoredArrays):
-    """The rows of Zarr arrays; a sample is a dict of one row an array.
+    """The rows of Zarr arrays; a sample is a dict with one row per array.
 
     Parameters
     ----------
     url : path or URL
-        A group, or one array, which then goes by the name of the store without its suffix. Those with a
-        scheme are read through fsspec.
+        The group, or a single array, whose name is then that of the store without its suffix. fsspec reads
+        URLs with a scheme.
     arrays : list of str or None
-        Which arrays of the group; None: all at its top, where the store can list them, as HTTP cannot.
+        The arrays of the group to read. None reads all at its top level, if the store can list them; HTTP
+        cannot.
     attempts : int
-        How often to ask for what a dropped connection did not bring, with growing waits of 5 s at most.
+        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
 
     Raises
     ------
     MissingPackage
-        zarr is not installed, or fsspec where a URL needs it.
+        zarr is not installed, or fsspec is not and the URL needs it.
     TypeError, ValueError
-        `arrays` is no list of different names.
+        `arrays` is not a list of different names.
     SourceError
-        There is no such store, or it cannot be read.
+        The store does not exist or cannot be read.
     DataFileError
-        It lacks an array, or they differ in their number of rows; while reading, a chunk is damaged (in a
-        loader it is then the cause of a `SampleError`).
+        The store lacks an array, or the arrays differ in their number of rows. Also raised while reading if
+        a chunk is damaged; in a loader it is then the cause of a `SampleError`.
 
     Examples
     --------
@@ -190,33 +191,34 @@ class ZarrDataset(StoredArrays):
         return persist(lambda: zarr.open(self._url, mode="r"), self._url, self._tries)
 
     def _list(self, store: Any) -> list[str]:
-        return sorted(store.array_keys())  # listed in whatever order
+        return sorted(store.array_keys())  # Zarr lists them in no fixed order
 
 
 class HDF5Dataset(StoredArrays):
-    """The rows of arrays in an HDF5 file; a sample is a dict of one row an array.
+    """The rows of arrays in an HDF5 file; a sample is a dict with one row per array.
 
     Parameters
     ----------
     url : path or URL
-        The file. One with a scheme is copied here when the dataset is made, through fsspec, into a temporary
-        file without a name; worker processes read that one (on Linux).
+        The file. If it has a scheme, fsspec copies it to an unnamed temporary file when the dataset is made;
+        on Linux, worker processes read that copy.
     arrays : list of str or None
-        Which arrays of the file; None: all at its top.
+        The arrays of the file to read. None reads all at its top level.
     attempts : int
-        How often to ask for what a dropped connection did not bring, with growing waits of 5 s at most.
+        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
 
     Raises
     ------
     MissingPackage
-        h5py is not installed, or fsspec where a URL needs it.
+        h5py is not installed, or fsspec is not and the URL needs it.
     TypeError, ValueError
-        `arrays` is no list of different names.
+        `arrays` is not a list of different names.
     SourceError
-        There is no such file, or it cannot be read.
+        The file does not exist or cannot be read.
     DataFileError
-        It is truncated, no HDF5 file, lacks an array, or they differ in their number of rows; while
-        reading, a chunk is damaged (in a loader it is then the cause of a `SampleError`).
+        The file is truncated, is not an HDF5 file or lacks an array, or the arrays differ in their number of
+        rows. Also raised while reading if a chunk is damaged; in a loader it is then the cause of a
+        `SampleError`.
 
     Examples
     --------
@@ -238,8 +240,8 @@ class HDF5Dataset(StoredArrays):
     ) -> None:
         self._path, self._copied = as_url(url), is_remote(as_url(url))
         if self._copied:
-            # HDF5 reads under a lock that whatever thread collects garbage may ask for, that of a remote file
-            # system too: each would wait for the other. So nothing remote is read under it.
+            # HDF5 reads under a lock that any thread may need while it collects garbage, including the thread
+            # of a remote file system. Each would wait for the other, so HDF5 only reads local files.
             copy = _copy_here(self._path, attempts)
             weakref.finalize(self, copy.close)
             self._path = f"/proc/{os.getpid()}/fd/{copy.fileno()}"
@@ -250,13 +252,13 @@ class HDF5Dataset(StoredArrays):
             import h5py
         except ImportError:
             raise missing_package("reading HDF5 files", "h5py", "hdf5") from None
-        source = open_source(self._path)  # which says what is wrong, if it is not there
+        source = open_source(self._path)  # raises a SourceError with the reason if the file is missing
         try:
-            # By the name of a file without one HDF5 would not find it.
+            # HDF5 cannot open the unnamed copy by path.
             store = h5py.File(source if self._copied else self._path, "r")
         except OSError as error:
             source.close()
-            problem = f"it is truncated or no HDF5 file: {error}"
+            problem = f"the file is truncated or not an HDF5 file: {error}"
             raise DataFileError(problem, file=self._url) from error
         if self._copied:
             weakref.finalize(store, source.close)
@@ -272,7 +274,7 @@ class HDF5Dataset(StoredArrays):
 
 
 def _copy_here(url: str, attempts: int) -> IO[bytes]:
-    """Return a copy of a remote file, without a name, so that nothing of it is left behind."""
+    """Copy a remote file to an unnamed temporary file, which leaves nothing behind, and return that."""
     with open_source(url, attempts, buffered=True) as source:
         copy = tempfile.TemporaryFile()  # noqa: SIM115 - the dataset closes it
         try:
@@ -286,5 +288,5 @@ def _copy_here(url: str, attempts: int) -> IO[bytes]:
 
 def _count_rows(name: str, array: Any) -> int:
     if not array.shape:
-        raise DataFileError("an array of rows is expected, got a single value", column=name)
+        raise DataFileError("expected an array with a first dimension, got a single value", column=name)
     return int(array.shape[0])

@@ -1,4 +1,4 @@
-"""Columns of Arrow as the loader takes them: numbers as arrays over Arrow's memory, the rest as objects."""
+"""Arrow columns in the loader's form: numbers as arrays in Arrow's memory, anything else as objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ArrowObjects:
-    """A column of text, or of whatever else is no number: Python objects once its rows are taken."""
+    """A column of text or other non-numbers, converted to Python objects when its rows are taken."""
 
     def __init__(self, values: pa.Array, name: str) -> None:
         self._values = values
@@ -25,43 +25,43 @@ class ArrowObjects:
         self._is_nested = values.type.num_fields > 0
 
     def take(self, rows: Rows) -> list[Any]:
-        """Return the values of some rows, as Arrow makes them into Python objects.
+        """Return the values of some rows as Python objects, as Arrow converts them.
 
         Raises
         ------
         DataFileError
-            Python has no object for one: a date beyond the year 9999, for one.
+            Python cannot represent a value, such as a date beyond the year 9999.
         """
         chosen = self._values[rows] if isinstance(rows, slice) else self._values.take(rows)
         try:
             listed: list[Any] = chosen.to_pylist()
         except (ValueError, OverflowError) as error:
             raise DataFileError(
-                f"a value of type {self._values.type} cannot be made into an object of Python, "
-                f"{describe_error(error)}; write it as another type, or leave the column out",
+                f"cannot convert a value of type {self._values.type} to a Python object "
+                f"({describe_error(error)}); write it as another type, or leave the column out",
                 column=self._name,
             ) from error
         return [_keep_lists(value) for value in listed] if self._is_nested else listed
 
 
 def _keep_lists(value: Any) -> Any:
-    """Return a value whose lists stay whole: another row's may be longer."""
+    """Return a value whose lists are not split into fields, because another row's list may be longer."""
     if isinstance(value, dict):
         return {name: _keep_lists(entry) for name, entry in value.items()}
     return WholeList(value) if isinstance(value, list) else value
 
 
 def columns_of(table: pa.Table) -> Mapping[str, Column]:
-    """Return the columns of a table, those of numbers as NumPy sees their memory, without a copy.
+    """Return the columns of a table; those of numbers are NumPy arrays that share Arrow's memory.
 
-    Numbers and booleans become arrays (booleans by a copy: Arrow has eight in a byte), lists and tensors of
-    fixed shape arrays of more dimensions, lists of numbers of varying length a `Ragged`; anything else stays
-    what it is, and becomes Python objects row by row. `check_values` is to have found nothing.
+    Numbers and booleans become arrays. Booleans are copied, because Arrow packs eight into a byte. Lists and
+    tensors of fixed shape become arrays of more dimensions, and lists of numbers of varying length become a
+    `Ragged`. Any other column becomes an `ArrowObjects`. The table must have passed `check_values`.
 
     Parameters
     ----------
     table : pyarrow.Table
-        Columns in several chunks are made into one, by a copy.
+        The table. Columns in several chunks are copied into one chunk.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def columns_of(table: pa.Table) -> Mapping[str, Column]:
 
 
 def check_values(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
-    """Raise `DataFileError` where a column of numbers has a null, or one of text has what is no UTF-8.
+    """Raise `DataFileError` if a column of numbers has a null, or a column of text is not valid UTF-8.
 
     >>> import pytest
     >>> pa = pytest.importorskip("pyarrow")
@@ -92,8 +92,8 @@ def check_values(table: pa.Table, *, file: str | None = None, row_group: int | N
         count = sum(map(_count_nulls, column.chunks))
         if count:
             raise DataFileError(
-                f"{count} of {len(column)} values {'is' if count == 1 else 'are'} null, which no number "
-                "stands for; fill them when the file is written, or leave the column out",
+                f"{count} of {len(column)} values {'is' if count == 1 else 'are'} null, which no number can "
+                "represent; fill nulls when you write the file, or leave the column out",
                 file=file,
                 row_group=row_group,
                 column=name,
@@ -101,12 +101,12 @@ def check_values(table: pa.Table, *, file: str | None = None, row_group: int | N
         try:
             column.validate(full=True)
         except ArrowInvalid as error:
-            problem = f"{error}; write what is not text as binary, or leave the column out"
+            problem = f"{error}; write data that is not text as binary, or leave the column out"
             raise DataFileError(problem, file=file, row_group=row_group, column=name) from error
 
 
 def _count_nulls(values: pa.Array) -> int:
-    """Return how many numbers, or lists of them, are missing; 0 where there are none to be had."""
+    """Return how many numbers, or lists of numbers, are null; 0 for a column of anything else."""
     if not _is_number(_innermost(values.type)):
         return 0
     while not values.null_count and not _is_number(values.type):
@@ -120,7 +120,7 @@ def _innermost(kind: pa.DataType) -> pa.DataType:
 
 
 def _inside(values: pa.Array) -> pa.Array:
-    """Return what lists hold, of these rows alone where they are a part of a longer array."""
+    """Return the values inside lists, for these rows only if the array is a slice of a longer one."""
     if hasattr(values.type, "storage_type"):
         return values.storage
     return values.dictionary_decode() if hasattr(values.type, "index_type") else values.flatten()
@@ -140,13 +140,13 @@ def _column(values: pa.Array, name: str) -> Column:
 
 
 def _fixed_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
-    """Return the shape that all values of a type have, and what they hold."""
+    """Return the shape that all values of a type share, and the type of their elements."""
     from pyarrow import types
 
     storage = getattr(kind, "storage_type", None)
-    shape = getattr(kind, "shape", None)  # of a tensor's type, Arrow's own or Ray's
+    shape = getattr(kind, "shape", None)  # tensor types have one, both Arrow's and Ray's
     axes = getattr(kind, "permutation", None) or ()
-    held = getattr(storage, "value_type", None)  # none where the tensors are of varying shape
+    held = getattr(storage, "value_type", None)  # None for tensors of varying shape
     if held is not None and shape is not None and list(axes) == sorted(axes):
         return tuple(shape), held
     sizes: list[int] = []

@@ -1,7 +1,7 @@
-"""Files by path or URL: local ones as they are, others through fsspec, again where a connection drops.
+"""Open files by path or URL: local files directly, remote files through fsspec, with retries.
 
-A remote file is read in ranges, and a range either comes whole or is asked for again. So a connection that
-drops loses no sample and gives none twice.
+A remote file is read in ranges. A range that does not arrive whole is requested again, so a dropped
+connection neither loses nor repeats a sample.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, BinaryIO, TypeVar, cast
 from gpuloader.base.errors import SourceError, describe_error, missing_package
 
 ATTEMPTS = 5
-"""How often a range of a remote file is asked for before that is an error."""
+"""How many times to request a range of a remote file before raising an error."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
-"""Seconds before the second attempt, doubled before each further one up to the other."""
+"""Seconds to wait before the second attempt; doubled before each later one, up to the longest wait."""
 
 BUFFER = 4 << 20
-"""Bytes asked for at a time where a remote file is read from its start to its end."""
+"""Bytes per request when a remote file is read from its start to its end."""
 
 _LASTING: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, IsADirectoryError)
 _LASTING += (NotADirectoryError, ImportError, LookupError, NotImplementedError, TypeError, ValueError)
-_WORTH_ANOTHER_TRY = (408, 425, 429)  # of the answers that blame the client: in time, another may come
+_WORTH_ANOTHER_TRY = (408, 425, 429)  # the client errors (4xx) that may pass with time
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def is_remote(url: str) -> bool:
 
 
 def as_url(name: str | os.PathLike[str]) -> str:
-    """Return a path or URL as text, a local one as a path.
+    """Return a path or URL as a string; a local URL becomes a path.
 
     >>> as_url("file:///data/a.tar"), as_url("s3://bucket/a.tar")
     ('/data/a.tar', 's3://bucket/a.tar')
@@ -51,14 +51,14 @@ def as_url(name: str | os.PathLike[str]) -> str:
 
 
 def as_urls(names: object) -> list[str]:
-    """Return one path or URL, or a list of them, as a list of text.
+    """Return one path or URL, or a list of them, as a list of strings.
 
     Raises
     ------
     TypeError
-        Something else is given.
+        `names` is neither a path or URL nor a list of them.
     ValueError
-        There is none.
+        The list is empty.
 
     >>> as_urls("a.tar"), as_urls([Path("a.tar"), "b.tar"])
     (['a.tar'], ['a.tar', 'b.tar'])
@@ -68,7 +68,7 @@ def as_urls(names: object) -> list[str]:
     if not isinstance(names, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in names):
         raise TypeError(f"urls must be a path or URL or a list of them, got {type(names).__name__}")
     if not names:
-        raise ValueError("urls must hold one path or URL or more, got none")
+        raise ValueError("urls must hold at least one path or URL, got none")
     return [as_url(one) for one in names]
 
 
@@ -80,16 +80,16 @@ def open_source(url: str, attempts: int = ATTEMPTS, *, buffered: bool = False) -
     url : str
         A local path, or a URL of any scheme that fsspec knows.
     attempts : int
-        How often to ask for what a dropped connection did not bring, 1 or more.
+        How many times to try a read over connections that drop, 1 or more.
     buffered : bool
-        Ask for much at a time, for a reader that reads little at a time, from the start to the end.
+        Request large ranges, for a caller that reads from start to end in small pieces.
 
     Raises
     ------
     SourceError
-        It cannot be opened.
+        The file cannot be opened.
     MissingPackage
-        It is remote, and fsspec is not installed.
+        The file is remote, and fsspec is not installed.
     """
     if not is_remote(url):
         return _open_local(url)
@@ -101,23 +101,23 @@ def _open_local(path: str) -> BinaryIO:
     try:
         return Path(path).open("rb")
     except OSError as error:
-        raise SourceError(f"the file cannot be opened: {error.strerror or error}", url=path) from error
+        raise SourceError(f"cannot open the file: {error.strerror or error}", url=path) from error
 
 
 class RemoteFile(io.RawIOBase):
-    """A file afar, read range by range; of one thread at a time, as files are.
+    """A remote file, read range by range; like any file, for one thread at a time.
 
     Parameters
     ----------
     url : str
-        Of a scheme that fsspec knows.
+        A URL whose scheme fsspec knows.
     attempts : int
-        As for `open_source`, for each range.
+        How many times to request each range, as for `open_source`.
 
     Raises
     ------
     SourceError
-        Its size cannot be had.
+        The size of the file cannot be determined.
     """
 
     def __init__(self, url: str, attempts: int) -> None:
@@ -135,7 +135,7 @@ class RemoteFile(io.RawIOBase):
     def _find_size(self) -> int:
         size = self._system.info(self._path).get("size")
         if size is None:
-            raise ValueError("the server does not tell the file's size, so no part of it can be asked for")
+            raise ValueError("the server does not report the file's size, so ranges cannot be requested")
         return int(size)
 
     def readable(self) -> bool:
@@ -151,13 +151,13 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Make the next read begin elsewhere; return where."""
+        """Move the position of the next read and return it."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(origin + offset, 0)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, or as much of it as there is; raise `SourceError` if that cannot be had."""
+        """Fill `buffer`, up to the end of the file; raise `SourceError` if the read fails."""
         target = memoryview(buffer).cast("B")
         start = self._position
         stop = min(start + len(target), self._size)
@@ -171,35 +171,35 @@ class RemoteFile(io.RawIOBase):
         found: bytes = self._system.cat_file(self._path, start=start, end=stop)
         if len(found) > stop - start:
             raise ValueError(
-                f"asked for bytes {start} to {stop}, got {len(found)}: the server does not give parts of "
-                "files; use one that answers requests with a Range"
+                f"requested bytes {start} to {stop}, got {len(found)}: the server does not return parts of "
+                "files; use one that supports Range requests"
             )
         if len(found) < stop - start:
-            raise ConnectionError(f"asked for bytes {start} to {stop}, got {len(found)}")
+            raise ConnectionError(f"requested bytes {start} to {stop}, got {len(found)}")
         return found
 
 
 def persist(action: Callable[[], T], url: str, attempts: int) -> T:
-    """Return what `action` returns, called again after a wait where it fails by what may pass.
+    """Return what `action` returns; after an error that may pass, wait and call it again.
 
     Raises
     ------
     SourceError
-        It failed so often, or by what will not pass; has the last exception as its cause.
+        The last attempt failed, or the error will not pass. Its cause is the last exception.
     """
     for attempt in itertools.count(1):
         try:
             return action()
         except Exception as error:
             if attempt >= attempts or is_lasting(error):
-                problem = f"it cannot be read: {describe_error(_reason(error))}"
+                problem = f"cannot be read: {describe_error(_reason(error))}"
                 raise SourceError(problem, url=url, attempts=attempt) from error
         time.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
     raise AssertionError("not reached")
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Return whether another attempt would fail as well.
+    """Return whether another attempt would fail with the same error.
 
     >>> is_lasting(ConnectionResetError()), is_lasting(PermissionError())
     (False, True)
@@ -212,6 +212,6 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> BaseException:
-    """Return what went wrong, where fsspec calls every failure to learn a file's size a missing file."""
+    """Return the real error: fsspec reports every failure to determine a file's size as a missing file."""
     hidden = isinstance(error, FileNotFoundError) and error.__cause__ is not None
     return error.__cause__ if hidden and error.__cause__ is not None else error

@@ -1,4 +1,4 @@
-"""`ParquetDataset`: the rows of Parquet files, from Arrow's memory straight into slots."""
+"""`ParquetDataset`: the rows of Parquet files, copied from Arrow's memory straight into slots."""
 
 from __future__ import annotations
 
@@ -23,60 +23,62 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECE_NBYTES = 1 << 20
-"""About so many bytes are decoded at a time: they are still in the processor's cache when they are copied."""
+"""Bytes to decode at a time, roughly: few enough to be in the CPU's cache when they are copied."""
 
-_READERS = 16  # files whose footers are read at the same time: that is waiting, mostly
+_READERS = 16  # threads that read footers, which is mostly waiting
 
 
 class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
-    """The rows of Parquet files; a sample is a dict of one value a column.
+    """The rows of Parquet files; a sample is a dict with one value per column.
 
-    Row groups are the unit of reading: each is read by one worker of one rank, and only the columns asked
-    for are. So ranks have parts of the dataset without the loader's `shard`, and of unequal length where
-    their row groups are; with it every rank reads everything, and equal parts are dealt.
+    One worker of one rank reads each row group, and only the selected columns of it. So without the loader's
+    `shard`, each rank has its own row groups, and row groups of unequal size make shares of unequal length.
+    With `shard`, every rank reads everything, and the loader divides the samples equally.
 
-    Numbers and booleans go from Arrow's memory into the loader's slots column by column, lists of fixed
-    length and tensors as arrays of more dimensions. Lists of numbers of varying length are for the loader's
-    `ragged` or `pad`. Text, dates, lists of them and whatever else become Python objects, one a row; of a
-    struct each field does for itself, numbers again as arrays.
+    Numbers and booleans are copied column by column from Arrow's memory into the loader's slots. Lists of
+    fixed length and tensors become arrays of more dimensions. Lists of numbers of varying length need the
+    loader's `ragged` or `pad`. Text, dates, lists of them and other values become one Python object per row.
+    Each field of a struct follows the same rules, so its numbers become arrays.
 
-    Memory: a worker holds the columns of a row group as they are stored, and about 1 MiB of decoded rows;
-    with a `shuffle_buffer` so many decoded rows more, twice while they are put together: of 65,536 rows of 64
-    float32 and an int64, 17 MB.
+    Memory: a worker holds the stored columns of one row group and about 1 MiB of decoded rows. A
+    `shuffle_buffer` adds that many decoded rows, and twice that while a window is assembled: 65,536 rows of
+    64 float32 and an int64 take 17 MB.
 
     Parameters
     ----------
     urls : path, URL, or list of them
-        The files, all of one schema; those with a scheme are read through fsspec, whose own configuration
-        has credentials and the like.
+        The files, all with the same schema. fsspec reads URLs with a scheme and takes credentials from its
+        own configuration.
     columns : list of str or None
-        Which columns; None: all.
+        The columns to read; None reads all.
     shuffle : bool
-        Read the row groups in an order drawn from `seed` and epoch.
+        True reads the row groups in an order drawn from `seed` and the epoch. False reads them in turn.
     shuffle_buffer : int or None
-        Rows that are shuffled at a time, drawn from several row groups; None: rows stay in their order.
+        The number of rows, from several row groups, to shuffle together. None keeps the rows of a row group
+        in order.
     seed : int
-        Of the orders; the same on all ranks. It is not the loader's, whose epoch counts.
+        The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
+        epoch is the loader's.
     attempts : int
-        How often to ask for what a dropped connection did not bring, with growing waits of 5 s at most.
+        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of the columns read.
+        The schema of the columns read.
     rows : int
-        Of all row groups; ranks and workers have row groups, so their shares need not be equal.
+        The number of rows in all files. Ranks and workers divide row groups, so their shares may be unequal.
 
     Raises
     ------
     MissingPackage
-        pyarrow is not installed, or fsspec where a URL needs it.
+        pyarrow is not installed, or fsspec is not and a URL needs it.
     SourceError
         A file cannot be read.
     DataFileError
-        One is truncated, is no Parquet file, lacks a column, or has another schema than the first; while
-        reading, a row group is damaged, has a null among its numbers or text that is no UTF-8, or the file
-        has changed. Names file, row group and column.
+        A file is truncated, is not a Parquet file, lacks a column, or has another schema than the first. Also
+        raised while reading if a row group is damaged, has a null among its numbers or text that is not
+        UTF-8, or if the file has changed. The message names the file, the row group and the column.
 
     Examples
     --------
@@ -121,7 +123,7 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
 
     @property
     def shards(self) -> int:
-        """How many row groups there are."""
+        """The number of row groups."""
         return len(self._groups)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -129,9 +131,9 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
             yield from block
 
     def iter_blocks(self, size: int) -> Iterator[Block]:
-        """Yield the samples of this worker's row groups in columns, `size` at a time, at last fewer.
+        """Yield the samples of this worker's row groups in columns, `size` per block, the last maybe fewer.
 
-        Raises as the class does.
+        Raises the errors of the class.
         """
         for parts in self._takes(size):
             yield Block([Part(columns, rows) for columns, rows in parts])
@@ -145,12 +147,13 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         from pyarrow import Table
 
         number, group, count = self._groups[shard]
-        # Workers are so many already; one thread reads a row group's columns at the same time.
+        # Workers are parallel already. Without them, Arrow reads the columns of a row group in threads.
         threads = get_worker_info() is None
         with _opened(self._urls[number], self._attempts, group) as file:
             if group >= file.num_row_groups or file.metadata.row_group(group).num_rows != count:
                 raise DataFileError(
-                    "it has changed since the dataset was made; make a new one", file=self._urls[number]
+                    "the file has changed since the dataset was made; make a new dataset",
+                    file=self._urls[number],
                 )
             rows = _count_rows_at_once(file.metadata.row_group(group), set(self.schema.names))
             for batch in file.iter_batches(rows, [group], self.schema.names, use_threads=threads):
@@ -164,13 +167,13 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
     def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
         from pyarrow import concat_tables
 
-        # Whether a column may have nulls is not the same in all files: none of them has.
+        # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
         return columns_of(concat_tables(pieces, promote_options="default"))
 
 
 @contextmanager
 def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[Any]:
-    """Open a Parquet file, and close it; what Arrow finds wrong with it meanwhile is a `DataFileError`."""
+    """Open a Parquet file and close it afterwards; raise Arrow's errors in between as `DataFileError`."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -178,19 +181,19 @@ def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[A
         raise missing_package("reading Parquet files", "pyarrow", "parquet") from None
     with open_source(url, attempts) as source:
         try:
-            # Arrow itself reads a local file without Python in between.
+            # Given a path, Arrow reads a local file without going through Python.
             with ParquetFile(source if is_remote(url) else url, pre_buffer=True) as file:
                 yield file
-        except (LoaderError, MemoryError):  # which Arrow's own error of this kind is as well
+        except (LoaderError, MemoryError):  # Arrow's ArrowMemoryError is a MemoryError too
             raise
         except (ArrowException, OSError) as error:
             raise DataFileError(
-                f"it is truncated or no Parquet file: {error}", file=url, row_group=row_group
+                f"the file is truncated or not a Parquet file: {error}", file=url, row_group=row_group
             ) from error
 
 
 def _count_rows_at_once(group: Any, names: Set[str]) -> int:
-    """Return how many rows of a row group to decode at a time, by what its footer says of its columns."""
+    """Return how many rows of a row group to decode at a time, from the column sizes in the footer."""
     columns = [group.column(number) for number in range(group.num_columns)]
     read = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
     nbytes = max(sum(int(column.total_uncompressed_size) for column in read), PIECE_NBYTES)
@@ -198,20 +201,20 @@ def _count_rows_at_once(group: Any, names: Set[str]) -> int:
 
 
 def _choose(schema: pa.Schema, columns: Sequence[str] | None, url: str) -> pa.Schema:
-    """Return the part of a schema that is read."""
+    """Return the schema of the selected columns."""
     from pyarrow import schema as make_schema
 
     known = Counter(schema.names)
     if not known:
-        raise DataFileError("there are no columns", file=url)
+        raise DataFileError("the file has no columns", file=url)
     names = schema.names if columns is None else list(columns)
     for name in names:
         if name not in known:
-            raise DataFileError(f"there is no such column; there are {schema.names}", file=url, column=name)
+            raise DataFileError(f"no column of this name; the file has {schema.names}", file=url, column=name)
         if known[name] > 1:
             raise DataFileError("several columns have this name; choose others", file=url, column=name)
     if len(set(names)) < len(names) or not names:
-        raise ValueError(f"columns must be different names, one or more, got {names}")
+        raise ValueError(f"columns must be one or more different names, got {names}")
     return make_schema([schema.field(name) for name in names])
 
 
@@ -221,7 +224,7 @@ def _check_schema(expected: pa.Schema, found: pa.Schema, url: str, first: str) -
         kinds.setdefault(field.name, []).append(field.type)
     for field in expected:
         if field.name not in kinds:
-            raise DataFileError(f"there is no such column, unlike in {first}", file=url, column=field.name)
+            raise DataFileError(f"no column of this name, unlike in {first}", file=url, column=field.name)
         kind, *others = kinds[field.name]
         if others:
             raise DataFileError("several columns have this name", file=url, column=field.name)

@@ -1,8 +1,7 @@
-"""Shards: in which order they are read, by whom, from where on, and how their samples are shuffled.
+"""The base of datasets in shards (files, row groups): order, division, shuffling and resuming.
 
-A dataset in shards (files, row groups) is read by streams: one a worker of each rank. A stream's samples are
-a function of the dataset's seed, the epoch and the stream's number alone, so reading can go on anywhere in
-it.
+Streams read such a dataset, one per worker of each rank. A stream's samples depend only on the dataset's
+seed, the epoch and the stream's number, so reading can resume anywhere in it.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from gpuloader.sources.dataset_base import IterableDataset, S
 
 
 class Piece(Protocol):
-    """Consecutive samples of a shard, as they were read: a list, or a table of Arrow."""
+    """Consecutive samples of a shard, as they were read: a list or an Arrow table."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, rows: slice, /) -> Any:
-        """Return some of them."""
+        """Return a slice of the samples."""
 
 
 P = TypeVar("P", bound=Piece)
@@ -37,18 +36,18 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a stream has come.
+    """The position of a stream.
 
     Attributes
     ----------
     shard : int
-        Which of the stream's shards, in the order of the epoch, the present window begins in.
+        The shard in which the current window begins, as a position in the stream's order of the epoch.
     sample : int
-        Which of that shard's samples it begins with.
+        The sample of that shard with which the window begins.
     window : int
-        Its number.
+        The number of the window.
     taken : int
-        Samples of it that were given.
+        The number of samples of the window already yielded.
     """
 
     shard: int = 0
@@ -59,16 +58,16 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One of several readers that share the shards of a dataset.
+    """One of several streams that share the shards of a dataset.
 
     Attributes
     ----------
     number, count : int
-        Which of how many.
+        The stream's number, and the number of streams.
     ranks : int
-        How many ranks they are of.
+        The number of ranks.
     epoch : int
-        Of the loader that reads; 0 where none does.
+        The epoch of the loader that reads; 0 without a loader.
     """
 
     number: int
@@ -78,36 +77,36 @@ class Stream:
 
     @classmethod
     def current(cls) -> Stream:
-        """Return the stream that the calling thread reads: its worker's, of its rank."""
+        """Return the stream of the calling thread, which belongs to its worker and rank."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         rank, ranks = find_rank() if info is None else (info.rank, info.world_size)
         draw = current_draw()
-        # A rank's shards are the same however many workers it has.
+        # A rank has the same shards with any number of workers.
         number = rank + worker * ranks
         return cls(number, ranks * workers, ranks, 0 if draw.seed is None else draw.epoch)
 
 
 class ShardDataset(IterableDataset[S], Generic[S, P, W]):
-    """The base of datasets in shards: who reads which of them, the shuffle buffer, and the state.
+    """The base of datasets in shards: divides them among streams, shuffles, and keeps the state.
 
-    Without shuffling the samples come in the order of the shards. With it the order of the shards is drawn
-    anew for each epoch, and with a buffer their samples are shuffled in windows: the buffer is filled, given
-    in an order drawn at random, and filled again.
+    Without shuffling, samples come in the order of the shards. With shuffling, each epoch draws a new order
+    of the shards. With a buffer as well, samples are shuffled in windows: the buffer is filled, emptied in
+    random order, and filled again.
 
     Parameters
     ----------
     shuffle : bool
-        Read the shards in an order drawn from seed and epoch.
+        Whether to read the shards in an order drawn from the seed and the epoch.
     shuffle_buffer : int or None
-        Samples a window; None: the samples of a shard stay in their order.
+        Samples per window; None keeps the samples of a shard in order.
     seed : int
-        Of all orders; the same on all ranks, which divide the shards by it.
+        The seed of all orders. Must be the same on all ranks, which divide the shards by it.
 
     Raises
     ------
     ValueError
-        A number is out of range, or there is a buffer without shuffling.
+        A number is out of range, or a buffer is given without shuffling.
     """
 
     def __init__(self, *, shuffle: bool, shuffle_buffer: int | None, seed: int) -> None:
@@ -123,28 +122,28 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         raise NotImplementedError
 
     def _read(self, shard: int, skip: int) -> Iterator[P]:
-        """Yield the samples of a shard behind the first `skip`."""
+        """Yield the samples of a shard after the first `skip`."""
         raise NotImplementedError
 
     def _gather(self, pieces: Sequence[P]) -> W:
-        """Return the samples of consecutive pieces as what rows are taken from."""
+        """Return the samples of consecutive pieces in a form that rows can be taken from."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the latest pass over the dataset has come, as plain data.
+        """Return the position of the latest pass over the dataset, as plain data.
 
-        A loader asks for it behind each batch and keeps it in a state of its own.
+        A loader calls this after each batch and stores the result in its own state.
         """
         stream, reached = self._come or (Stream.current(), Reached())
-        # Flat: it is made, and copied, behind each batch.
+        # Flat, because it is made and copied after each batch.
         return {**_fields(stream), **_fields(reached), **self._order_by()}
 
     def _order_by(self) -> dict[str, Any]:
-        """Return what the order of samples depends on, beside stream and epoch."""
+        """Return what the order of samples depends on, other than the stream and the epoch."""
         return {
             "shards": self.shards,
             "shuffle": self._shuffle,
@@ -153,48 +152,48 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken: what was given is not given again.
+        """Make the next pass resume where `state` was taken, without repeating samples.
 
-        The window of the shuffle buffer that was being given is read again, or the rest of the row group.
+        The current window of the shuffle buffer is read again, or else the rest of the shard.
 
         Raises
         ------
         ValueError
-            This is no state of a dataset in shards, or of one that was read in another order.
+            This is not the state of a dataset in shards, or the order of that dataset was another one.
         """
         try:
             stream = Stream(**{name: state[name] for name in Stream.__slots__})
             reached = Reached(**{name: state[name] for name in Reached.__slots__})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no state of a dataset in shards: {state}") from error
+            raise ValueError(f"this is not the state of a dataset in shards: {state}") from error
         for name, here in self._order_by().items():
             if state.get(name) != here:
                 raise ValueError(
                     f"the state is of a dataset with {name}={state.get(name)!r}, this one has {here!r}, "
-                    "so its samples come in another order"
+                    "so its samples are in another order"
                 )
         self._resumed = stream, reached
 
     def _takes(self, size: int) -> Iterator[list[tuple[W, Rows]]]:
-        """Yield `size` samples at a time, the last time fewer, as rows of what `_gather` returned.
+        """Yield `size` samples at a time, at last perhaps fewer, as rows of what `_gather` returned.
 
         Raises
         ------
         ValueError
-            The state to go on from is of another stream, or a rank would have nothing to read.
+            The state to resume from is that of another stream, or a rank would have nothing to read.
         """
         stream, reached = Stream.current(), Reached()
         if stream.ranks > max(self.shards, 1):
             raise ValueError(
-                f"{stream.ranks} ranks cannot share {self.shards} shards: write smaller row groups, or more "
-                "files, or have the loader divide the samples by shard='auto'"
+                f"{stream.ranks} ranks cannot share {self.shards} shards: write smaller row groups or more "
+                "files, or make the loader divide the samples with shard='auto'"
             )
         if self._resumed is not None:
             (resumed, reached), self._resumed = self._resumed, None
             if (resumed.number, resumed.count) != (stream.number, stream.count):
                 raise ValueError(
                     f"the state is of stream {resumed.number} of {resumed.count}, this is stream "
-                    f"{stream.number} of {stream.count}; resume with as many ranks and workers"
+                    f"{stream.number} of {stream.count}; resume with the same number of ranks and workers"
                 )
             stream = resumed
         self._come = stream, reached
@@ -206,7 +205,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             if self._buffer is not None:
                 order = Shuffled(length, mixed_seed(self._seed, start.window), stream.epoch)
             samples, at = self._gather(pieces), start.taken
-            pieces.clear()  # so that no more than this is held while the next window is read
+            pieces.clear()  # so that only the gathered samples are held while the next window is read
             while at < length:
                 stop = min(at + size - count, length)
                 held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
@@ -221,20 +220,20 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             yield held
 
     def _behind(self, start: Reached, at: int) -> Reached:
-        """Return where to go on once the first `at` samples of a window were given."""
+        """Return where to resume after the first `at` samples of a window."""
         if self._buffer is None:
             return Reached(start.shard, start.sample + at)
         return Reached(start.shard, start.sample, start.window, at)
 
     def _order(self, stream: Stream) -> list[int]:
-        """Return the stream's shards in the order of its epoch."""
+        """Return the stream's shards, in the order of its epoch."""
         shards: Any = range(self.shards)
         if self._shuffle:
             shards = Shuffled(self.shards, self._seed, stream.epoch).slice(0, self.shards).tolist()
         return list(shards[stream.number :: stream.count])
 
     def _windows(self, order: Sequence[int], reached: Reached) -> Iterator[tuple[Reached, list[P]]]:
-        """Yield where each window begins, and its samples; only of the first some may have been taken."""
+        """Yield where each window begins, and its samples; only the first may be partly taken already."""
         window, taken = reached.window, reached.taken
         held: list[P] = []
         room, start = self._buffer or 0, (reached.shard, reached.sample)
@@ -256,7 +255,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             yield Reached(*start, window, taken), held
 
     def _pieces(self, order: Sequence[int], first: int, skip: int) -> Iterator[tuple[int, int, P]]:
-        """Yield the samples of the stream's shards from a position on, with where each piece begins."""
+        """Yield the samples of the stream's shards from a position on, and where each piece begins."""
         for shard in range(first, len(order)):
             sample = skip
             for piece in self._read(order[shard], skip):

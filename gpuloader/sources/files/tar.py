@@ -1,4 +1,4 @@
-"""`TarDataset`: samples in tar shards, as the webdataset package writes and reads them."""
+"""`TarDataset`: samples in tar shards, in the format of the webdataset package."""
 
 from __future__ import annotations
 
@@ -16,48 +16,52 @@ from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
 
 SAMPLES = 64
-"""Samples read at a time, at most, where there is no shuffle buffer."""
+"""The most samples to read at a time without a shuffle buffer."""
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}
-"""How packed files begin, whatever their names, and what unpacks them; not every Python has all three."""
+"""Maps the first bytes of compressed files to the module that decompresses them.
+
+The bytes decide, not the file name. The modules are imported by name: not every Python has all three.
+"""
 
 
 class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
-    """Samples in tar files: consecutive members that share a name up to its first dot are one sample.
+    """Samples in tar files: consecutive members that share a name up to its first dot form one sample.
 
-    A shard is a file; each is read by one worker of one rank, so there should be several times as many files
-    as workers of all ranks, of about equal size. Members are read from the start to the end, a remote file
-    in pieces of 4 MiB.
+    A shard is a file, which one worker of one rank reads. So use several times as many files as there are
+    workers on all ranks, of about equal size. Members are read from start to end, a remote file in pieces
+    of 4 MiB.
 
     Memory: the encoded members of 64 samples, or of `shuffle_buffer` samples.
 
     Parameters
     ----------
     urls : path, URL, or list of them
-        The files; ``{000..127}`` in one stands for so many of them. Those with a scheme are read through
-        fsspec.
+        The files; ``{000..127}`` in a name expands to a range of files. fsspec reads URLs with a scheme.
     decode : callable or None
-        Makes a sample of a dict that has the bytes of each member under its extension, in lower case, and
-        ``__key__`` and ``__url__``. None: the dict is the sample.
+        Makes a sample from a dict that holds the bytes of each member under its lower-case extension, plus
+        ``__key__`` and ``__url__``. None makes the dict the sample.
     shuffle : bool
-        Read the shards in an order drawn from `seed` and epoch.
+        True reads the shards in an order drawn from `seed` and the epoch. False reads them in turn.
     shuffle_buffer : int or None
-        Samples that are shuffled at a time, before they are decoded; None: they stay in their order.
+        The number of samples to shuffle together, before they are decoded. None keeps the samples of a shard
+        in order.
     seed : int
-        Of the orders; the same on all ranks. It is not the loader's, whose epoch counts.
+        The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
+        epoch is the loader's.
     attempts : int
-        How often to ask for what a dropped connection did not bring, with growing waits of 5 s at most.
+        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
 
     Raises
     ------
     MissingPackage
-        webdataset is not installed, or fsspec where a URL needs it.
+        webdataset is not installed, or fsspec is not and a URL needs it.
     TypeError
-        `decode` cannot be called.
+        `decode` is not callable.
     SourceError
-        While reading: a file cannot be read.
+        Raised while reading: a file cannot be read.
     DataFileError
-        While reading: one is truncated, or is no tar file.
+        Raised while reading: a file is truncated or is not a tar file.
 
     Examples
     --------
@@ -101,7 +105,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
 
     @property
     def shards(self) -> int:
-        """How many files there are."""
+        """The number of files."""
         return len(self._urls)
 
     def __iter__(self) -> Iterator[Any]:
@@ -132,9 +136,10 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
                         yield piece
             except (LoaderError, MemoryError):
                 raise
-            except Exception as error:  # of tarfile, or of whatever unpacks it
+            except Exception as error:  # tarfile and the decompressors raise many types
                 raise DataFileError(
-                    f"it is truncated or no tar file: {error.args[0] if error.args else error!r}", file=url
+                    f"the file is truncated or not a tar file: {error.args[0] if error.args else error!r}",
+                    file=url,
                 ) from error
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
@@ -143,16 +148,16 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
 
 @contextmanager
 def _unpacked(file: BinaryIO, url: str) -> Iterator[Any]:
-    """Give a tar file as it is once it is unpacked; where it was cut is an error.
+    """Yield a tar file's decompressed contents, and raise `DataFileError` if it is truncated.
 
-    By tarfile a cut passes for the end, between members and in what is packed.
+    tarfile itself takes a truncated file for a complete one, if it is cut between members or compressed.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - tarfile.BLOCKSIZE, 0))
     whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
     file.seek(0)
     head = file.read(max(map(len, _PACKED)))
-    file.seek(0)  # in the buffer still
+    file.seek(0)  # costs no request: these bytes are still in the buffer
     for magic, module in _PACKED.items():
         if head.startswith(magic):
             with import_module(module).open(file) as stream:
@@ -160,6 +165,6 @@ def _unpacked(file: BinaryIO, url: str) -> Iterator[Any]:
             return
     if not whole:
         raise DataFileError(
-            "it is truncated or no tar file: the block of zeros at its end is missing", file=url
+            "the file is truncated or not a tar file: the block of zeros at its end is missing", file=url
         )
     yield file

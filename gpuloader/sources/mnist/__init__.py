@@ -1,4 +1,9 @@
-"""MNIST: the digits as arrays, from gzip JSON, IDX files, or the sample that ships in the package."""
+"""MNIST as arrays, from gzip JSON, IDX files, or the sample in the package.
+
+In: a path, or None for the sample.
+Out: sets of digits, and readers of them.
+Callers: users, `demo` and `cli`.
+"""
 
 from gpuloader.sources.mnist.digits import DigitSet, Mnist
 from gpuloader.sources.mnist.idx import load_idx, read_idx

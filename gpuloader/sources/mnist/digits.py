@@ -1,4 +1,4 @@
-"""`Mnist` and `DigitSet`: handwritten digits in memory, whatever file they came from."""
+"""`Mnist` and `DigitSet`: handwritten digits in memory, independent of the file they came from."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 PIXELS = 28 * 28
 HIGHEST_LABEL = 9
 GREY_LEVELS = 256
-"""A grey level k of the original files is the float k / 256, so pixels lie in [0, 1)."""
+"""Gray level k of the original files becomes the float k / 256, so pixels lie in [0, 1)."""
 MAXIMUM_IMAGES = 70_000
-"""All of MNIST: 60,000 training and 10,000 test images. No source reads more."""
+"""The images in all of MNIST: 60,000 training and 10,000 test images. No reader accepts more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DigitSet:
-    """Images and what they show.
+    """Images of digits and their labels.
 
     Attributes
     ----------
     images : ndarray of float32, shape (n, 784)
-        Grey levels in [0, 1), 0 being the background, row by row of the 28 x 28 image.
+        Gray levels in [0, 1), row by row of the 28 x 28 image; 0 is the background.
     labels : ndarray of int64, shape (n,)
-        The digits, 0 to 9.
+        The digits in the images, 0 to 9.
 
     Examples
     --------
@@ -49,11 +49,11 @@ class Mnist:
     Attributes
     ----------
     train : DigitSet
-        What a model learns from; 50,000 images in the full set.
+        The training set: 50,000 images in the full data.
     valid : DigitSet
-        What its settings are chosen on; 10,000.
+        The validation set, for choosing hyperparameters: 10,000 images in the full data.
     test : DigitSet
-        What it is judged on at the end; 10,000.
+        The test set, for the final evaluation: 10,000 images in the full data.
     """
 
     train: DigitSet
@@ -62,17 +62,19 @@ class Mnist:
 
 
 def from_bytes(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> DigitSet:
-    """Return a set from grey levels 0 to 255 and labels as bytes.
+    """Return a set made from gray levels 0 to 255 and labels, both as bytes.
 
     Parameters
     ----------
-    images : ndarray of uint8, shape (n, ...) with 784 pixels an image
+    images : ndarray of uint8, shape (n, ...)
+        The images, 784 pixels each.
     labels : ndarray of uint8, shape (n,)
+        The labels.
 
     Returns
     -------
     DigitSet
-        With k / 256 for grey level k, which float32 holds exactly.
+        The digits, with k / 256 for gray level k, which float32 represents exactly.
 
     Examples
     --------

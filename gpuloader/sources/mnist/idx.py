@@ -1,4 +1,4 @@
-"""IDX files, the form in which MNIST was first published: a header of big-endian sizes, then raw bytes."""
+"""IDX files, the format in which MNIST was first published: a header of big-endian sizes, then raw bytes."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from gpuloader.base.errors import DataFileError
 from gpuloader.sources.mnist.digits import HIGHEST_LABEL, MAXIMUM_IMAGES, PIXELS, DigitSet, Mnist, from_bytes
 
 MAXIMUM_DATA_BYTES = MAXIMUM_IMAGES * PIXELS
-"""Of one file, 54.9 MB; the largest file of MNIST has 60,000 images."""
+"""The most data bytes to read from one file, 54.9 MB; the largest file of MNIST has 60,000 images."""
 
 _UNSIGNED_BYTES = 0x08
 _GZIP_MARK = b"\x1f\x8b"
 
 
 def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
-    """Read one IDX file of unsigned bytes, plain or gzip (told by its first bytes, not its name).
+    """Read one IDX file of unsigned bytes, plain or compressed with gzip.
 
-    Memory never exceeds twice the bytes that the header gives, which may be 54.9 MB, whatever the file holds.
+    The file's first bytes, not its name, tell whether it is compressed. Whatever the file holds, memory never
+    exceeds twice the number of bytes that the header states, which may be at most 54.9 MB.
 
     Parameters
     ----------
     path : path-like
+        The file.
 
     Returns
     -------
     ndarray of uint8
-        In the shape that the header gives, 1 to 3 dimensions.
+        The data in the shape that the header states, with 1 to 3 dimensions.
 
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
     DataFileError
-        It is no IDX file, holds another type than bytes, more than MNIST can have, or more or less than its
-        header gives, or is a damaged gzip.
+        The file is not an IDX file of bytes, holds more than MNIST can, holds more or less than its header
+        states, or is a damaged gzip file.
 
     Examples
     --------
@@ -68,33 +70,34 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
             raise _problem(path, f"expected a whole gzip file, got a damaged one ({error})") from None
     if len(data) != size:
         got = "more" if len(data) > size else f"{len(data):,}"
-        raise _problem(path, f"expected {size:,} bytes of data, as its header gives shape {shape}, got {got}")
+        raise _problem(path, f"expected {size:,} bytes of data for shape {shape} in its header, got {got}")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def load_idx(folder: str | os.PathLike[str], valid_count: int = 10_000) -> Mnist:
-    """Read the four files of MNIST from a folder; the last of the training digits become the valid set.
+    """Read the four files of MNIST from a folder; the last training digits become the validation set.
 
-    File names are the original ones, such as ``train-images-idx3-ubyte``, with or without ``.gz``, and with
-    a dot or a dash before ``idx``. The valid set lies where the JSON file has it.
+    The files have their original names, such as ``train-images-idx3-ubyte``, with or without ``.gz``, and
+    with a dot or a dash before ``idx``. The validation set is the same as in the JSON file.
 
     Parameters
     ----------
     folder : path-like
+        The folder with the four files.
     valid_count : int
-        Digits of the training files that become the valid set, 1 or more, fewer than there are.
+        The number of training digits that become the validation set, 1 or more. At least one must remain.
 
     Returns
     -------
     Mnist
-        Images as float32 k / 256 for grey level k.
+        The three sets; images are float32, k / 256 for gray level k.
 
     Raises
     ------
     FileNotFoundError
         One of the four files is missing.
     DataFileError
-        One of them is not what it should be, or there are too few training digits to set some aside.
+        A file is not the expected one, or there are too few training digits to set some aside.
     ValueError
         The count is not an integer of 1 or more.
     """
@@ -104,7 +107,9 @@ def load_idx(folder: str | os.PathLike[str], valid_count: int = 10_000) -> Mnist
     split = len(train) - count
     if split < 1:
         raise _problem(
-            Path(folder), f"expected more than {count:,} training digits, the valid set, got {len(train):,}"
+            Path(folder),
+            f"expected more than {count:,} training digits, the size of the validation set, "
+            f"got {len(train):,}",
         )
     return Mnist(
         DigitSet(train.images[:split], train.labels[:split]),
@@ -116,7 +121,9 @@ def load_idx(folder: str | os.PathLike[str], valid_count: int = 10_000) -> Mnist
 def _read_header(file: BinaryIO, path: Path) -> tuple[int, ...]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != _UNSIGNED_BYTES or not 1 <= magic[3] <= 3:
-        raise _problem(path, f"expected it to begin with 00 00 08 and 01, 02 or 03, got {magic.hex(' ')!r}")
+        raise _problem(
+            path, f"expected the file to begin with 00 00 08 and 01, 02 or 03, got {magic.hex(' ')!r}"
+        )
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise _problem(path, f"expected {magic[3]} sizes of 4 bytes in the header, got {len(sizes)} bytes")
@@ -124,7 +131,8 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[int, ...]:
     if math.prod(shape) > MAXIMUM_DATA_BYTES:
         raise _problem(
             path,
-            f"expected at most {MAXIMUM_DATA_BYTES:,} bytes of data, got a header for {math.prod(shape):,}",
+            f"expected at most {MAXIMUM_DATA_BYTES:,} bytes of data, got a header that states "
+            f"{math.prod(shape):,}",
         )
     return shape
 
@@ -149,8 +157,8 @@ def _find(folder: Path, stem: str, ending: str) -> Path:
     for name in names:
         if (folder / name).exists():
             return folder / name
-    raise FileNotFoundError(f"{folder} holds none of {', '.join(names)}; put one of them there")
+    raise FileNotFoundError(f"{folder} contains none of {', '.join(names)}; put one of them there")
 
 
 def _problem(path: Path, problem: str) -> DataFileError:
-    return DataFileError(f"{path}: {problem}; fetch the file again from where MNIST is published")
+    return DataFileError(f"{path}: {problem}; download the file again from where MNIST is published")

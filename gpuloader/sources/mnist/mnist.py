@@ -1,4 +1,4 @@
-"""MNIST wherever it is, and readers of its digits."""
+"""Load MNIST from any of its sources, and make readers of its digits."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from gpuloader.sources.mnist.mnist_json import read_json
 
 
 def load(path: str | os.PathLike[str] | None = None) -> Mnist:
-    """Load MNIST from wherever it is.
+    """Load MNIST from a file, from a folder or from the package.
 
     Parameters
     ----------
     path : path-like or None
-        A gzip JSON file (see `read_json`), a folder with the four IDX files (see `load_idx`), or None for
+        A gzip JSON file (see `read_json`) or a folder with the four IDX files (see `load_idx`). None loads
         the sample in the package.
 
     Returns
     -------
     Mnist
-        Train, valid and test.
+        The training, validation and test sets.
 
     Raises
     ------
     FileNotFoundError
-        There is no such file, or the folder lacks one of the four.
+        The file does not exist, or the folder lacks one of the four files.
     DataFileError
-        The file is truncated, foreign, or larger than MNIST can be.
+        The file is truncated, has another format, or is larger than MNIST can be.
 
     Examples
     --------
@@ -49,14 +49,14 @@ def load(path: str | os.PathLike[str] | None = None) -> Mnist:
 
 
 def sample() -> Mnist:
-    """Return the 5,000 digits in the package: 4,000 to train, 500 to validate, 500 to test.
+    """Return the 5,000 digits in the package: 4,000 for training, 500 for validation, 500 for testing.
 
-    They are the first of each set of the full data.
+    They are the first digits of each set of the full data.
 
     Returns
     -------
     Mnist
-        As from the full files, in 15.7 MB.
+        The three sets, in the same form as from the full files; 15.7 MB.
 
     Examples
     --------
@@ -81,29 +81,29 @@ def reader(
     *,
     flat_labels: bool = False,
 ) -> Callable[[], Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]]:
-    """Return a reader of ready batches that visits every digit once an epoch, the last batch short.
+    """Return a reader of ready batches that visits every digit once per epoch; the last batch may be short.
 
     Parameters
     ----------
     digits : DigitSet
-        What to read.
+        The digits to read.
     batch_size : int
-        Digits a batch, 1 or more.
+        Digits per batch, 1 or more.
     shuffle : bool
-        Draw a new order each time the reader is called; else the digits come as they lie.
+        True draws a new order each time the reader is called. False keeps the order of `digits`.
     seed : int or None
-        Of the orders. Readers of one seed give the same first epoch, the same second, and so on; the
-        epochs of one reader differ. None: other orders in each run. A reader that runs in a process of its
-        own begins each epoch from the state it was sent with, so there every epoch has the same order.
+        The seed of the orders. The epochs of one reader differ, and readers with the same seed agree epoch by
+        epoch. None draws other orders in each run. A reader that runs in its own process begins each epoch
+        from the random state it was sent with, so every epoch there has the same order.
     flat_labels : bool
-        Labels of shape (n,) rather than (n, 1). A squared error against predictions of shape (n, 1) then
-        broadcasts over all pairs: see `gpuloader.demo.linear`.
+        True returns labels of shape (n,) rather than (n, 1). A squared error against predictions of shape
+        (n, 1) then broadcasts over all pairs: see `gpuloader.demo.linear`.
 
     Returns
     -------
     callable
-        For `set_batch_generator`: gives an iterator of (images, labels), float32 of shape (n, 784) and
-        float32 of shape (n, 1), or (n,) with `flat_labels`. Batches are copies and the caller's own.
+        A reader for `set_batch_generator`. It returns an iterator of (images, labels): float32 of shape
+        (n, 784) and float32 of shape (n, 1), or (n,) with `flat_labels`. Batches are copies.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def reader(
         labels = labels.reshape(-1, 1)
 
     def read() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        # Drawn now and not at the first batch, so that overlapping epochs take their orders as they begin.
+        # Drawn here, not at the first batch, so that overlapping epochs get their orders as they begin.
         order: NDArray[Any] = orders.permutation(len(digits)) if shuffle else np.arange(len(digits))
         chosen = (order[start : start + size] for start in range(0, len(order), size))
         return ((digits.images[indices], labels[indices]) for indices in chosen)
@@ -132,17 +132,18 @@ def reader(
 
 
 def sample_reader(digits: DigitSet) -> Callable[[], Iterator[tuple[NDArray[np.float32], int]]]:
-    """Return a reader of single digits in their order, for `set_sample_generator`.
+    """Return a reader of single digits in order, for `set_sample_generator`.
 
     Parameters
     ----------
     digits : DigitSet
-        What to read.
+        The digits to read.
 
     Returns
     -------
     callable
-        Gives an iterator of (image, label), a view of shape (784,) into `digits.images` and an integer.
+        A reader that returns an iterator of (image, label): a view of shape (784,) into `digits.images`, and
+        an integer.
 
     Examples
     --------

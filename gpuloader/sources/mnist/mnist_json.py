@@ -1,8 +1,9 @@
 """MNIST from one gzip-compressed JSON file, read as a stream in bounded memory.
 
-The file is a list of three sets, train, valid and test; a set is ``[images, labels]``; an image is a list
-of 784 numbers from 0 to 1, a label an integer from 0 to 9. ``json.load`` turns it into 55 million Python
-objects and gigabytes; here the text passes through a window of a few hundred KiB into one float32 array.
+The file is a list of three sets: train, valid and test. A set is ``[images, labels]``, an image is a list of
+784 numbers from 0 to 1, and a label is an integer from 0 to 9. ``json.load`` would make 55 million Python
+objects of it, which take gigabytes. This reader moves a window of a few hundred KiB over the text and writes
+into one float32 array.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpuloader.sources.mnist.digits import HIGHEST_LABEL, MAXIMUM_IMAGES, PIXELS
 from gpuloader.sources.mnist.number_rows import parse_numbers, parse_plain_rows, parse_row
 
 MAXIMUM_TEXT_BYTES = 2**31
-"""Decompressed text that is read of a file at most; the known file has 339,000,000 bytes."""
+"""The most decompressed bytes to read from a file; the known file has 339,000,000."""
 
 _WINDOW_BYTES = 2**18
 _ROWS_AT_ONCE = 64
@@ -34,26 +35,26 @@ _WHITESPACE = re.compile(rb"[ \t\r\n]*")
 def read_json(path: str | Path) -> Mnist:
     """Read ``mnist.json.gz``.
 
-    Memory never exceeds the result, at most 70,000 x 784 float32 (219.5 MB, reserved at the start and
-    touched as images arrive), and 16 MiB, whatever the file holds.
+    Whatever the file holds, memory never exceeds the result plus 16 MiB. The result is at most 70,000 x 784
+    float32 (219.5 MB), reserved at the start and touched as images arrive.
 
     Parameters
     ----------
     path : str or Path
-        A gzip file of the format at the head of this module.
+        A gzip file in the format that this module's docstring describes.
 
     Returns
     -------
     Mnist
-        The images of the three sets are parts of one array.
+        The three sets, whose images are parts of one array.
 
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
     DataFileError
-        It is truncated, damaged, no gzip, no JSON, JSON of another shape, or holds numbers out of range, more
-        than 70,000 images or more than 2 GiB of text. The message names the set and the row.
+        The file is truncated, damaged, not gzip, not JSON, or JSON of another shape. Or it holds numbers out
+        of range, more than 70,000 images or more than 2 GiB of text. The message names the set and the row.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def read_json(path: str | Path) -> Mnist:
     path = Path(path)
     with path.open("rb") as file:
         text = _Text(file, path)
-        # Left uninitialised, so the system gives memory only to the rows that are written.
+        # Left uninitialized, so that the system provides memory only for the rows that are written.
         images = np.empty((MAXIMUM_IMAGES, PIXELS), np.float32)
         ends, labels = [0], []
         text.expect(b"[", "a list of three sets, train, valid and test")
@@ -82,11 +83,11 @@ def read_json(path: str | Path) -> Mnist:
             text.where = f"labels of set {name!r}"
             text.expect(b",", "a comma and the labels after the images")
             labels.append(_read_labels(text, ends[-1] - ends[-2]))
-            text.expect(b"]", "nothing after images and labels, so ']'")
+            text.expect(b"]", "']' after the images and labels")
         text.where = "end of the file"
-        text.expect(b"]", "three sets and no more, so ']'")
+        text.expect(b"]", "']' after three sets")
         text.expect_end()
-    # Gives back what was reserved and not used; no view of the array exists yet.
+    # Frees the memory that was reserved but not used; no view of the array exists yet.
     images.resize((ends[-1], PIXELS), refcheck=False)
     train, valid, test = (
         DigitSet(images[start:end], label)
@@ -96,7 +97,7 @@ def read_json(path: str | Path) -> Mnist:
 
 
 def _read_images(text: _Text, images: NDArray[np.float32], start: int, name: str) -> int:
-    """Read the images of one set into `images` from row `start` on, and return where they end."""
+    """Read the images of one set into `images`, from row `start` on, and return the row where they end."""
     text.expect(b"[", "a list of images")
     end = start
     rows: list[bytes] = []
@@ -149,7 +150,7 @@ class _Text:
     Attributes
     ----------
     where : str
-        Which part is being read, for messages.
+        The part that is being read, for error messages.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -162,13 +163,13 @@ class _Text:
 
     def fail(self, problem: str) -> NoReturn:
         raise DataFileError(
-            f"{self._path}: {self.where}: {problem}; fetch the file again, or write it as gzip-compressed "
+            f"{self._path}: {self.where}: {problem}; download the file again, or write it as gzip-compressed "
             f"JSON [[images, labels], [images, labels], [images, labels]] with {PIXELS} numbers from 0 to 1 "
-            "an image"
+            "per image"
         ) from None
 
     def expect(self, characters: bytes, wanted: str) -> bytes:
-        """Pass over the next character, which must be one of `characters`, and return it."""
+        """Consume the next character, which must be one of `characters`, and return it."""
         self._skip_whitespace()
         got = self._window[self._position : self._position + 1]
         if not got:
@@ -186,7 +187,7 @@ class _Text:
             self.fail(f"expected nothing after the three sets, got {excerpt!r}")
 
     def take_list(self, maximum_bytes: int, wanted: str) -> bytes:
-        """Pass over a JSON array that holds no other, and return what stands between its brackets."""
+        """Consume a JSON array without nested arrays, and return the text between its brackets."""
         self.expect(b"[", f"a list of {wanted}")
         while (end := self._window.find(b"]", self._position)) < 0:
             if len(self._window) - self._position > maximum_bytes:
@@ -207,7 +208,7 @@ class _Text:
                 return
 
     def _refill(self) -> bool:
-        """Drop what was passed over and read on; False at the end of the file."""
+        """Drop the consumed text and read more; return False at the end of the file."""
         try:
             more = self._stream.read(_WINDOW_BYTES)
         except EOFError:
@@ -215,7 +216,7 @@ class _Text:
                 f"expected a whole gzip file, but it is cut off after {self._bytes_read:,} bytes of text"
             )
         except (gzip.BadGzipFile, zlib.error) as error:
-            self.fail(f"expected a sound gzip file, got after {self._bytes_read:,} bytes of text: {error}")
+            self.fail(f"expected a valid gzip file, but after {self._bytes_read:,} bytes of text: {error}")
         self._bytes_read += len(more)
         if self._bytes_read > MAXIMUM_TEXT_BYTES:
             self.fail(f"expected at most {MAXIMUM_TEXT_BYTES:,} bytes of text, got more")

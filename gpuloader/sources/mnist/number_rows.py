@@ -1,9 +1,8 @@
-"""Rows of decimal numbers, as JSON writes them, to float32 at array speed.
+"""Parse rows of JSON numbers to float32 with array operations.
 
-Most of a large JSON array of floats is plain: ``0.`` and a few digits. Such rows are parsed many at a
-time with array operations, several times as fast as ``json.loads``. Whatever is not plain (exponents,
-integers, 16 digits and more, other spacing, anything wrong) goes row by row through ``json.loads``, which
-also finds the words for what is wrong.
+Most of a large JSON array of floats is plain: ``0.`` and a few digits. Array operations parse many such rows
+at a time, several times as fast as ``json.loads``. Any other row (exponents, integers, 16 digits or more,
+other spacing, errors) goes through ``json.loads``, which also describes errors.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 
 _NUMBER_CHARACTERS = b"0123456789+-.eE, \t\r\n"
 _COMMA, _SPACE, _ZERO, _POINT = b", 0."
-# An integer of 15 digits and a power of ten up to 10**22 are exact in float64, so their quotient is rounded
-# once and equals what a decimal parser gives.
+# Integers of 15 digits and powers of ten up to 10**22 are exact in float64. So their quotient is rounded only
+# once and equals the result of a decimal parser.
 _EXACT_DIGITS = 15
 
 
@@ -27,7 +26,7 @@ def parse_numbers(text: bytes) -> list[int | float]:
     Raises
     ------
     ValueError
-        It holds something else: NaN, a string, a nested array, a missing value.
+        The text holds something else, such as NaN, a string or a nested array, or lacks a value.
 
     Examples
     --------
@@ -36,11 +35,11 @@ def parse_numbers(text: bytes) -> list[int | float]:
     >>> parse_numbers(b"1, NaN")
     Traceback (most recent call last):
     ...
-    ValueError: expected numbers alone, got 'NaN'
+    ValueError: expected only numbers, got 'NaN'
     """
     foreign = text.translate(None, _NUMBER_CHARACTERS)
     if foreign:
-        raise ValueError(f"expected numbers alone, got {foreign[:20].decode('ascii', 'replace')!r}")
+        raise ValueError(f"expected only numbers, got {foreign[:20].decode('ascii', 'replace')!r}")
     try:
         numbers: list[int | float] = json.loads(b"[" + text + b"]")
     except json.JSONDecodeError as error:
@@ -54,7 +53,7 @@ def parse_row(text: bytes, count: int) -> NDArray[np.float32]:
     Raises
     ------
     ValueError
-        What departs from that, and where in the row.
+        The row does not hold that; the message says what differs and where in the row.
 
     Examples
     --------
@@ -77,19 +76,19 @@ def parse_row(text: bytes, count: int) -> NDArray[np.float32]:
 def parse_plain_rows(rows: Sequence[bytes], count: int) -> NDArray[np.float32] | None:
     """Return all rows at once if every number in them is plain, else None.
 
-    Plain is ``0.`` and 1 to 15 digits, with at most one space before it. A plain number lies in [0, 1).
+    A plain number is ``0.`` and 1 to 15 digits, after at most one space. It lies in [0, 1).
 
     Parameters
     ----------
     rows : sequence of bytes
-        The insides of JSON arrays. Some 60 bytes of memory are used for every number in them.
+        The insides of JSON arrays. Parsing takes about 60 bytes of memory per number in them.
     count : int
-        Numbers a row.
+        Numbers per row.
 
     Returns
     -------
     ndarray of float32, shape (len(rows), count), or None
-        The same values as `parse_row` gives.
+        The same values that `parse_row` returns.
 
     Examples
     --------
@@ -111,7 +110,7 @@ def parse_plain_rows(rows: Sequence[bytes], count: int) -> NDArray[np.float32] |
     if (text[starts] != _ZERO).any() or (text[starts + 1] != _POINT).any():
         return None
     numbers = np.zeros(len(starts), np.float32)
-    # Four of five pixels are background, written 0.0: only the others are worth reading.
+    # Four of five pixels are background, written as 0.0: only the others need parsing.
     busy = np.flatnonzero((digit_counts > 1) | (text[starts + 2] != _ZERO))
     fractions = _parse_fractions(text, starts[busy] + 2, digit_counts[busy])
     if fractions is None:
@@ -123,11 +122,11 @@ def parse_plain_rows(rows: Sequence[bytes], count: int) -> NDArray[np.float32] |
 def _parse_fractions(
     text: NDArray[np.uint8], starts: NDArray[np.int64], digit_counts: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
-    """Return the values of the digits after the point, None if one of them is no digit."""
+    """Return the fractions that the digits after the point denote, or None if one is not a digit."""
     digits_read = np.zeros(len(starts), np.int64)
     for place in range(int(digit_counts.max(initial=0))):
         live = digit_counts > place
-        # Past its own end a number reads on in the text; `live` throws that away, the bound keeps it inside.
+        # Past its own end, a number reads on into the text: the bound keeps that inside, `live` discards it.
         digits = text[np.minimum(starts + place, len(text) - 1)] - _ZERO
         if (digits[live] > 9).any():
             return None

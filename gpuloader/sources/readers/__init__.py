@@ -1,4 +1,6 @@
-"""Readers: functions without arguments that return an iterable, and their decorators.
+"""Readers, which are functions without arguments that return an iterable, and their decorators.
 
-In: readers. Out: readers. Users call them as `gpuloader.reader`; the loader iterates what comes out.
+In: readers.
+Out: readers.
+Callers: users, through `gpuloader.reader`; `collate` and `loader`, which check and iterate readers.
 """

@@ -1,4 +1,4 @@
-"""What a reader must be: a function without arguments that gives an iterable."""
+"""The contract of a reader: a function without arguments that returns an iterable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Reader = Callable[[], Iterable[Any]]
 
 
 def check_reader(reader: object) -> Reader:
-    """Return `reader` if it can be one.
+    """Return `reader` if it is a function without arguments.
 
     Raises
     ------
     ReaderError
-        It is not callable, as a generator object is not, or it wants arguments.
+        The reader is not callable, such as a generator object, or needs arguments.
 
     >>> check_reader(lambda: [1, 2])()
     [1, 2]
@@ -30,25 +30,25 @@ def check_reader(reader: object) -> Reader:
         )
     try:
         signature = inspect.signature(reader)
-    except (TypeError, ValueError):  # some built-in callables have no signature to look at
+    except (TypeError, ValueError):  # some built-in callables have no signature
         return reader
     try:
         signature.bind()
     except TypeError as error:
         raise ReaderError(
-            f"a reader must take no arguments, but {signature} wants some ({error}); "
+            f"a reader must take no arguments, but this one needs {signature} ({error}); "
             "wrap it, e.g. lambda: reader(path)"
         ) from None
     return reader
 
 
 def iterate(reader: Reader) -> Iterator[Any]:
-    """Start the reader afresh and return its iterator.
+    """Start a new iteration of the reader and return its iterator.
 
     Raises
     ------
     ReaderError
-        What it returned cannot be iterated.
+        The reader returned something that is not iterable.
     """
     items = reader()
     try:

@@ -1,7 +1,7 @@
-"""Reader decorators: from one reader to another, as in Paddle's ``paddle.reader``.
+"""Reader decorators, which make a reader from another one, as in Paddle's ``paddle.reader``.
 
-A reader is a function without arguments that gives an iterable; calling it again starts afresh.
-Whatever ends an iteration (its end, `break`, ``close()``, an exception) also closes the generators under
+A reader is a function without arguments that returns an iterable; each call starts afresh. However an
+iteration ends (its last item, `break`, ``close()``, an exception), the decorator closes the generators under
 it, at once and in the same thread.
 """
 
@@ -28,11 +28,11 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     Parameters
     ----------
     reader : callable
-        Gives the items.
+        A reader of items.
     batch_size : int
-        1 or more.
+        Items per list, 1 or more.
     drop_last : bool
-        Whether a last shorter list is dropped.
+        Whether to drop a shorter last list.
 
     Returns
     -------
@@ -62,14 +62,14 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """Shuffle items within windows of `buf_size`, with Python's `random`, so `random.seed` repeats it.
+    """Shuffle items within windows of `buf_size`, with Python's `random`, so `random.seed` repeats an order.
 
     Parameters
     ----------
     reader : callable
-        Gives the items.
+        A reader of items.
     buf_size : int
-        Items in a window, 1 or more.
+        Items per window, 1 or more.
 
     Returns
     -------
@@ -99,15 +99,15 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
 
 
 def cache(reader: Reader) -> Reader:
-    """Read everything when first used, and replay it from memory ever after.
+    """Read all items on first use, and replay them from memory afterwards.
 
-    A first read that fails keeps nothing, so the next one tries again. Threads that start their first
-    epochs at the same moment may each read, and all replay what was kept first.
+    If the first read fails, nothing is kept and the next use reads again. Threads that start their first
+    epochs at the same moment may each read, but all replay the items that were kept first.
 
     Parameters
     ----------
     reader : callable
-        Gives the items; all of them must fit in memory.
+        A reader of items, which must all fit in memory.
 
     Returns
     -------
@@ -133,12 +133,12 @@ def cache(reader: Reader) -> Reader:
 
 
 def chain(*readers: Reader) -> Reader:
-    """Give the items of the first reader, then those of the next.
+    """Yield the items of the first reader, then those of the next.
 
     Parameters
     ----------
     *readers : callable
-        Each is started when the one before it has ended.
+        The readers; each starts when the previous one has ended.
 
     Returns
     -------
@@ -156,21 +156,21 @@ def chain(*readers: Reader) -> Reader:
     def chained() -> Iterator[Any]:
         for reader in readers:
             with _opened(reader) as (items,):
-                # `islice` hides `close` from `yield from`: a file the user rewinds each epoch stays open.
+                # `islice` hides `close` from `yield from`, so a file that the user rewinds stays open.
                 yield from itertools.islice(items, None)
 
     return chained
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """Put the items of several readers side by side in one tuple; tuples among them are flattened.
+    """Combine one item of each reader into a tuple; items that are tuples are flattened into it.
 
     Parameters
     ----------
     *readers : callable
-        Read in step.
+        The readers, read in step.
     check_alignment : bool
-        False stops at the shortest reader.
+        True raises an error if the readers differ in length. False stops at the shortest reader.
 
     Returns
     -------
@@ -180,7 +180,7 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
     Raises
     ------
     ComposeNotAligned
-        While reading, after the last aligned item: one reader has ended before another.
+        Raised while reading, after the last aligned item: one reader ended before another.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
                 if ended:
                     raise ComposeNotAligned(
                         f"of {len(readers)} composed readers, {', '.join(ended)} ended after {count} items "
-                        "and another did not; pass check_alignment=False to stop at the shortest"
+                        "before the others; pass check_alignment=False to stop at the shortest"
                     )
                 yield _flatten(row)
 
@@ -213,14 +213,14 @@ def _flatten(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def firstn(reader: Reader, n: int) -> Reader:
-    """Give at most the first `n` items, and read no further.
+    """Yield at most the first `n` items, and read no further.
 
     Parameters
     ----------
     reader : callable
-        Gives the items.
+        A reader of items.
     n : int
-        0 or more.
+        The number of items, 0 or more.
 
     Returns
     -------
@@ -249,19 +249,19 @@ def firstn(reader: Reader, n: int) -> Reader:
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
-    """Give ``func(one item of each reader)``; stops at the shortest reader.
+    """Call `func` with one item of each reader and yield its results; stop at the shortest reader.
 
     Parameters
     ----------
     func : callable
-        Takes as many items as there are readers.
+        A function that takes one item of each reader.
     *readers : callable
-        Read in step.
+        The readers, read in step.
 
     Returns
     -------
     callable
-        A reader of what `func` returns.
+        A reader of the results of `func`.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
 
     def mapped() -> Iterator[Any]:
         with _opened(*readers) as sources:
-            # Not `map`: a StopIteration that escapes from `func` would end it early without a word.
+            # Not `map`: a StopIteration raised by `func` would silently end the iteration early.
             for row in zip(*sources, strict=False):
                 yield func(*row)
 
@@ -282,7 +282,7 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
 
 @contextmanager
 def _opened(*readers: Reader) -> Iterator[list[Iterator[Any]]]:
-    """Start every reader; on leaving, close those that gave a generator."""
+    """Start every reader; on exit, close those that returned a generator."""
     with ExitStack() as closing:
         sources = []
         for reader in readers:

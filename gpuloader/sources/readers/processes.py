@@ -1,6 +1,6 @@
-"""`multiprocess_reader`: one process a reader, items through a pipe.
+"""`multiprocess_reader`: run each reader in its own process, which sends items through a pipe.
 
-`multiprocessing` is imported by who first reads, not by who imports this package: it takes its time.
+`multiprocessing` is slow to import, so the first read imports it, not the import of this package.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _ITEM, _END, _ERROR = 0, 1, 2
-_MOST_AHEAD = 2**31 - 1  # what a semaphore can count to
+_MOST_AHEAD = 2**31 - 1  # the largest count of a semaphore
 _GRACE_S = 1.0
 
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
-    """Run each reader in a process of its own and give their items as they arrive.
+    """Run each reader in its own process and yield their items as they arrive.
 
-    The processes are forked where the system can, since readers are mostly closures, which do not pickle;
-    a forked reader must not touch CUDA. They end with the iteration that started them, and with their
+    The processes are forked if the system can, because most readers are closures, which do not pickle. A
+    forked reader must not use CUDA. The processes end with the iteration that started them, and with their
     parent, however it dies.
 
     Parameters
     ----------
     readers : list of callable
-        One process each.
+        The readers; each gets one process.
     use_pipe : bool
-        Taken for Paddle's sake: items travel through a pipe either way.
+        Accepted for compatibility with Paddle and ignored: items always travel through a pipe.
     queue_size : int
-        Items a process may be ahead of the consumer.
+        The number of items that a process may be ahead of the consumer.
 
     Raises
     ------
@@ -59,11 +59,11 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     ValueError
         The queue size is not an integer of 1 or more.
     WorkerError
-        While reading: a process was killed; names it and the signal.
+        Raised while reading: a process died. The message names the process and the signal.
     LoaderError
-        While reading: an item or an exception cannot be pickled.
+        Raised while reading: an item or an exception cannot be pickled.
     BaseException
-        While reading: what a reader raised, with the traceback of its process in a note.
+        Raised while reading: an exception of a reader, with the traceback of its process in a note.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     """
     sources = [check_reader(reader) for reader in readers]
     if not sources:
-        raise ReaderError("multiprocess_reader needs one reader or more, got an empty list")
+        raise ReaderError("multiprocess_reader needs at least one reader, got an empty list")
     ahead = min(check_count("queue_size", queue_size), _MOST_AHEAD)
 
     def read() -> Iterator[Any]:
@@ -89,7 +89,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A process, what becomes ready when it dies, our end of its pipe, and the count it may still send."""
+    """A process, a handle that becomes ready when it dies, our end of its pipe, and its send credits."""
 
     process: Any
     sentinel: int
@@ -133,7 +133,7 @@ class _Worker:
             kind, payload, trace = pickle.loads(message)
         except Exception as error:
             raise LoaderError(
-                f"an item from the reader's process {self.process.pid} cannot be unpickled "
+                f"an item from reader process {self.process.pid} cannot be unpickled "
                 f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
             ) from error
         return kind, payload, trace
@@ -144,14 +144,14 @@ class _Worker:
         wait([self.sentinel], _GRACE_S)
         cause, signal = describe_death(self.process.exitcode)
         return WorkerError(
-            f"the reader's process {self.process.pid} {cause} before its reader was done",
+            f"reader process {self.process.pid} {cause} before its reader ended",
             pid=self.process.pid,
             signal=signal,
         )
 
 
 def _stop(workers: list[_Worker]) -> None:
-    workers = [worker for worker in workers if worker.owner == os.getpid()]  # a fork owns only copies
+    workers = [worker for worker in workers if worker.owner == os.getpid()]  # a fork has only copies
     for worker in workers:
         worker.process.kill()
     for worker in workers:
@@ -166,7 +166,7 @@ def _interleave(workers: list[_Worker]) -> Iterator[Any]:
         ready = wait([handle for worker in pending for handle in (worker.pipe, worker.sentinel)])
         for worker in list(pending):
             if worker.pipe not in ready:
-                # What it sent before it died comes first.
+                # Deliver first what the process sent before it died.
                 if worker.sentinel in ready and not worker.pipe.poll():
                     raise worker.death()
                 continue
@@ -177,7 +177,7 @@ def _interleave(workers: list[_Worker]) -> Iterator[Any]:
             elif kind == _END:
                 pending.remove(worker)
             else:
-                payload.add_note(f"gpuloader: raised in a reader's process\n{trace}")
+                payload.add_note(f"gpuloader: raised in a reader process\n{trace}")
                 raise payload
 
 
@@ -189,9 +189,9 @@ def _work(reader: Reader, pipe: Connection, room: Any) -> None:
     except BaseException as error:
         last = (_ERROR, portable(error), traceback.format_exc())
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # now: the parent kills this process once it has the last message
+        with suppress(Exception):  # flush now: the parent kills this process after the last message
             stream.flush()
-    with suppress(OSError):  # nobody is left to read it
+    with suppress(OSError):  # the parent may be gone
         pipe.send(last)
     pipe.close()
 
@@ -207,7 +207,7 @@ def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:
             message = pickle.dumps((_ITEM, item, ""), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise LoaderError(
-                f"item {number} of a multiprocess reader cannot be pickled "
+                f"item {number} of a reader in a process cannot be pickled "
                 f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
             ) from None
         pipe.send_bytes(message)

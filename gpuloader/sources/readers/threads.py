@@ -1,4 +1,4 @@
-"""Readers with threads under them: `buffered` reads ahead, `xmap_readers` maps in parallel."""
+"""Reader decorators that start threads: `buffered` reads ahead, `xmap_readers` maps in parallel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuloader.staging.queue import BatchQueue, pump
 
 
 def buffered(reader: Reader, size: int) -> Reader:
-    """Read ahead in a thread, at most `size` items.
+    """Read up to `size` items ahead, in a thread.
 
-    The thread ends with the iteration that started it; an exception of the reader arrives at the
-    consumer behind the items before it. Any item passes, None and arrays included.
+    The thread ends with the iteration that started it. The consumer gets an exception of the reader after
+    the items before it. Items may be of any type, including None and arrays.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def buffered(reader: Reader, size: int) -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """An exception on its way to the consumer, in its place among the results."""
+    """An exception on its way to the consumer, in order among the results."""
 
     error: BaseException
 
@@ -70,16 +70,16 @@ def xmap_readers(
     Parameters
     ----------
     mapper : callable
-        Called with one item, in a worker thread.
+        The function to call with each item, in a worker thread.
     reader : callable
-        Gives the items; read in a thread of its own.
+        A reader of items, which has its own thread.
     process_num : int
-        Worker threads (the name is Paddle's).
+        The number of worker threads; the name is Paddle's.
     buffer_size : int
-        Items that may wait before the workers and results that may wait behind them. No more than
-        ``2 * buffer_size + process_num`` items are between reader and consumer, in either order.
+        The number of items that may wait for the workers, and of results that may wait for the consumer. At
+        most ``2 * buffer_size + process_num`` items are between reader and consumer, with either `order`.
     order : bool
-        Whether results keep the order of the items.
+        True keeps the order of the items. False yields results as they are ready.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def xmap_readers(
 
 
 def _admitted(reader: Reader, room: BatchQueue[None]) -> Generator[Any, None, None]:
-    """Give the reader's items, asking for each only once there is room for it."""
+    """Yield the reader's items, requesting each only when there is room for it."""
     source = iterate(reader)
     try:
         while True:
@@ -135,7 +135,7 @@ def _admitted(reader: Reader, room: BatchQueue[None]) -> Generator[Any, None, No
 
 
 def _number(reader: Reader, window: BatchQueue[None]) -> Iterator[_Numbered]:
-    """Number the items; what the reader raises is the last of them."""
+    """Number the items; an exception of the reader becomes the last one."""
     number = 0
     try:
         with closing(_admitted(reader, window)) as items:

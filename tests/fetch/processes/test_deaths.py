@@ -1,4 +1,4 @@
-"""A worker process that dies: an error at once that says so, or another one in its place and nothing lost."""
+"""A worker process that dies: an error at once that says so, or a replacement and no batch lost."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ DEATHS = {
 
 
 def silent(action):
-    """The same, without the report of a fault handler that a forked worker has of the tests."""
+    """Run the action without the fault handler of the tests, which a forked worker inherits."""
     import faulthandler
 
     faulthandler.disable()
@@ -61,7 +61,7 @@ def test_a_death_is_an_error_at_once(method, persistent, death, tmp_path):
     assert caught.value.pid not in faulty.offspring()
     assert caught.value.signal == number
     assert set(range(12, 16)) <= set(caught.value.indices)
-    assert "fetched batch 3" in str(caught.value)
+    assert "was fetching batch 3" in str(caught.value)
     assert indices(one) == plain()
     one.close()
 
@@ -69,14 +69,14 @@ def test_a_death_is_an_error_at_once(method, persistent, death, tmp_path):
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_death_without_persistent_workers(method, tmp_path):
     one = loader(Faulty(actions={13: at_first(tmp_path, faulty.kill)}), start_method=method)
-    with pytest.raises(WorkerError, match="fetched batch 3"):
+    with pytest.raises(WorkerError, match="was fetching batch 3"):
         list(one)
 
 
 def test_a_worker_that_only_closes_its_link_is_dead_too():
-    """Its process stays, for a thread of the user's that is no daemon."""
+    """Its process stays, because the user's code started a thread that is not a daemon."""
     one = loader(Faulty(actions={13: leave_a_thread}), start_method="forkserver")
-    with pytest.raises(WorkerError, match="closed its pipe while it fetched batch 3"):
+    with pytest.raises(WorkerError, match="closed its pipe while it was fetching batch 3"):
         list(one)
 
 
@@ -98,7 +98,7 @@ def test_an_idle_worker_is_killed(method, moment, reaction):
         assert indices(got) == plain(80)
         epoch, got = iter(one), []
     victim = max(faulty.offspring() - others)
-    time.sleep(0.02)  # it is idle once it has filled the batches it may be ahead
+    time.sleep(0.02)  # the worker is idle after it has filled as many batches as it may ahead
     faulty.end(victim)
     if reaction == "respawn":
         assert indices([*got, *epoch]) == plain(80)
@@ -116,7 +116,7 @@ def test_an_idle_worker_is_killed(method, moment, reaction):
 @KEPT
 @pytest.mark.parametrize("death", ["SIGKILL", "SIGSEGV", "sys.exit"])
 @pytest.mark.parametrize("kind", [Faulty, FaultyStream])
-def test_another_worker_goes_on_where_one_died(method, persistent, death, kind, tmp_path):
+def test_another_worker_continues_where_one_died(method, persistent, death, kind, tmp_path):
     options = {"start_method": method, "persistent_workers": persistent}
     expected = indices(loader(kind(), **options))
     deaths = {
@@ -131,7 +131,7 @@ def test_another_worker_goes_on_where_one_died(method, persistent, death, kind, 
 
 
 def test_the_turns_of_an_iterable_data_set_stay_after_a_death(tmp_path):
-    """Whoever's turn it was when the worker died."""
+    """No matter which worker's turn it is when one dies."""
     expected = indices(loader(FaultyStream(40), num_workers=3))
     for at in range(0, 40, 7):
         action = partial(faulty.at_first, str(tmp_path / str(at)), faulty.exit_at_once)
@@ -145,7 +145,7 @@ def test_the_turns_of_an_iterable_data_set_stay_after_a_death(tmp_path):
 @pytest.mark.parametrize("kind", [Faulty, FaultyStream])
 def test_a_sample_that_always_kills_is_an_error(method, kind):
     one = loader(kind(actions={13: faulty.exit_at_once}), on_worker_death="respawn", start_method=method)
-    with pytest.raises(WorkerError, match=r"the 4th worker to die of batch 3") as caught:
+    with pytest.raises(WorkerError, match=r"the 4th worker to die at batch 3") as caught:
         list(one)
     if kind is Faulty:
         assert set(range(12, 16)) <= set(caught.value.indices)
@@ -157,7 +157,7 @@ def begin_and_die(number):
 
 
 def test_a_worker_that_dies_before_it_has_anything_to_do_is_not_replaced_for_ever():
-    """The first batch, which settles the form, goes out alone: the second worker waits meanwhile."""
+    """The first batch, which settles the form, is sent alone, so the second worker has no task."""
     slow = partial(time.sleep, 2)
     one = loader(
         Faulty(actions={0: slow}),
@@ -165,7 +165,7 @@ def test_a_worker_that_dies_before_it_has_anything_to_do_is_not_replaced_for_eve
         on_worker_death="respawn",
         start_method="forkserver",
     )
-    with pytest.raises(WorkerError, match=r"exited with code 4.*the 4th in a row to die before it brought"):
+    with pytest.raises(WorkerError, match=r"exited with code 4.*the 4th in a row to die before it delivered"):
         list(one)
 
 
@@ -178,7 +178,7 @@ def kill_in_collate(path, samples):
 @KEPT
 @pytest.mark.parametrize("way", ["ragged", "pad", "collate_fn"])
 def test_batches_grow_and_workers_die(method, persistent, way, tmp_path):
-    """Every batch asks for a larger slot; the worker that settles the form and two later ones die."""
+    """Every batch needs a larger slot; the worker that settles the form and two later ones die."""
     options = {"start_method": method, "persistent_workers": persistent}
     if way == "collate_fn":
         options["collate_fn"] = partial(kill_in_collate, str(tmp_path / "collate"))
@@ -209,7 +209,7 @@ def check_grown(way, x, expected):
 
 
 class DiesAsking(Growing):
-    """Is killed by a thread at about the time it asks for a slot."""
+    """Gets its worker killed, by a thread, about when the worker asks for a slot."""
 
     def __init__(self, path, after):
         super().__init__()

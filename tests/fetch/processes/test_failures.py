@@ -1,4 +1,4 @@
-"""What the user's code raises in a worker reaches the loop that waits for it, and the next epoch works."""
+"""Exceptions of the user's code in a worker reach the loop that waits for the batch; the next epoch works."""
 
 import itertools
 import sys
@@ -59,7 +59,7 @@ def test_an_exception_of_a_sample(options, tmp_path):
 
 @pytest.mark.parametrize("options", [*EVERYWHERE, *OTHERS])
 def test_the_very_first_sample_may_fail_and_the_next_epoch_settles_the_form(options, tmp_path):
-    slow = faulty.partial(faulty.time.sleep, 0.02)  # so that others wait for the form meanwhile
+    slow = faulty.partial(faulty.time.sleep, 0.02)  # so that the other workers wait for the form
     one = loader(Faulty(actions={0: once(tmp_path, fail(OwnError("first")))}, always=slow), **options)
     with pytest.raises(SampleError, match="batch 0, sample 0, dataset index 0"):
         list(one)
@@ -83,7 +83,7 @@ def test_an_exception_that_does_not_pickle(options):
 @pytest.mark.parametrize("options", PROCESSES)
 def test_an_exception_class_that_only_goes_by_value(options):
     if options.get("start_method") != "fork":
-        pytest.importorskip("cloudpickle", reason="classes go by value with cloudpickle alone")
+        pytest.importorskip("cloudpickle", reason="only cloudpickle pickles classes by value")
 
     class Hidden(Exception):
         pass
@@ -101,7 +101,7 @@ def test_an_exception_class_that_only_goes_by_value(options):
     assert type(cause).__name__ == "Hidden"
     assert cause.args == (5,)
     if options["start_method"] == "forkserver":
-        assert type(cause) is Hidden  # it came from here, by value, and is known again
+        assert type(cause) is Hidden  # sent by value from this process, which recognizes it
     one.close()
 
 
@@ -145,7 +145,7 @@ def test_a_sample_that_does_not_fit_is_named_with_its_field(options):
     error = caught.value
     assert (error.batch, error.index, error.dataset_index, error.field) == (1, 2, 6, "x")
     assert error.worker in (0, 1)
-    assert not hasattr(error, "__notes__")  # a traceback of the loader's own would say nothing more
+    assert not hasattr(error, "__notes__")  # a traceback within the loader would add nothing
     one.close()
 
 
@@ -190,7 +190,7 @@ def test_an_exception_of_worker_init_fn(options, init):
     slow = faulty.partial(faulty.time.sleep, 0.01)
     one = loader(Faulty(always=slow), worker_init_fn=init, **options)
     for _ in range(2):
-        with pytest.raises(LoaderError, match=r"worker [01] could not begin: ") as caught:
+        with pytest.raises(LoaderError, match=r"worker [01] could not start: ") as caught:
             list(one)
         cause = caught.value.__cause__
         assert type(cause) in (OwnError, ConnectionRefusedError)
@@ -207,7 +207,7 @@ class Unborn(Faulty):
 def test_an_exception_while_unpickling(persistent):
     one = loader(Unborn(), start_method="forkserver", persistent_workers=persistent)
     for _ in range(2):
-        with pytest.raises(LoaderError, match=r"worker \d could not begin: OwnError: cannot be") as caught:
+        with pytest.raises(LoaderError, match=r"worker \d could not start: OwnError: cannot be") as caught:
             list(one)
         assert type(caught.value.__cause__) is OwnError
         assert "in __setstate__" in caught.value.__cause__.__notes__[0]
@@ -255,6 +255,6 @@ def test_spawned_workers_fail_the_same(tmp_path):
 
 
 def test_many_tasks_and_answers_at_once_block_nobody():
-    """Both sides have more to say than the link holds: neither may wait for the other to listen."""
+    """Both sides send more than the link holds; neither may wait for the other to read."""
     one = loader(Faulty(1500), num_workers=1, batch_size=1, prefetch_factor=1500)
     assert indices(one) == plain(1500, 1)

@@ -1,6 +1,6 @@
-"""Workers and whole programs killed at random moments: no sample wrong, missing or twice, and nothing left.
+"""Workers and programs killed at random moments: no sample wrong, missing or repeated, and nothing left.
 
-``GPULOADER_KILLS=100 GPULOADER_PARENT_KILLS=20`` asks for more than the suite takes time for.
+``GPULOADER_KILLS=100 GPULOADER_PARENT_KILLS=20`` runs more kills than the suite has time for.
 """
 
 import itertools
@@ -54,7 +54,7 @@ def make(method, persistent, kind, count=400):
 
 
 def contents(batch):
-    """Return a batch as a list, having looked at all of it."""
+    """Check every value of a batch and return its indices as a list."""
     if isinstance(batch, dict):
         lengths = np.diff(batch["x"].row_splits[0])
         indices = (lengths - 1) // 40
@@ -65,7 +65,7 @@ def contents(batch):
 
 
 class Killer(threading.Thread):
-    """Kills a worker now and then, as often as some batches came since: none may meet four deaths."""
+    """Kills a worker now and then, with four batches in between, so that no batch meets four deaths."""
 
     def __init__(self, draw, most):
         super().__init__(daemon=True)

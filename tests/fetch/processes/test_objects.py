@@ -1,4 +1,4 @@
-"""What is no array travels beside the batch from a worker process: of any size, if it can be pickled."""
+"""Values that are not arrays are sent from a worker process along with the batch, if they can be pickled."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def nothing_left():
 
 
 class Named(Faulty):
-    """Samples with something beside the array."""
+    """Samples of an array and another object."""
 
     def __init__(self, make, count=8):
         super().__init__(count)
@@ -38,7 +38,9 @@ def make_generator(index):
 def test_objects_that_do_not_pickle(options):
     one = loader(Named(make_generator), **options)
     for _ in range(2):
-        with pytest.raises(LoaderError, match="what is no array in batch 0 cannot be pickled") as caught:
+        with pytest.raises(
+            LoaderError, match="batch 0 contains a non-array value that cannot be p"
+        ) as caught:
             list(one)
         assert "worker_type='thread'" in str(caught.value)
         assert type(caught.value.__cause__) is TypeError
@@ -55,9 +57,9 @@ def make_refusing(index):
 
 
 @pytest.mark.parametrize("options", PROCESSES)
-def test_objects_that_cannot_be_made_again_by_the_loader(options):
+def test_objects_that_the_loader_cannot_unpickle(options):
     one = loader(Named(make_refusing), **options)
-    with pytest.raises(LoaderError, match=r"batch 0 cannot be unpickled.*not here"):
+    with pytest.raises(LoaderError, match=r"batch 0 contains .* cannot be unpickled.*not here"):
         list(one)
     one.close()
 
@@ -76,7 +78,7 @@ def test_objects_larger_than_a_message(options):
 
 
 def test_classes_of_the_program_itself_come_back_as_they_are():
-    """They go to the workers by value, and so do not exist there by their names."""
+    """They are sent to the workers by value, so their names do not exist there."""
     done = faulty.run_program(
         """
         from collections import namedtuple

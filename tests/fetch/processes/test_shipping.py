@@ -1,4 +1,4 @@
-"""Parcels: every value comes back, arrays are shared until written, and what cannot go says why."""
+"""Parcels: every value comes back, arrays are shared until written, and errors say why a value cannot go."""
 
 import copyreg
 import fcntl
@@ -29,7 +29,7 @@ from tests.fakes import nothing_left_behind
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
 
-BIG = 200_000  # elements that leave the pickle, whatever their dtype
+BIG = 200_000  # elements of an array that is stored outside the pickle, with any dtype
 Pair = namedtuple("Pair", "image label")
 
 
@@ -59,7 +59,7 @@ def parcel_of(value, **options):
 
 
 def in_band(value):
-    """Return the bytes of pickle that remain beside the memory of arrays."""
+    """Return the bytes of a value's pickle, without the memory of its arrays."""
     sink = io.BytesIO()
     pickling.dump(value, sink)
     return sink.tell()
@@ -70,7 +70,7 @@ def same(one, other):
 
 
 class Holder:
-    """A dataset of whatever it is given."""
+    """A dataset with arbitrary attributes."""
 
     def __init__(self, **parts):
         self.__dict__.update(parts)
@@ -177,7 +177,7 @@ def test_object_arrays_let_the_arrays_in_them_leave():
 
 def test_repeated_elements_are_shipped_once():
     series = np.arange(BIG)
-    windows = np.lib.stride_tricks.sliding_window_view(series, 1000)  # 1.6 GB, were it written out
+    windows = np.lib.stride_tricks.sliding_window_view(series, 1000)  # 1.6 GB if it were written out
     weights = np.broadcast_to(np.float32(2), (10**9, 5))
     with parcel_of([series, windows, weights, series[::-1], series.reshape(2, -1).T]) as parcel:
         assert parcel.nbytes < 1.1 * series.nbytes
@@ -192,7 +192,7 @@ def test_repeated_elements_are_shipped_once():
 @given(data=st.data(), write=st.booleans())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_view_of_any_array_comes_back(data, write):
-    """All of them beside the pickle, however small."""
+    """Even small arrays are stored outside the pickle here."""
     array = data.draw(arrays(scalar_dtypes() | array_dtypes(), array_shapes(min_dims=0, max_dims=4)))
     if array.ndim > 1:
         array = array.transpose(data.draw(st.permutations(range(array.ndim))))
@@ -208,7 +208,7 @@ def test_any_view_of_any_array_comes_back(data, write):
     for one, other in zip(back, [view, view.T], strict=True):
         assert one.shape == other.shape
         assert one.tobytes() == other.tobytes()
-        if view.size:  # empty ones are left to NumPy, which gives some in the byte order of the machine
+        if view.size:  # NumPy pickles empty ones, some with the machine's byte order
             assert one.dtype == other.dtype
             assert one.flags.writeable == write
 
@@ -259,7 +259,7 @@ def test_a_registered_way_of_pickling_is_respected(monkeypatch):
 
 
 class Blob:
-    """Something that is no array and pickles its memory by buffers."""
+    """An object that is not an array and pickles its memory as a buffer."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -314,7 +314,7 @@ def test_the_file_can_neither_be_written_nor_resized():
             fcntl.fcntl(parcel.descriptor, 1033, 0x10)
 
 
-def test_writes_stay_with_who_made_them():
+def test_writes_stay_private():
     array = np.zeros(BIG)
     with parcel_of(array) as parcel:
         one, other = unpack(parcel.descriptor), unpack(parcel.descriptor)
@@ -325,7 +325,7 @@ def test_writes_stay_with_who_made_them():
 
 
 def in_processes(count, work, argument):
-    """Run `work(argument, connection)` in forked processes that wait for each other; return their answers."""
+    """Run `work(argument, connection)` in forked processes, in two phases; return both answers of each."""
     context = multiprocessing.get_context("fork")
     pairs = [context.Pipe() for _ in range(count)]
     processes = [context.Process(target=work, args=(argument, theirs)) for _, theirs in pairs]
@@ -333,7 +333,7 @@ def in_processes(count, work, argument):
         process.start()
     answers = [ours.recv() for ours, _ in pairs]
     for ours, theirs in pairs:
-        ours.send("go on")
+        ours.send("continue")
         theirs.close()
     answers = [(answer, ours.recv()) for answer, (ours, _) in zip(answers, pairs, strict=True)]
     for process, (ours, _) in zip(processes, pairs, strict=True):
@@ -344,7 +344,7 @@ def in_processes(count, work, argument):
 
 
 def private_and_proportional(array):
-    """Return the kilobytes of this process's mapping of an array that are its own, and its share of them."""
+    """Return the private, proportional and resident kilobytes of this process's mapping of an array."""
     start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     sizes = {}
     inside = False
@@ -496,7 +496,7 @@ def test_mapped_files_are_mapped_again(file, view, mode, offset):
     assert back.flags.writeable == array.flags.writeable
     if isinstance(back, np.memmap):
         assert (back.filename, back.mode) == (str(file), mode)
-    again = ship(back)  # a worker may have workers of its own
+    again = ship(back)  # a worker may start workers too
     assert same(again, array)
     assert in_band(back) < 2000
 
@@ -597,7 +597,7 @@ def test_closures_go_only_by_cloudpickle(pickler):
         assert ship(holder).transform(1)[5] == 2
         assert in_band(holder) < 5000
     else:
-        with pytest.raises(Unshippable, match=r"Holder\.transform cannot .*; with cloudpickle installed"):
+        with pytest.raises(Unshippable, match=r"Holder\.transform cannot .*; install cloudpickle"):
             pack(holder)
 
 
@@ -617,7 +617,7 @@ def test_whatever_pickling_raises_is_a_reason(error):
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
-def test_what_is_no_fault_of_the_object_passes(error):
+def test_errors_that_the_object_did_not_cause_pass(error):
     with nothing_left_behind(), pytest.raises(type(error)):
         pack([Raising(error)])
 

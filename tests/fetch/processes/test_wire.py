@@ -1,4 +1,4 @@
-"""Messages between loader and worker, over sockets that keep them apart and over those that do not."""
+"""Messages between loader and worker, over sockets that preserve message boundaries and over streams."""
 
 import os
 import socket
@@ -49,7 +49,7 @@ def test_descriptors_come_with_the_message_they_were_sent_with(link):
             os.close(descriptor)
 
 
-def test_who_is_not_to_wait_does_not(link):
+def test_sending_and_receiving_without_waiting(link):
     ours, theirs = link
     with pytest.raises(BlockingIOError):
         receive(theirs, socket.MSG_DONTWAIT)
@@ -91,10 +91,10 @@ def test_a_message_that_comes_in_pieces_is_put_together(monkeypatch):
         assert heard == [Message(Kind.TASK, b=9, payload=b"abcdef"), Message(Kind.END)]
         relay.send(data[:47])
         relay.close()
-        assert receive(end) is None  # it died amid its message
+        assert receive(end) is None  # the sender died in the middle of a message
 
 
-def test_a_board_is_seen_by_whoever_maps_it():
+def test_a_board_is_shared_by_all_that_map_it():
     with nothing_left_behind():
         board, descriptor = Board.create(3, 5)
         other = Board(descriptor, 3, 5)
@@ -105,13 +105,13 @@ def test_a_board_is_seen_by_whoever_maps_it():
 
 
 class Short(socket.socket):
-    """A socket whose system takes ten bytes at a time."""
+    """A socket that sends only ten bytes at a time."""
 
     def send(self, data, flags=0):
         return super().send(data[:10], flags)
 
 
-def test_a_message_of_which_the_system_takes_a_part_is_sent_in_full(monkeypatch):
+def test_a_message_that_the_system_sends_in_part_is_completed(monkeypatch):
     monkeypatch.delattr(socket, "SOCK_SEQPACKET")
     ours, theirs = message_pair()
     with Short(fileno=ours.detach()) as short, theirs:

@@ -1,4 +1,4 @@
-"""What a worker is told and what it may touch: its number, its seeds, its init function, no GPU."""
+"""The environment of a worker: its number, its seeds, its init function, and no GPU."""
 
 import os
 import random
@@ -21,7 +21,7 @@ def nothing_left():
 
 
 class Witness(Faulty):
-    """Samples that tell of the worker they come from."""
+    """Samples that identify the worker that fetched them."""
 
     def __getitem__(self, index):
         info = get_worker_info()
@@ -50,9 +50,9 @@ def test_worker_info(method, kind):
         assert set(rows[:, 1].tolist()) == {0, 1}
         assert set(rows[:, 2].tolist()) == {2}
         assert rows[:, 4].all()
-        assert len({tuple(row) for row in rows[:, [1, 3, 5]].tolist()}) == 2  # one seed a worker
+        assert len({tuple(row) for row in rows[:, [1, 3, 5]].tolist()}) == 2  # one seed per worker
     seeds = [set(rows[:, 3].tolist()) for rows in (first, second)]
-    assert len(seeds[0] | seeds[1]) == 4  # and another one in each epoch
+    assert len(seeds[0] | seeds[1]) == 4  # and per epoch
     assert set(first[:, 5].tolist()) == set(second[:, 5].tolist())
     assert os.getpid() not in first[:, 5]
     again = loader(kind(), start_method=method)
@@ -86,7 +86,7 @@ def test_the_init_function_is_called_once_a_worker(method, persistent, tmp_path)
 
 
 class Drawing(Faulty):
-    """Samples of what the global generators give."""
+    """Samples drawn from the global random generators."""
 
     def __getitem__(self, index):
         return np.array([index, np.random.random(), random.random(), np.random.randint(1 << 30)])
@@ -123,6 +123,6 @@ def test_no_gpu_in_a_worker(method, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     for hidden, has_cupy in loader(Surroundings(), start_method=method):
         assert hidden.all()
-        if method != "fork":  # a forked one has what the tests have loaded
+        if method != "fork":  # a forked worker inherits the modules of the tests
             assert not has_cupy.any()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"

@@ -1,4 +1,4 @@
-"""Parquet files to read in tests; where pyarrow is not installed, they are skipped."""
+"""Parquet files for tests to read; importing this module skips the tests without pyarrow."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def make_table(start, stop, **columns):
 
 
 def write_files(folder):
-    """Write two files, 100 rows in groups of 8; return their paths."""
+    """Write two files with 100 rows in groups of 8, and return their paths."""
     paths = [folder / f"{number}.parquet" for number in range(2)]
     for number, path in enumerate(paths):
         pq.write_table(make_table(number * 50, number * 50 + 50), path, row_group_size=8)

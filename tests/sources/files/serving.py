@@ -1,4 +1,4 @@
-"""A file server on this machine that drops connections, as servers afar do."""
+"""A local file server that drops connections, as remote servers do."""
 
 import re
 import threading
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @dataclass
 class Served:
-    """What a server does, and what it did.
+    """What a server does, and a record of its requests.
 
-    `drops` says of the number of a request for a range, from 1, whether its answer breaks off in the middle.
+    `drops` takes the number of a GET request, from 1, and returns whether to cut its answer in the middle.
     """
 
     folder: Path
@@ -26,7 +26,7 @@ class Served:
 
 @contextmanager
 def serve(folder, drops=lambda number: False, *, ranges=True):
-    """Serve the files of a folder until the block ends, by ranges or whole ones only."""
+    """Serve the files of a folder until the block ends, in ranges or only whole."""
     served = Served(Path(folder), drops=drops)
 
     class Handler(BaseHTTPRequestHandler):
@@ -67,7 +67,7 @@ def serve(folder, drops=lambda number: False, *, ranges=True):
             pass
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = False  # closing waits for those that answer
+        daemon_threads = False  # closing waits for the threads that answer
 
     server = Server(("127.0.0.1", 0), Handler)
     served.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -58,7 +58,7 @@ def dataset(write, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES, FORKSERVER], ids=str)
-def test_rows_are_read_in_any_order_by_anybody(dataset, workers):
+def test_rows_are_read_in_any_order_by_any_workers(dataset, workers):
     assert len(dataset) == COUNT
     loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle=True, seed=1, **workers)
     seen = []
@@ -69,7 +69,7 @@ def test_rows_are_read_in_any_order_by_anybody(dataset, workers):
 
 
 def test_workers_open_it_anew(dataset):
-    assert dataset[3]["label"] == 3  # it is open here
+    assert dataset[3]["label"] == 3  # opens it in this process
     loader = DataLoader(dataset, places="cpu", batch_size=30, num_workers=2, start_method="fork")
     assert [batch["label"].sum() for batch in loader] == [435, 1335]
     again = pickle.loads(pickle.dumps(dataset))
@@ -78,7 +78,7 @@ def test_workers_open_it_anew(dataset):
 
 
 class Spied:
-    """An array that says what is read of it."""
+    """An array that records which rows are read."""
 
     def __init__(self, array, chunks):
         self.array, self.chunks = array, chunks
@@ -110,7 +110,7 @@ def test_arrays_go_by_name(write, tmp_path):
     assert dataset[0] == {"more/label": 0.0}
     dataset.close()
     for name in ("lable", "more"):
-        with pytest.raises(DataFileError, match="there is no such array") as caught:
+        with pytest.raises(DataFileError, match="there is no array of this name") as caught:
             kind(path, [name])
         assert (caught.value.file, caught.value.column) == (str(path), name)
     with pytest.raises(TypeError, match="arrays must be a list"):
@@ -134,7 +134,7 @@ def test_text_stays_text(tmp_path):
 
 def test_lengths_that_differ(write, tmp_path):
     path, kind = write(tmp_path, image=IMAGES, label=np.arange(3))
-    with pytest.raises(DataFileError, match=r"equally many rows, got .*60.*3"):
+    with pytest.raises(DataFileError, match=r"same number of rows, got .*60.*3"):
         kind(path)
 
 
@@ -151,7 +151,7 @@ def test_a_file_that_is_damaged(tmp_path):
     body = path.read_bytes()
     for damaged in (body[: len(body) // 2], b"x" * 3000, b""):
         path.write_bytes(damaged)
-        with pytest.raises(DataFileError, match="it is truncated or no HDF5 file") as caught:
+        with pytest.raises(DataFileError, match="the file is truncated or not an HDF5 file") as caught:
             kind(path)
         assert caught.value.file == str(path)
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_damaged(tmp_path):
 def test_a_chunk_that_is_damaged(tmp_path):
     path, kind = write_zarr(tmp_path, image=IMAGES)
     (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
-    with pytest.raises(SampleError, match="column 'image': rows 8 to 9 cannot be read") as caught:
+    with pytest.raises(SampleError, match="column 'image': cannot read rows 8 to 9") as caught:
         list(DataLoader(kind(path), places="cpu", batch_size=5))
     assert isinstance(caught.value.__cause__, DataFileError)
     assert caught.value.__cause__.column == "image"
@@ -181,7 +181,7 @@ def test_a_server_that_drops_connections(write, tmp_path, workers):
 @pytest.mark.parametrize("arrays", [[], ["label", "label"]])
 def test_names_of_arrays_are_checked(tmp_path, arrays):
     path, kind = write_hdf5(tmp_path, label=np.arange(COUNT))
-    with pytest.raises(ValueError, match="arrays must be different names, one or more"):
+    with pytest.raises(ValueError, match="arrays must be one or more different names"):
         kind(path, arrays)
 
 
@@ -192,16 +192,16 @@ def test_a_copy_that_breaks_off_is_not_left_open(tmp_path, monkeypatch):
     copies = []
     make = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: copies.append(make()) or copies[-1])
-    problem = pytest.raises(SourceError, match=f"{path.name}: it cannot be read")
+    problem = pytest.raises(SourceError, match=f"{path.name}: cannot be read")
     with serve(tmp_path, drops=lambda number: True) as served, problem:
         kind(f"{served.url}/{path.name}", attempts=1)
     assert [copy.closed for copy in copies] == [True]
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to count open files")
 def test_nothing_stays_open(tmp_path):
     path, kind = write_hdf5(tmp_path, image=IMAGES)
-    gc.collect()  # what earlier tests have left open
+    gc.collect()  # closes files that earlier tests left open
     before = set(os.listdir("/proc/self/fd"))
     dataset = kind(path)
     assert set(os.listdir("/proc/self/fd")) <= before  # so that a fork inherits nothing

@@ -1,4 +1,4 @@
-"""Parquet files that are damaged, that do not fit together, or that hold what cannot be delivered."""
+"""Parquet files that are damaged, do not fit together, or hold values that cannot be delivered."""
 
 import os
 
@@ -6,19 +6,11 @@ import pytest
 
 from gpuloader import DataFileError, DataLoader, ParquetDataset, SourceError
 from tests.sample_sets import INLINE, PROCESSES, name_workers
-from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, make_table, write_files
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture
-def files(tmp_path):
-    return write_files(tmp_path)
+from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, make_table, pa, pq
 
 
 def test_a_missing_file(files):
-    with pytest.raises(SourceError, match=r"gone\.parquet: the file cannot be opened"):
+    with pytest.raises(SourceError, match=r"gone\.parquet: cannot open the file"):
         ParquetDataset([*files, files[0].with_name("gone.parquet")])
 
 
@@ -26,13 +18,13 @@ def test_a_missing_file(files):
 def test_a_truncated_file(files, keep):
     body = files[1].read_bytes()
     files[1].write_bytes(body[: int(keep * len(body)) if isinstance(keep, float) else keep])
-    with pytest.raises(DataFileError, match="it is truncated or no Parquet file") as caught:
+    with pytest.raises(DataFileError, match="the file is truncated or not a Parquet file") as caught:
         ParquetDataset(files)
     assert caught.value.file == str(files[1])
 
 
 def test_a_column_that_is_not_there(files):
-    with pytest.raises(DataFileError, match="no such column; there are") as caught:
+    with pytest.raises(DataFileError, match="no column of this name; the file has") as caught:
         ParquetDataset(files, ["label", "lable"])
     assert (caught.value.file, caught.value.column) == (str(files[0]), "lable")
 
@@ -41,7 +33,7 @@ def test_a_column_that_is_not_there(files):
     ("table", "problem"),
     [
         (make_table(0, 3, label=[0.5, 1.0, 2.0]), "expected int64 as in .*, got double"),
-        (make_table(0, 3).drop_columns("label"), "no such column, unlike in"),
+        (make_table(0, 3).drop_columns("label"), "no column of this name, unlike in"),
     ],
 )
 def test_a_schema_that_changes(files, table, problem):
@@ -49,7 +41,7 @@ def test_a_schema_that_changes(files, table, problem):
     with pytest.raises(DataFileError, match=problem) as caught:
         ParquetDataset(files)
     assert (caught.value.file, caught.value.column) == (str(files[1]), "label")
-    assert ParquetDataset(files, ["name"]).rows == 53  # which is the same in both
+    assert ParquetDataset(files, ["name"]).rows == 53  # this column is the same in both files
 
 
 @pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
@@ -82,21 +74,21 @@ def test_missing_text_is_none(files):
 
 @pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_text_that_is_none(files, nested, options):
+def test_text_that_is_not_utf8(files, nested, options):
     values = [b"text"] * 10 + [b"\xff\xfe"] + [b"text"] * 5
     text = pa.Array.from_buffers(pa.string(), 16, pa.array(values).buffers())
     if nested:
         text = pa.StructArray.from_arrays([text], ["tag"])
     pq.write_table(pa.table({"name": text}), files[0], row_group_size=8)
-    with pytest.raises(DataFileError, match=r"UTF8.*write what is not text as binary") as caught:
+    with pytest.raises(DataFileError, match=r"UTF8.*write data that is not text as binary") as caught:
         list(DataLoader(ParquetDataset(files[0], **options), places="cpu", batch_size=4))
     assert (caught.value.file, caught.value.row_group, caught.value.column) == (str(files[0]), 1, "name")
 
 
 def test_what_python_has_no_object_for(files):
-    dates = pa.array([0, 10_000_000], pa.date32())  # the second of the year 29349
+    dates = pa.array([0, 10_000_000], pa.date32())  # the second is in the year 29349
     pq.write_table(pa.table({"day": dates}), files[0])
-    with pytest.raises(DataFileError, match=r"column 'day': a value of type date32\[day\] cannot be made"):
+    with pytest.raises(DataFileError, match=r"column 'day': cannot convert a value of type date32\[day\] to"):
         list(DataLoader(ParquetDataset(files[0]), places="cpu", batch_size=4))
 
 
@@ -117,7 +109,7 @@ def test_two_columns_of_one_name_in_a_later_file(files):
 
 def test_no_columns(files):
     pq.write_table(pa.table({"label": [1]}).select([]), files[0])
-    with pytest.raises(DataFileError, match=r"0\.parquet: there are no columns"):
+    with pytest.raises(DataFileError, match=r"0\.parquet: the file has no columns"):
         ParquetDataset(files[0])
 
 
@@ -125,7 +117,7 @@ def test_no_columns(files):
 def test_a_file_that_was_replaced(files, rows):
     loader = DataLoader(ParquetDataset(files[0]), places="cpu", batch_size=7, ragged=["words"])
     pq.write_table(make_table(0, rows), files[0], row_group_size=7)
-    with pytest.raises(DataFileError, match="it has changed since the dataset was made") as caught:
+    with pytest.raises(DataFileError, match="the file has changed since the dataset was made") as caught:
         list(loader)
     assert caught.value.file == str(files[0])
 
@@ -139,7 +131,9 @@ def test_a_damaged_row_group(files, workers):
     body[offset : offset + 40] = b"\xff" * 40
     files[0].write_bytes(body)
     loader = DataLoader(ParquetDataset(files[0], ["label"]), places="cpu", batch_size=8, **workers)
-    with pytest.raises(DataFileError, match="row group 3: it is truncated or no Parquet file") as caught:
+    with pytest.raises(
+        DataFileError, match="row group 3: the file is truncated or not a Parquet file"
+    ) as caught:
         list(loader)
     assert caught.value.file == str(files[0])
 
@@ -147,14 +141,14 @@ def test_a_damaged_row_group(files, workers):
 @pytest.mark.parametrize(
     ("columns", "error"), [("label", TypeError), ([], ValueError), (["label", "label"], ValueError)]
 )
-def test_columns_that_are_none(files, columns, error):
+def test_columns_are_checked(files, columns, error):
     with pytest.raises(error, match="columns must be"):
         ParquetDataset(files, columns)
 
 
 def test_nothing_stays_open(files):
     if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("the system does not tell")
+        pytest.skip("needs /proc to count open files")
     before = set(os.listdir("/proc/self/fd"))
     loader = DataLoader(ParquetDataset(files, COLUMNS), places="cpu", batch_size=7)
     batches = iter(loader)

@@ -1,4 +1,4 @@
-"""Files by path or URL, and what is done where a connection drops."""
+"""Files by path or URL, and retries when a connection drops."""
 
 import io
 
@@ -19,7 +19,7 @@ def no_waits(monkeypatch):
 
 
 class Refused(Exception):
-    """As HTTP clients have them."""
+    """An error with a status, like those of HTTP clients."""
 
     def __init__(self, status):
         super().__init__(f"status {status}")
@@ -63,7 +63,7 @@ def test_what_passes_is_tried_again_and_what_lasts_is_not(error, lasting, no_wai
     assert len(asked) == caught.value.attempts == (1 if lasting else 4)
     assert caught.value.url == "s3://bucket/a"
     assert caught.value.__cause__ is error
-    assert str(caught.value).startswith("s3://bucket/a: it cannot be read: ")
+    assert str(caught.value).startswith("s3://bucket/a: cannot be read: ")
 
 
 def test_waits_grow_and_are_bounded(no_waits):
@@ -80,7 +80,7 @@ def test_a_local_file_is_opened_as_it_is(tmp_path):
     for url in (str(tmp_path / "a"), *as_urls(f"file://{tmp_path}/a"), *as_urls(tmp_path / "a")):
         with open_source(url) as file:
             assert file.read() == b"abc"
-    with pytest.raises(SourceError, match="b: the file cannot be opened: No such file") as caught:
+    with pytest.raises(SourceError, match="b: cannot open the file: No such file") as caught:
         open_source(str(tmp_path / "b"))
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
@@ -98,7 +98,7 @@ def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
 
 
 class TestOverHttp:
-    """A server of this machine, whose connections drop."""
+    """A local server whose connections drop."""
 
     BODY = bytes(range(256)) * 64
 
@@ -135,12 +135,12 @@ class TestOverHttp:
         with pytest.raises(SourceError, match=r"Cannot connect.*\(2 attempts\)"):
             open_source(f"{served.url}/a", 2)
 
-    def test_a_server_that_gives_whole_files_only(self, tmp_path, no_waits):
+    def test_a_server_that_returns_only_whole_files(self, tmp_path, no_waits):
         with serve(tmp_path, ranges=False) as served:
             with open_source(f"{served.url}/a") as file:
                 assert file.read(len(self.BODY)) == self.BODY
                 file.seek(100)
-                with pytest.raises(SourceError, match=r"/a: .*does not give parts of files; use one"):
+                with pytest.raises(SourceError, match=r"/a: .*does not return parts of files; use one"):
                     file.read(10)
             assert served.requests == 2
         assert no_waits == []

@@ -1,4 +1,4 @@
-"""Parquet files through the loader: what arrives, how it got there, and what is wrong with bad ones."""
+"""Parquet files through the loader: which values arrive, in which form, and what is read for them."""
 
 import json
 import os
@@ -14,16 +14,8 @@ from gpuloader.base.errors import MissingPackage
 from gpuloader.sources.block import Block
 from gpuloader.sources.files import parquet
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
-from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, write_files
+from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, pa, pq
 from tests.sources.files.serving import serve
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture
-def files(tmp_path):
-    return write_files(tmp_path)
 
 
 def check(batch):
@@ -49,7 +41,7 @@ def test_every_row_arrives_once(files, workers, options):
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
-def test_a_loader_goes_on_where_another_was(files, workers):
+def test_a_loader_resumes_where_another_was(files, workers):
     def load():
         return DataLoader(ParquetDataset(files, COLUMNS, **SHUFFLED), places="cpu", batch_size=7, **workers)
 
@@ -92,10 +84,10 @@ def test_rows_do_not_become_objects(files, monkeypatch):
     monkeypatch.setattr(Block, "__iter__", lambda block: (made.append(s) or s for s in iterate(block)))
     loader = DataLoader(ParquetDataset(files, COLUMNS, **SHUFFLED), places="cpu", batch_size=7)
     assert sum(len(check(batch)) for batch in loader) == 100
-    assert len(made) == 1  # the one that settles the form
+    assert len(made) == 1  # the first one, which determines the form of all
 
 
-def test_columns_that_are_not_asked_for_are_not_read(tmp_path):
+def test_columns_that_are_not_selected_are_not_read(tmp_path):
     pytest.importorskip("aiohttp")
     pytest.importorskip("fsspec")
     noise = np.random.default_rng(0).random(200_000)
@@ -119,7 +111,7 @@ def test_lists_of_varying_length_are_ragged_or_padded(files):
     assert ((batch["words"] >= 0).sum(1) == batch["label"] % 3).all()
 
 
-def test_what_else_arrow_has(tmp_path):
+def test_other_arrow_types(tmp_path):
     numbers = np.arange(6, dtype=np.uint8)
     table = pa.table(
         {
@@ -153,7 +145,7 @@ def test_what_else_arrow_has(tmp_path):
     ],
     ids=lambda one: str(one) if isinstance(one, pa.DataType) else "",
 )
-def test_lists_of_what_is_no_number_stay_whole(tmp_path, kind, rows, workers):
+def test_lists_of_non_numbers_stay_whole(tmp_path, kind, rows, workers):
     pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / "a.parquet")
     (batch,) = DataLoader(ParquetDataset(tmp_path / "a.parquet"), places="cpu", batch_size=9, **workers)
     assert batch["x"] == rows
@@ -168,7 +160,7 @@ def test_lists_in_a_struct_stay_whole_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
-def test_files_need_not_say_alike_whether_there_may_be_nulls(tmp_path, options):
+def test_files_may_disagree_on_whether_a_column_is_nullable(tmp_path, options):
     for number, nullable in enumerate((False, True)):
         schema = pa.schema([pa.field("label", pa.int64(), nullable)])
         table = pa.table({"label": [2 * number, 2 * number + 1]}, schema=schema)
@@ -202,10 +194,10 @@ def test_two_processes_read_halves_from_a_server_that_drops_connections(files):
             )
             for rank in range(2)
         ]
-        said = [process.communicate(timeout=60) for process in started]
-        assert [error.decode() for _, error in said] == ["", ""]
+        outputs = [process.communicate(timeout=60) for process in started]
+        assert [error.decode() for _, error in outputs] == ["", ""]
         assert served.dropped > 4
-    halves = [json.loads(output) for output, _ in said]
+    halves = [json.loads(output) for output, _ in outputs]
     assert sorted(halves[0] + halves[1]) == list(range(100))
     assert all(40 <= len(half) <= 60 for half in halves)
 

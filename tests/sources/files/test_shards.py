@@ -1,4 +1,4 @@
-"""Shards: who reads which, in which order, from where on."""
+"""Shards: their division among streams, their order, and resuming."""
 
 import itertools
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from gpuloader.sources.files.shards import ShardDataset
 
 
 class Numbers(ShardDataset):
-    """Whole numbers in shards of some sizes, read three at a time."""
+    """Whole numbers in shards of given sizes, read three at a time."""
 
     def __init__(self, sizes, **options):
         super().__init__(**{"shuffle": False, "shuffle_buffer": None, "seed": 0, **options})
@@ -93,7 +93,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 
 def test_the_epoch_is_the_loaders_and_the_seed_is_not():
-    """Ranks whose loaders were given no seed still have disjoint parts."""
+    """So ranks whose loaders have no seed still read disjoint parts."""
 
     def epochs(seed):
         loader = DataLoader(Numbers(SIZES, **SHUFFLED), places="cpu", batch_size=100, seed=seed)
@@ -131,7 +131,7 @@ def test_no_more_than_the_buffer_is_held_and_samples_move_within_it_alone():
     size=st.integers(1, 7),
     data=st.data(),
 )
-def test_a_pass_goes_on_wherever_it_was_left(sizes, buffer, size, data):
+def test_a_pass_resumes_wherever_it_was_left(sizes, buffer, size, data):
     options = {"shuffle": True, "shuffle_buffer": buffer}
 
     def take(dataset):
@@ -151,7 +151,7 @@ def test_a_pass_goes_on_wherever_it_was_left(sizes, buffer, size, data):
         for _ in range(count):
             next(batches)
         state = first.state_dict()
-    with reading(epoch=0):  # the state knows better
+    with reading(epoch=0):  # the state's epoch replaces this one
         second = Numbers(sizes, **options)
         second.load_state_dict(state)
         assert list(take(second)) == whole[count:]
@@ -178,7 +178,7 @@ def test_a_state_is_for_as_many_streams():
     dataset.load_state_dict(state)
     with reading(0, 3), pytest.raises(ValueError, match="stream 0 of 2, this is stream 0 of 3"):
         list(dataset)
-    with pytest.raises(ValueError, match="no state of a dataset in shards"):
+    with pytest.raises(ValueError, match="not the state of a dataset in shards"):
         dataset.load_state_dict({"batches": 3})
 
 

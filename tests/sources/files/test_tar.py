@@ -1,4 +1,4 @@
-"""Tar shards, as the webdataset package reads them."""
+"""Tar shards in the format of the webdataset package."""
 
 import bz2
 import gzip
@@ -64,7 +64,7 @@ def test_every_sample_arrives_once(folder, workers):
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle": False, "shuffle_buffer": None}], ids=["shuffled", "in order"]
 )
-def test_a_loader_goes_on_where_another_was(folder, options):
+def test_a_loader_resumes_where_another_was(folder, options):
     whole = [check(batch) for batch in load(folder, **options)]
     first = load(folder, **options)
     batches = iter(first)
@@ -76,7 +76,7 @@ def test_a_loader_goes_on_where_another_was(folder, options):
     assert [check(batch) for batch in second] == whole[6:]
 
 
-def test_samples_that_nobody_decodes_are_bytes(folder):
+def test_samples_without_decode_are_bytes(folder):
     sample = next(iter(TarDataset(folder / "000.tar")))
     assert sample == {"__key__": "0000", "__url__": str(folder / "000.tar"), "bin": bytes(5), "cls": b"0"}
 
@@ -86,7 +86,7 @@ def test_a_server_that_drops_connections(folder):
     pytest.importorskip("fsspec")
     with serve(folder, drops=lambda number: number % 2 == 1) as served:
         found = [label for batch in load(served.url) for label in check(batch)]
-        assert served.dropped == 2 * SHARDS  # for the end of each file, and for all of it
+        assert served.dropped == 2 * SHARDS  # reading the end of each file, then all of it
     assert sorted(found) == list(range(SHARDS * SAMPLES))
 
 
@@ -98,7 +98,7 @@ def test_a_server_that_drops_connections(folder):
 def test_a_bad_file_is_an_error(folder, body):
     path = folder / "003.tar"
     path.write_bytes(body(path.read_bytes()))
-    with pytest.raises(DataFileError, match="it is truncated or no tar file") as caught:
+    with pytest.raises(DataFileError, match="the file is truncated or not a tar file") as caught:
         list(load(folder))
     assert caught.value.file == str(path)
 
@@ -131,7 +131,7 @@ def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
 def test_a_shard_that_was_cut_loses_no_sample_unnoticed(folder, body):
     path = folder / "003.tar.gz"
     path.write_bytes(body((folder / "003.tar").read_bytes()))
-    with pytest.raises(DataFileError, match="it is truncated or no tar file") as caught:
+    with pytest.raises(DataFileError, match="the file is truncated or not a tar file") as caught:
         list(TarDataset(path, decode))
     assert caught.value.file == str(path)
 
@@ -147,11 +147,11 @@ def test_what_decode_raises_names_its_sample(folder):
 
 def test_a_missing_file_is_an_error(folder):
     (folder / "003.tar").unlink()
-    with pytest.raises(SourceError, match=r"003\.tar: the file cannot be opened"):
+    with pytest.raises(SourceError, match=r"003\.tar: cannot open the file"):
         list(load(folder))
 
 
-def test_what_the_user_does_wrong(folder, monkeypatch):
+def test_wrong_arguments_and_a_missing_package(folder, monkeypatch):
     with pytest.raises(TypeError, match="decode must be callable"):
         TarDataset(folder / "000.tar", "jpg")
     monkeypatch.setitem(__import__("sys").modules, "webdataset.shardlists", None)

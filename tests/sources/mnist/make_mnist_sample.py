@@ -1,4 +1,4 @@
-"""Makes the 5,000-digit sample of the package from the full file: the first of each set, pixels as bytes.
+"""Make the package's sample of 5,000 digits from the full file: the first of each set, pixels as bytes.
 
 Run: python tests/sources/mnist/make_mnist_sample.py mnist.json.gz gpuloader/sources/mnist/mnist-5k.npz
 """

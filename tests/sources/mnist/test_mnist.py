@@ -12,7 +12,7 @@ from gpuloader.sources.mnist.digits import DigitSet, Mnist
 
 
 def numbered(count: int) -> DigitSet:
-    """Digits whose first pixel tells which they are."""
+    """Return digits whose first pixel encodes their position."""
     images = np.zeros((count, 784), np.float32)
     images[:, 0] = np.arange(count) / count
     return DigitSet(images, np.arange(count) % 10)
@@ -83,7 +83,7 @@ def test_epochs_take_their_order_when_they_begin() -> None:
     assert order_of(broken, 64) == order_of(whole, 64)
 
 
-def test_without_shuffle_digits_come_as_they_lie() -> None:
+def test_without_shuffle_digits_keep_their_order() -> None:
     assert order_of(mnist.reader(numbered(25), 10, shuffle=False), 25) == list(range(25))
 
 

@@ -71,10 +71,10 @@ def set_label(value: object) -> Callable[[Sets], None]:
 @pytest.mark.parametrize(
     ("spoil", "where", "problem"),
     [
-        (set_pixel(float("nan")), "set 'train', image 100", "numbers alone, got 'NaN'"),
+        (set_pixel(float("nan")), "set 'train', image 100", "only numbers, got 'NaN'"),
         (set_pixel(255), "set 'train', image 100", "from 0 to 1, got 255 at position 3"),
         (set_pixel(-0.5), "set 'train', image 100", "from 0 to 1, got -0.5 at position 3"),
-        (set_pixel(None), "set 'train', image 100", "numbers alone, got 'null'"),
+        (set_pixel(None), "set 'train', image 100", "only numbers, got 'null'"),
         (lambda sets: sets[0][0][100].pop(), "set 'train', image 100", "expected 784 numbers, got 783"),
         (lambda sets: sets[1][0][2].append(0.5), "set 'valid', image 2", "expected 784 numbers, got 785"),
         (lambda sets: sets[1][0].__setitem__(0, []), "set 'valid', image 0", "expected 784 numbers, got 0"),
@@ -83,16 +83,16 @@ def set_label(value: object) -> Callable[[Sets], None]:
         (set_label(10), "labels of set 'test'", "integers from 0 to 9, got 10 at row 1"),
         (set_label(-1), "labels of set 'test'", "integers from 0 to 9, got -1 at row 1"),
         (set_label(3.0), "labels of set 'test'", "integers from 0 to 9, got 3.0 at row 1"),
-        (set_label("3"), "labels of set 'test'", "numbers alone"),
-        (set_label(True), "labels of set 'test'", "numbers alone"),
+        (set_label("3"), "labels of set 'test'", "only numbers"),
+        (set_label(True), "labels of set 'test'", "only numbers"),
         (lambda sets: sets[0][1].pop(), "labels of set 'train'", "expected 130 labels"),
         (lambda sets: sets[0].pop(), "labels of set 'train'", "labels after the images"),
-        (lambda sets: sets[0].append([]), "labels of set 'train'", "nothing after images and labels"),
+        (lambda sets: sets[0].append([]), "labels of set 'train'", "']' after the images and labels"),
         (lambda sets: sets.pop(), "set 'test'", "the next of three sets, got ']'"),
-        (lambda sets: sets.append(sets[0]), "end of the file", "three sets and no more"),
+        (lambda sets: sets.append(sets[0]), "end of the file", "']' after three sets"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_place(
+def test_a_wrong_value_is_reported_with_its_place(
     tmp_path: Path, spoil: Callable[[Sets], None], where: str, problem: str
 ) -> None:
     sets = small_sets()
@@ -103,7 +103,7 @@ def test_a_wrong_value_is_told_with_its_place(
     assert str(tmp_path) in message
     assert where in message
     assert problem in message
-    assert "fetch the file again" in message
+    assert "download the file again" in message
     assert isinstance(raised.value, LoaderError)
     assert isinstance(raised.value, ValueError)
 
@@ -112,7 +112,7 @@ def test_a_wrong_value_is_told_with_its_place(
     ("content", "problem"),
     [
         (b"", "the text ends after 0 bytes"),
-        (b"[[[[0.0]]]]", "sound gzip file.*[Nn]ot a gzipped file"),
+        (b"[[[[0.0]]]]", "valid gzip file.*[Nn]ot a gzipped file"),
         (b"PK\3\4 zip", "[Nn]ot a gzipped file"),
         (gzip.compress(b""), "the text ends after 0 bytes"),
         (gzip.compress(b'{"images": []}'), "a list of three sets, train, valid and test, got '{\"images"),
@@ -144,7 +144,7 @@ def test_a_damaged_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
     packed = bytearray(path.read_bytes())
     packed[-6] ^= 1
     path.write_bytes(bytes(packed))
-    with pytest.raises(DataFileError, match="sound gzip file"):
+    with pytest.raises(DataFileError, match="valid gzip file"):
         read_json(path)
 
 

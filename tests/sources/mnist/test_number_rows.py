@@ -51,10 +51,10 @@ def test_one_row_takes_any_notation_of_json(row: bytes) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (b"0.0, NaN", "numbers alone, got 'NaN'"),
-        (b"0.0, Infinity", "numbers alone"),
-        (b'0.0, "1"', "numbers alone"),
-        (b"[0.0, 0.5", "numbers alone, got '\\['"),
+        (b"0.0, NaN", "only numbers, got 'NaN'"),
+        (b"0.0, Infinity", "only numbers"),
+        (b'0.0, "1"', "only numbers"),
+        (b"[0.0, 0.5", "only numbers, got '\\['"),
         (b"0.0, 1.5", "got 1.5 at position 1"),
         (b"-0.1, 0.5", "got -0.1 at position 0"),
         (b"0.0, 1e999", "got inf at position 1"),
@@ -64,7 +64,7 @@ def test_one_row_takes_any_notation_of_json(row: bytes) -> None:
         (b"0.0, 1" + b"0" * 5000, "digits"),
     ],
 )
-def test_a_wrong_row_is_told_in_words(row: bytes, problem: str) -> None:
+def test_a_wrong_row_is_described(row: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_row(row, 2)
 

@@ -87,7 +87,7 @@ def test_compose_flattens_tuples_and_keeps_other_items():
 
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=2, max_size=4))
-def test_compose_gives_the_aligned_items_then_says_who_ended(lengths):
+def test_compose_yields_the_aligned_items_then_names_who_ended(lengths):
     readers = [reader_of(range(length)) for length in lengths]
     seen = []
     if len(set(lengths)) == 1:
@@ -165,7 +165,7 @@ def decorate(request):
 
 
 class Counted:
-    """An endless reader that knows how many of its generators are open."""
+    """An endless reader that counts its open generators."""
 
     def __init__(self):
         self.open = 0
@@ -173,7 +173,7 @@ class Counted:
 
     def __call__(self):
         generator = self.generate()
-        self.kept.append(generator)  # so that only an explicit close can end it, not its last reference
+        self.kept.append(generator)  # so that only an explicit close ends it, not its last reference
         return generator
 
     def generate(self):
@@ -268,7 +268,7 @@ def test_the_exception_is_the_users_own_object():
 
     for decorate in DECORATORS.values():
         with pytest.raises(OSError, match="gone") as caught:
-            list(decorate(reader)())  # firstn(…, 2) asks for the second item, so it meets it too
+            list(decorate(reader)())  # firstn(…, 2) requests the second item, so it raises too
         assert caught.value is own
 
 

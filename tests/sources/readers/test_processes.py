@@ -1,4 +1,4 @@
-"""`multiprocess_reader`: processes that end, and say how."""
+"""`multiprocess_reader`: items, errors, and processes that end and report how they ended."""
 
 import faulthandler
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from gpuloader import LoaderError, ReaderError, WorkerError
 from gpuloader.reader import multiprocess_reader
-from tests.fakes import nothing_left_behind, wait_until
+from tests.fakes import is_running, nothing_left_behind, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -70,14 +70,14 @@ def test_an_exception_that_does_not_pickle_arrives_as_text():
 
 
 def test_an_item_that_does_not_pickle_is_an_error():
-    with pytest.raises(LoaderError, match="item 0 of a multiprocess reader cannot be pickled"):
+    with pytest.raises(LoaderError, match="item 0 of a reader in a process cannot be pickled"):
         list(multiprocess_reader([lambda: [lambda: 1]])())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_killed_process_is_named_with_its_signal(number):
     def reader():
-        faulthandler.disable()  # or pytest's would report the child's fault as if it were its own
+        faulthandler.disable()  # otherwise pytest's would report the child's crash as its own
         yield os.getpid()
         os.kill(os.getpid(), number)
         time.sleep(60)
@@ -114,7 +114,7 @@ def test_leaving_early_ends_the_processes():
         os.kill(pid, 0)
 
 
-def test_a_process_is_ahead_by_queue_size_at_most(tmp_path):
+def test_a_process_is_at_most_queue_size_items_ahead(tmp_path):
     progress = tmp_path / "progress"
 
     def reader():
@@ -151,16 +151,8 @@ def test_processes_die_with_a_killed_parent():
     wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_arguments_are_checked_when_decorating():
-    with pytest.raises(ReaderError, match="one reader or more"):
+    with pytest.raises(ReaderError, match="at least one reader"):
         multiprocess_reader([])
     with pytest.raises(ReaderError, match="function without arguments"):
         multiprocess_reader([range(3)])
@@ -169,7 +161,7 @@ def test_arguments_are_checked_when_decorating():
 
 
 def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
-    """As a program exits, with everything that runs then."""
+    """The child exits like a program, running all exit handlers."""
     program = """
     import os, sys
     from gpuloader.reader import multiprocess_reader

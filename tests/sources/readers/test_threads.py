@@ -1,4 +1,4 @@
-"""`buffered` and `xmap_readers`: what threads must not lose, reorder, hold up or leave behind."""
+"""`buffered` and `xmap_readers`: their threads lose, reorder, delay and leave behind nothing."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Readers with threads or processes under them, where something goes wrong beside the reader itself."""
+"""Readers with threads or processes under them, when something other than the reader fails."""
 
 import gc
 import io
@@ -14,7 +14,7 @@ import pytest
 
 from gpuloader import LoaderError, WorkerError
 from gpuloader.reader import batch, buffered, multiprocess_reader, shuffle, xmap_readers
-from tests.fakes import nothing_left_behind, wait_until
+from tests.fakes import is_running, nothing_left_behind, wait_until
 
 DECORATORS = {
     "buffered": lambda reader: buffered(reader, 2),
@@ -57,7 +57,7 @@ def test_an_exception_at_the_consumer_leaves_nothing_behind(decorate):
             item / 0
 
 
-def test_an_iterator_that_was_never_asked_starts_nothing(decorate):
+def test_an_iterator_that_was_never_advanced_starts_nothing(decorate):
     threads = threading.active_count()
     iterator = decorate(endless)()
     assert threading.active_count() == threads
@@ -118,7 +118,7 @@ def test_the_death_of_one_process_ends_the_others():
 
 
 class Unopenable:
-    """Pickles well, and fails with an OSError when it is unpickled."""
+    """Can be pickled, and raises an OSError when it is unpickled."""
 
     def __reduce__(self):
         return open, ("/no/such/file",)
@@ -139,11 +139,16 @@ def test_a_process_that_closed_its_pipe_is_an_error():
         os.closerange(3, 200)
         time.sleep(1000)
 
-    with nothing_left_behind(), pytest.raises(WorkerError, match="before its reader was done"):
+    with nothing_left_behind(), pytest.raises(WorkerError, match="before its reader ended"):
         list(multiprocess_reader([reader])())
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="without it a heir of the pipe hides the death")
+needs_pidfd = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="without it, a process that inherited the pipe hides the death"
+)
+
+
+@needs_pidfd
 def test_a_killed_process_is_noticed_though_a_child_of_its_own_lives_on():
     def reader():
         heir = os.fork()
@@ -194,7 +199,7 @@ def test_a_process_reader_inside_another_fails_and_does_not_hang():
         list(multiprocess_reader([inner])())
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="without it a heir of the pipe hides the death")
+@needs_pidfd
 def test_processes_die_with_a_killed_parent_though_a_later_fork_lives_on():
     code = """
         import multiprocessing, os, signal, time
@@ -217,14 +222,6 @@ def test_processes_die_with_a_killed_parent_though_a_later_fork_lives_on():
         wait_until(lambda: not is_running(pid))
     finally:
         os.kill(later, signal.SIGKILL)
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_queue_size_beyond_what_a_semaphore_counts():
