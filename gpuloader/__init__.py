@@ -5,7 +5,7 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 `DataLoader.from_generator` for readers.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuloader import fluid, io, reader
 from gpuloader.base.errors import (
@@ -23,6 +23,7 @@ from gpuloader.base.errors import (
     WorkerError,
     WorkerTimeout,
 )
+from gpuloader.base.lazy import import_on_demand
 from gpuloader.devices.opening import cuda_places
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
 from gpuloader.fields.ragged import Ragged
@@ -114,19 +115,12 @@ __all__ = [
     "trace",
 ]
 
-_IN_FILES = {
-    "HDF5Dataset": "arrays",
-    "ParquetDataset": "parquet",
-    "TarDataset": "tar",
-    "ZarrDataset": "arrays",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a file dataset on first use, because not every program reads files."""
-    if name not in _IN_FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    found = globals()[name] = getattr(import_module(f"gpuloader.sources.files.{_IN_FILES[name]}"), name)
-    return found
+__getattr__ = import_on_demand(
+    __name__,
+    {
+        "HDF5Dataset": "gpuloader.sources.files.arrays",
+        "ParquetDataset": "gpuloader.sources.files.parquet",
+        "TarDataset": "gpuloader.sources.files.tar",
+        "ZarrDataset": "gpuloader.sources.files.arrays",
+    },
+)  # not every program reads files

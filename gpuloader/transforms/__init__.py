@@ -20,7 +20,9 @@ the loader's seed, the epoch and the sample's index.
 (2, 3, 6, 6) float32 1.0 [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuloader.base.lazy import import_on_demand
 
 if TYPE_CHECKING:
     from gpuloader.transforms.pictures import Normalize, RandomCropFlip
@@ -28,20 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Cast", "Normalize", "OneHot", "Pad", "RandomCropFlip"]
 
-_MODULES = {
-    "Cast": "values",
-    "Normalize": "pictures",
-    "OneHot": "values",
-    "Pad": "values",
-    "RandomCropFlip": "pictures",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a transform when it is first accessed, because importing its kernels takes a while."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return found
+__getattr__ = import_on_demand(
+    __name__,
+    {
+        "Cast": "gpuloader.transforms.values",
+        "Normalize": "gpuloader.transforms.pictures",
+        "OneHot": "gpuloader.transforms.values",
+        "Pad": "gpuloader.transforms.values",
+        "RandomCropFlip": "gpuloader.transforms.pictures",
+    },
+)  # their kernels take a while to import

@@ -1,0 +1,35 @@
+"""Names of a package that are imported when they are first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package that imports each of some names from its own module.
+
+    Parameters
+    ----------
+    package : str
+        The package's name.
+    homes : mapping of str to str
+        Maps each name to the module that defines it.
+
+    Examples
+    --------
+    >>> find = import_on_demand("gpuloader.base", {"check_count": "gpuloader.base.checks"})
+    >>> find("check_count")("capacity", 4)
+    4
+    """
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return __getattr__
