@@ -64,14 +64,16 @@ def time_slices(samples: int, batch_size: int, world_size: int, repeats: int) ->
     plan = DividedPlan(
         Shuffled(samples, 1, 2), batch_size, False, Division(world_size - 1, world_size, "pad")
     )
-    batches = plan.batches(100)
+    count = samples // world_size // batch_size
+    first = min(100, count // 2)
+    batches = plan.batches(first)
     tracemalloc.start()
-    list(islice(plan.batches(100), 10))
+    list(islice(plan.batches(first), 10))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return {
         "any": spread_ms(look_up_one, repeats),
-        "next": spread_ms(lambda: next(batches), min(repeats, samples // world_size // batch_size - 101)),
+        "next": spread_ms(lambda: next(batches), min(repeats, count - first)),
         "peak_bytes": peak,
     }
 
@@ -117,6 +119,8 @@ def measure(samples: int, batch_size: int, repeats: int) -> dict[str, Any]:
     """Measure all world sizes and return the report."""
     rows = []
     for world_size in WORLD_SIZES:
+        if samples < 2 * world_size * batch_size:
+            break  # too few batches per rank to look up consecutive ones
         print(f"measuring {world_size} ranks …", file=sys.stderr, flush=True)
         rows.append(
             {

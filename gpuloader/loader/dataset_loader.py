@@ -24,7 +24,7 @@ from gpuloader.order.batching import Batching
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.split import Masks
 from gpuloader.transforms.program import Transform
-from gpuloader.watch.explaining import Setup
+from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
 from gpuloader.watch.stats import Meter
 
@@ -314,8 +314,8 @@ class DataLoader(Resumable, Measured):
         promise = self._loading.promise_cache if self._cache == "device" else None
         return materialise(reading, len(self.dataset), promise)
 
-    def _setup(self) -> Setup:
-        return self._loading.setup
+    def _configuration(self) -> Configuration:
+        return self._loading.configuration
 
     def close(self) -> None:
         """End persistent worker processes; the next loop starts new ones."""

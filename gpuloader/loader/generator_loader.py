@@ -27,7 +27,7 @@ from gpuloader.pipeline.steps import DeliveredStep
 from gpuloader.sources.readers.contract import check_reader
 from gpuloader.sources.readers.processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
-from gpuloader.watch.explaining import Setup
+from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
 from gpuloader.watch.stats import Meter
 
@@ -269,9 +269,9 @@ class GeneratorLoader(Measured):
     def __next__(self) -> Any:
         return self.next()
 
-    def _setup(self) -> Setup:
+    def _configuration(self) -> Configuration:
         places = 1 if self._delivery is None else len(self._delivery.devices)
-        return Setup("reader", int(self._double_buffer), "thread", usable_cores(), places)
+        return Configuration("reader", int(self._double_buffer), "thread", usable_cores(), places)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.

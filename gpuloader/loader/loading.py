@@ -29,7 +29,7 @@ from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
 from gpuloader.transforms.operations import Spec
 from gpuloader.transforms.program import Programmer, Transform
-from gpuloader.watch.explaining import Setup
+from gpuloader.watch.advising import Configuration
 from gpuloader.watch.stats import Meter
 
 
@@ -102,10 +102,10 @@ class Loading:
         return Fetching(reading, workers, gatherer)
 
     @property
-    def setup(self) -> Setup:
+    def configuration(self) -> Configuration:
         """The options that explain a loop's times."""
         fetching, workers, climb = self._fetching, self.workers, self._climb
-        return Setup(
+        return Configuration(
             fetching.reads,
             fetching.count if climb is None else climb.setting.workers,
             workers.kind,

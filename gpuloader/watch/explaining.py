@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuloader.watch.advising import Configuration, advise_on_input
 from gpuloader.watch.stats import LoaderStats
 
 FEWEST_STEPS = 5
@@ -13,49 +13,6 @@ INPUT_SHARE = 0.1
 COPY_SHARE = 0.9
 TRANSFER_SHARE = 0.3
 STARTUP_SHARE = 0.2
-BUSY_SHARE = 0.7
-SHORT = 0.5e-3
-"""In steps shorter than this, in seconds, the time to pass a batch between threads matters."""
-TOO_SHORT = 0.2e-3
-"""In steps shorter than this, in seconds, passing batches costs more than any worker or thread saves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The options of a loader that its explanation depends on.
-
-    Attributes
-    ----------
-    reads : str
-        The kind of data: 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable
-        dataset, or 'reader'.
-    workers : int
-        The number of worker threads or processes; a reader thread counts as one.
-    worker_type : str
-        'process' or 'thread'.
-    cores : int
-        The CPU cores that this process may use.
-    places : int
-        Batches per step.
-    persistent : bool
-        Whether worker processes are kept between epochs.
-    tuned : str
-        A sentence about the options that are 'auto'; empty if none is.
-    most : int
-        The most workers that 'auto' may choose.
-    since : LoaderStats or None
-        The statistics when 'auto' settled, so that the search itself is not explained; None before that.
-    """
-
-    reads: str
-    workers: int
-    worker_type: str
-    cores: int
-    places: int = 1
-    persistent: bool = False
-    tuned: str = ""
-    most: int = 0
-    since: LoaderStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +51,7 @@ class Explanation:
         return _render(self)
 
 
-def explain(stats: LoaderStats, setup: Setup) -> Explanation:
+def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     """Explain what limits the loop that these statistics describe.
 
     The bound is the first of these that applies. 'copy': the copy stream is busy nine tenths of the time.
@@ -104,10 +61,10 @@ def explain(stats: LoaderStats, setup: Setup) -> Explanation:
     Examples
     --------
     >>> from gpuloader import DataLoader
-    >>> print(explain(DataLoader([1], places="cpu").stats(), Setup("samples", 0, "process", 2)))
+    >>> print(explain(DataLoader([1], places="cpu").stats(), Configuration("samples", 0, "process", 2)))
     0 steps so far; an explanation needs at least 5.
     """
-    tuned = (setup.tuned,) if setup.tuned else ()
+    tuned = (configuration.tuned,) if configuration.tuned else ()
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
         told = f"{stats.steps} steps so far; an explanation needs at least {FEWEST_STEPS}."
         return Explanation("unknown", 0.0, told, notes=tuned)
@@ -116,17 +73,17 @@ def explain(stats: LoaderStats, setup: Setup) -> Explanation:
         for name in ("wait", "transfer", "compute", "fetch", "stage", "copy")
     }
     loop = parts["wait"] + parts["transfer"] + parts["compute"]
-    copying = parts["copy"] / setup.places
+    copying = parts["copy"] / configuration.places
     if copying >= COPY_SHARE * loop:
         found = _explain_copy(stats, copying, loop)
     elif parts["wait"] >= INPUT_SHARE * loop:
-        found = _explain_input(setup, parts, loop)
+        found = _explain_input(configuration, parts, loop)
     elif parts["transfer"] >= TRANSFER_SHARE * loop:
-        found = _explain_transfer(stats, setup, parts, loop)
+        found = _explain_transfer(stats, configuration, parts, loop)
     else:
-        found = _explain_compute(setup, parts, copying / loop, loop)
+        found = _explain_compute(configuration, parts, copying / loop, loop)
     bound, share, summary, notes, advice = found
-    startup = _startup_advice(stats, setup)
+    startup = _startup_advice(stats, configuration)
     return Explanation(bound, share, summary, parts, (*notes, *tuned), (*advice, *startup))
 
 
@@ -150,7 +107,7 @@ def _explain_copy(stats: LoaderStats, copying: float, loop: float) -> Found:
     )
 
 
-def _explain_input(setup: Setup, parts: dict[str, float], loop: float) -> Found:
+def _explain_input(configuration: Configuration, parts: dict[str, float], loop: float) -> Found:
     rest = parts["transfer"] + parts["compute"]
     share = parts["wait"] / loop
     faster = f" Faster input could make steps up to {loop / rest:.1f} times as fast." if rest else ""
@@ -158,101 +115,39 @@ def _explain_input(setup: Setup, parts: dict[str, float], loop: float) -> Found:
         f"Bound by input: your loop waits for data {_time(parts['wait'])} of each {_time(loop)} step "
         f"({share:.0%}).{faster}"
     )
-    return "input", share, summary, _input_notes(setup, parts), _input_advice(setup, parts, loop, rest)
+    return (
+        "input",
+        share,
+        summary,
+        _input_notes(configuration, parts),
+        advise_on_input(configuration, parts, loop, rest),
+    )
 
 
-def _input_notes(setup: Setup, parts: dict[str, float]) -> list[str]:
+def _input_notes(configuration: Configuration, parts: dict[str, float]) -> list[str]:
     work = parts["fetch"] + parts["stage"]
-    who = f"{setup.workers} {_name_workers(setup)}" if setup.workers else "your loop's own thread"
+    who = (
+        f"{configuration.workers} {_name_workers(configuration)}"
+        if configuration.workers
+        else "your loop's own thread"
+    )
     return [f"Loading one step takes {_time(work)} of work, done by {who}."]
 
 
-def _name_workers(setup: Setup) -> str:
-    if setup.reads == "reader":
+def _name_workers(configuration: Configuration) -> str:
+    if configuration.reads == "reader":
         return "reader thread"
     names = {"thread": ("thread", "threads"), "process": ("process", "processes")}
-    return f"worker {names[setup.worker_type][setup.workers > 1]}"
+    return f"worker {names[configuration.worker_type][configuration.workers > 1]}"
 
 
-def _input_advice(setup: Setup, parts: dict[str, float], loop: float, rest: float) -> list[str]:
-    work = parts["fetch"] + parts["stage"]
-    if setup.reads == "reader":
-        return _reader_advice(setup, parts, loop)
-    if setup.tuned and setup.since is None:
-        return []  # 'auto' is still searching
-    if setup.reads == "arrays":
-        return [
-            "cache='device': keeps the arrays on the GPU; without a GPU, increase batch_size: a larger batch "
-            "costs less per sample"
-        ]
-    needed = math.ceil(work / rest) if rest * setup.cores > work else setup.cores
-    if not setup.workers:
-        if loop < TOO_SHORT:
-            return ["increase batch_size: in steps this short, workers cost more than they save"]
-        return [
-            f"num_workers={max(min(needed, setup.cores), 1)}, or num_workers='auto': workers load the next "
-            "batches while your loop computes",
-            "cache='host': reads each sample only once, if the data fits in RAM",
-        ]
-    threads = setup.worker_type == "thread"
-    python = [
-        "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
-    ] * threads
-    busy = work / (setup.workers * loop)
-    if busy < BUSY_SHARE:
-        told = f"the workers are busy only {busy:.0%} of the time"
-        if loop < TOO_SHORT:
-            return [f"num_workers=0: {told}, and in steps this short they cost more than they save"]
-        return [f"increase prefetch_factor: {told}; reading further ahead evens out slow batches", *python]
-    if setup.tuned and setup.workers >= setup.most:
-        more = f"num_workers={2 * setup.most}: 'auto' stops at {setup.most} workers, and more may still help"
-    elif setup.tuned:
-        more = "cache='host', or cheaper samples: 'auto' tried more workers and gained nothing"
-    elif setup.workers < setup.cores:
-        more = (
-            f"num_workers={min(needed, setup.cores)} (now {setup.workers}), or num_workers='auto': all "
-            "workers are busy"
-        )
-    else:
-        waits = "num_workers='auto'" if threads else "worker_type='thread' with more workers"
-        return [
-            "cache='host', or cheaper samples, or transforms= for work that the device can do: all "
-            f"{setup.cores} cores already have a worker",
-            f"{waits}, if samples wait for a disk or a network: a waiting thread needs no core",
-            *python,
-        ]
-    return [more, *python]
-
-
-def _reader_advice(setup: Setup, parts: dict[str, float], loop: float) -> list[str]:
-    if not setup.workers and loop < TOO_SHORT:
-        return ["increase batch_size: in steps this short, a reader thread costs more than it saves"]
-    if not setup.workers:
-        return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
-    busy = (parts["fetch"] + parts["stage"]) / loop
-    if busy < BUSY_SHARE:
-        told = f"the reader thread is busy only {busy:.0%} of the time"
-        if loop < SHORT:
-            return [f"use_double_buffer=False: {told}, and in steps this short it costs more than it saves"]
-        return [f"increase capacity: {told}; reading further ahead evens out slow batches"]
-    advice = [
-        "reader.xmap_readers, to map samples in several threads, or use_multiprocess=True, to read in a "
-        "process: the reader thread is busy all the time"
-    ]
-    if parts["stage"] > parts["fetch"]:
-        advice.insert(
-            0,
-            "set_sample_generator: writes each sample straight into its slot; copying finished batches there "
-            "takes longer than reading them",
-        )
-    return advice
-
-
-def _explain_transfer(stats: LoaderStats, setup: Setup, parts: dict[str, float], loop: float) -> Found:
+def _explain_transfer(
+    stats: LoaderStats, configuration: Configuration, parts: dict[str, float], loop: float
+) -> Found:
     share = parts["transfer"] / loop
     size = stats.nbytes / max(stats.batches, 1)
     advice = ["increase batch_size, if the model allows: delivery costs about the same for larger batches"]
-    if setup.reads == "reader" and setup.workers:
+    if configuration.reads == "reader" and configuration.workers:
         advice.append(
             "use_double_buffer=False: in steps this short, a reader thread costs more than it saves"
         )
@@ -266,14 +161,16 @@ def _explain_transfer(stats: LoaderStats, setup: Setup, parts: dict[str, float],
     )
 
 
-def _explain_compute(setup: Setup, parts: dict[str, float], copying: float, loop: float) -> Found:
+def _explain_compute(
+    configuration: Configuration, parts: dict[str, float], copying: float, loop: float
+) -> Found:
     share = parts["compute"] / loop
     notes = []
-    work = (parts["fetch"] + parts["stage"]) / max(setup.workers, 1)
-    if setup.workers and work:
+    work = (parts["fetch"] + parts["stage"]) / max(configuration.workers, 1)
+    if configuration.workers and work:
         notes.append(f"The input could supply steps {loop / work:.1f} times as fast.")
     if copying:
-        overlap = ", in parallel with your code" if setup.workers else ""
+        overlap = ", in parallel with your code" if configuration.workers else ""
         notes.append(f"Copies take {copying:.0%} of the time{overlap}.")
     return (
         "compute",
@@ -281,29 +178,34 @@ def _explain_compute(setup: Setup, parts: dict[str, float], copying: float, loop
         f"Bound by compute: your code takes {_time(parts['compute'])} of each {_time(loop)} step "
         f"({share:.0%}); the loader keeps up.",
         notes,
-        [] if setup.workers or copying < INPUT_SHARE else [_copy_ahead(setup)],
+        [] if configuration.workers or copying < INPUT_SHARE else [_copy_ahead(configuration)],
     )
 
 
-def _copy_ahead(setup: Setup) -> str:
+def _copy_ahead(configuration: Configuration) -> str:
     """Return advice for a loop without workers, which issues a copy only when it asks for the batch."""
     ahead = {
         "reader": "use_double_buffer=True: copies batches ahead",
         "arrays": "cache='device': needs no copies",
     }
-    knob = ahead.get(setup.reads, "num_workers=1: copies batches ahead")
+    knob = ahead.get(configuration.reads, "num_workers=1: copies batches ahead")
     return (
         f"{knob}; without it, a step that waits for the device, for example to read a loss, also waits for "
         "the copy of its batch"
     )
 
 
-def _startup_advice(stats: LoaderStats, setup: Setup) -> list[str]:
+def _startup_advice(stats: LoaderStats, configuration: Configuration) -> list[str]:
     if stats.startup < STARTUP_SHARE * stats.seconds:
         return []
     share = stats.startup / stats.seconds
     told = f"starting epochs takes {share:.0%} of the time"
-    if setup.workers and setup.worker_type == "process" and not setup.persistent and setup.reads != "reader":
+    if (
+        configuration.workers
+        and configuration.worker_type == "process"
+        and not configuration.persistent
+        and configuration.reads != "reader"
+    ):
         return [f"persistent_workers=True: {told}, and this keeps the worker processes between epochs"]
     return [f"longer epochs, or a faster first batch: {told}"]
 

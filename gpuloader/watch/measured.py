@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuloader.watch.explaining import Explanation, Setup, explain
+from gpuloader.watch.advising import Configuration
+from gpuloader.watch.explaining import Explanation, explain
 from gpuloader.watch.stats import LoaderStats, Meter
 
 
@@ -11,7 +12,7 @@ class Measured:
 
     _meter: Meter
 
-    def _setup(self) -> Setup:
+    def _configuration(self) -> Configuration:
         raise NotImplementedError
 
     def stats(self) -> LoaderStats:
@@ -47,12 +48,12 @@ class Measured:
         >>> loader.explain().bound
         'compute'
         """
-        stats, setup = self.stats(), self._setup()
-        since = setup.since if since is None else since
+        stats, configuration = self.stats(), self._configuration()
+        since = configuration.since if since is None else since
         passed = stats if since is None else stats - since
         if passed.steps < 0:
             raise ValueError(
                 f"since must be an earlier stats() of this loader, which has only {stats.steps} steps, but "
                 "belongs to another"
             )
-        return explain(passed, setup)
+        return explain(passed, configuration)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader
-from gpuloader.watch.explaining import Setup, explain
+from gpuloader.watch.advising import Configuration
+from gpuloader.watch.explaining import explain
 from gpuloader.watch.stats import LoaderStats
 
-SAMPLES = Setup("samples", 0, "process", cores=4)
+SAMPLES = Configuration("samples", 0, "process", cores=4)
 
 
 def times(steps=100, nbytes=100_000, **milliseconds):
@@ -21,7 +22,7 @@ def times(steps=100, nbytes=100_000, **milliseconds):
 
 
 def with_workers(count, reads="samples", **options):
-    return Setup(reads, count, options.pop("worker_type", "process"), cores=4, **options)
+    return Configuration(reads, count, options.pop("worker_type", "process"), cores=4, **options)
 
 
 def test_few_steps_explain_nothing():
@@ -49,7 +50,7 @@ def test_waiting_without_workers_asks_for_as_many_as_hide_the_input():
 def test_no_more_workers_are_advised_than_there_are_cores():
     advice = explain(times(wait=50.0, compute=1.0, fetch=50.0), SAMPLES).advice
     assert advice[0].startswith("num_workers=4")
-    one_core = Setup("samples", 0, "process", cores=1)
+    one_core = Configuration("samples", 0, "process", cores=1)
     assert explain(times(wait=50.0, compute=1.0, fetch=50.0), one_core).advice[0].startswith("num_workers=1")
 
 
@@ -102,7 +103,7 @@ def test_copies_to_several_places_run_side_by_side():
 def test_copies_are_only_called_parallel_if_they_are_issued_ahead(reads, knob):
     """A loop without workers issues the next copy only when it asks for the next batch."""
     stats = times(compute=4.1, transfer=0.1, wait=0.1, copy=2.0)
-    alone = explain(stats, Setup(reads, 0, "process", cores=4))
+    alone = explain(stats, Configuration(reads, 0, "process", cores=4))
     assert alone.bound == "compute"
     assert "in parallel" not in str(alone)
     assert alone.advice[0].startswith(knob)
@@ -120,7 +121,7 @@ def test_tiny_batches_are_bound_by_handing_over():
 
 @pytest.mark.parametrize("reads", ["samples", "reader"])
 def test_no_thread_is_advised_where_it_would_cost_more_than_it_hides(reads):
-    alone = Setup(reads, 0, "process", cores=4)
+    alone = Configuration(reads, 0, "process", cores=4)
     advice = explain(times(wait=0.05, transfer=0.005, compute=0.02, fetch=0.05), alone).advice
     assert len(advice) == 1
     assert "batch_size" in advice[0]
@@ -224,3 +225,11 @@ def test_rich_shows_the_parts_as_bars():
     text = console.export_text()
     assert re.search(r"wait +3\.0 ms +█{40}", text)
     assert "→ num_workers=3" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_an_iterable_dataset_is_not_told_of_options_that_it_refuses(workers):
+    told = str(explain(times(fetch=200, wait=90, compute=10), with_workers(workers, "items")))
+    assert "workers" in told
+    assert "'auto'" not in told
+    assert "cache=" not in told
