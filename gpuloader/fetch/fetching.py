@@ -94,6 +94,17 @@ class Fetching:
         self.in_processes = self.count > 0 and workers.kind == "process" and self._gatherer is None
         if self.in_processes:
             check_processes()
+            self._prepare_server()
+
+    def _prepare_server(self) -> None:
+        """Start the fork server now, if it may be needed, so that it is ready for the first epoch."""
+        if self._workers.start_method not in (None, "forkserver"):
+            return
+        from gpuloader.fetch.processes.fork_server import prepare_server
+
+        reading = self._reading
+        users = (type(reading.dataset), reading.collation.function, self._workers.init)
+        prepare_server([name for user in users if (name := getattr(user, "__module__", None))])
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._reading.collation

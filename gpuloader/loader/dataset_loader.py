@@ -261,11 +261,10 @@ class DataLoader(Resumable, Measured):
         # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self.dataset = dataset
-        self._seed = self._batching.seed
         self._meter = Meter()
-        self._course = Course(self._fresh_progress)
         presenter = Presenter(delivery, None if return_list else self._feeds, Masks() if padded else None)
         self._loading = Loading(dataset, self._batching, collation, workers, delivery, presenter, self._meter)
+        self._course = Course(self._loading.start_epoch)
 
     @property
     def batch_size(self) -> int | None:
@@ -308,7 +307,7 @@ class DataLoader(Resumable, Measured):
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
-            seed=self._fresh_progress(0).seed,
+            seed=self._loading.draw_seed(),
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
+
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
@@ -59,6 +61,8 @@ class Loading:
         Samples per batch on one place; None if a batch sampler determines it.
     workers : WorkerOptions
         The workers that were passed.
+    seed : int or None
+        The seed of the order; None until it is drawn.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Loading:
         meter: Meter,
     ) -> None:
         self.workers = workers
+        self.seed = batching.seed
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
         self._dataset = dataset
         self._batching = batching
@@ -116,6 +121,16 @@ class Loading:
             most=0 if climb is None else climb.most_workers,
             since=None if climb is None else climb.settled_at,
         )
+
+    def draw_seed(self) -> int:
+        """Return the loader's seed; draw it from NumPy's global generator first if none was given."""
+        if self.seed is None:
+            self.seed = int(np.random.randint(2**31))
+        return self.seed
+
+    def start_epoch(self, epoch: int) -> Progress:
+        """Return the progress at the start of an epoch."""
+        return self.fresh(self.draw_seed(), epoch)
 
     def fresh(self, seed: int, epoch: int, position: int = 0) -> Progress:
         """Return the progress of an epoch in which all ranks together have taken `position` samples."""

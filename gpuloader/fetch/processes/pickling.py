@@ -126,15 +126,19 @@ class _Reductions:
         inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
         reduced = NotImplemented if inherited is None else inherited(value)
         # Classes and functions that were not reduced to values are pickled as a module and a name.
-        if reduced is NotImplemented and _is_of_main(value):
-            self.contents.needs_main = True
+        module = _find_module(value)
+        if module in _MAIN:
+            self.contents.needs_main = self.contents.needs_main or reduced is NotImplemented
+        elif module is not None:
+            self.contents.modules.add(module)
         return reduced
 
 
-def _is_of_main(value: object) -> bool:
+def _find_module(value: object) -> str | None:
+    """Return the module that defines a class or function, or the name of a module; None of anything else."""
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
-        return value.__module__ in _MAIN
-    return isinstance(value, ModuleType) and value.__name__ in _MAIN
+        return value.__module__
+    return value.__name__ if isinstance(value, ModuleType) else None
 
 
 @dataclass(slots=True)
@@ -147,10 +151,13 @@ class Contents:
         The buffers that unpickling needs, in this order; each holds an array's elements in C order.
     needs_main : bool
         Whether the pickle refers to something by its name in the main module.
+    modules : set of str
+        Other modules that unpickling, or calling what was unpickled, will import.
     """
 
     memory: list[NDArray[Any]] = field(default_factory=list)
     needs_main: bool = False
+    modules: set[str] = field(default_factory=set)
     _waiting: dict[int, NDArray[Any]] = field(default_factory=dict)
     _files: dict[int, _MappedFile | None] = field(default_factory=dict)
 

@@ -57,6 +57,8 @@ class Parcel:
         The size of the file.
     needs_main : bool
         Whether the pickle refers to the module ``__main__`` by name, so that workers must import it first.
+    modules : frozenset of str
+        The other modules that workers will import.
 
     Examples
     --------
@@ -66,10 +68,13 @@ class Parcel:
     >>> parcel.close()
     """
 
-    def __init__(self, descriptor: int, nbytes: int, needs_main: bool) -> None:
+    def __init__(
+        self, descriptor: int, nbytes: int, needs_main: bool, modules: frozenset[str] = frozenset()
+    ) -> None:
         self.descriptor = descriptor
         self.nbytes = nbytes
         self.needs_main = needs_main
+        self.modules = modules
 
     def close(self) -> None:
         """Close the descriptor; unpacked objects stay valid. May be called again."""
@@ -129,7 +134,7 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     except BaseException:
         os.close(descriptor)
         raise
-    return Parcel(descriptor, nbytes, contents.needs_main)
+    return Parcel(descriptor, nbytes, contents.needs_main, frozenset(contents.modules))
 
 
 def unpack(descriptor: int) -> Any:

@@ -24,7 +24,7 @@ from gpuloader.fetch.failures import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
 from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import unpack
-from gpuloader.fetch.processes.surroundings import forswear_cuda, limit_threads, seed_globals, take_signals
+from gpuloader.fetch.processes.surroundings import limit_threads, restrain, seed_globals, take_signals
 from gpuloader.fetch.processes.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import begin_draws, mixed_seed
@@ -41,7 +41,7 @@ def run(link: socket.socket, number: int, setup: Setup | None) -> None:
     """Run worker `number` until the link closes; without a `setup`, receive it over the link."""
     take_signals()
     die_with_parent()
-    forswear_cuda()
+    restrain()
     keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
@@ -63,7 +63,7 @@ class _Worker:
     def serve(self, setup: Setup | None) -> None:
         try:
             self._setup = setup or self._receive_setup()
-            limit_threads(self._setup.count)
+            limit_threads()
             self._assembler = self._setup.reading.make_assembler(self._number)
             first = True
             while True:
