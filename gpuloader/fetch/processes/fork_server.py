@@ -22,6 +22,7 @@ from pathlib import Path
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.interrupts import blocked_interrupts, deferred_interrupt
 from gpuloader.base.platforms import after_fork, open_process
+from gpuloader.base.processes import describe_death
 from gpuloader.fetch.processes.child import ServedChild
 from gpuloader.fetch.processes.control import (
     Fork,
@@ -36,6 +37,7 @@ from gpuloader.fetch.processes.surroundings import restrain
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({control}, {owner}, {pid})"
 _SERVING = "gpuloader.fetch.processes.serving"
+_GRACE = 1.0  # seconds for a server that closed its socket to end
 _PRESENT = ("__main__", "__mp_main__", "builtins", "gpuloader", "numpy")  # the server has them, or cannot
 
 
@@ -142,10 +144,11 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
-    @property
-    def exit_code(self) -> int | None:
-        """The server's exit code; None while it runs."""
-        return self._process.poll()
+    def wait(self, seconds: float) -> int | None:
+        """Return the server's exit code, or None if it does not end in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
 
     def forget(self) -> None:
         """Close this forked process's copies of what belongs to its parent."""
@@ -197,11 +200,12 @@ def fork_worker(
             try:
                 return _running().fork(number, link, modules, needs_main=needs_main)
             except (ServerGone, _Retired) as error:
-                code = _replace_server()
+                server = _replace_server()
                 if last:
+                    cause, _ = describe_death(None if server is None else server.wait(_GRACE))
                     raise LoaderError(
-                        f"the fork server ended with exit code {code} while it started worker {number}; pass "
-                        "start_method='fork' or 'spawn', or worker_type='thread'"
+                        f"the fork server {cause} while it started worker {number}; pass start_method='fork' "
+                        "or 'spawn', or worker_type='thread'"
                     ) from error
             except BaseException:
                 _replace_server()  # perhaps it was in the middle of a message
@@ -217,18 +221,17 @@ def _running() -> ForkServer:
     return _server
 
 
-def _replace_server() -> int | None:
-    """Make the next worker start another server; return the exit code of this one if it has ended."""
+def _replace_server() -> ForkServer | None:
+    """Make the next worker start another server; return the one that ran."""
     global _server
     server, _server = _server, None
-    if server is None:
-        return None
-    server.retire()
-    _retired.append(server)
+    if server is not None:
+        server.retire()
+        _retired.append(server)
     for one in list(_retired):
-        if one.exit_code is not None:
+        if one.wait(0) is not None:
             _retired.remove(one)
-    return server.exit_code
+    return server
 
 
 def stop_servers() -> None:
