@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.parquet import ParquetDataset
     from gpuloader.sources.files.tar import TarDataset
+    from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
     from gpuloader.watch.stats import LoaderStats
     from gpuloader.watch.tracing import span, trace
@@ -82,6 +83,7 @@ __all__ = [
     "LoaderError",
     "LoaderStats",
     "MissingPackage",
+    "PackedList",
     "ParquetDataset",
     "PlaceError",
     "Ragged",
@@ -140,6 +142,7 @@ __getattr__ = import_on_demand(
         "LoaderError": "gpuloader.base.errors",
         "LoaderStats": "gpuloader.watch.stats",
         "MissingPackage": "gpuloader.base.errors",
+        "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
         "PlaceError": "gpuloader.base.errors",
         "Ragged": "gpuloader.fields.ragged",

@@ -90,6 +90,7 @@ class Fetching:
         self._renew_assembler()
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
+        self._sent: object = None
         self.count = self._useful_count()
         self.in_processes = self.count > 0 and workers.kind == "process" and self._gatherer is None
         if self.in_processes:
@@ -260,6 +261,7 @@ class Fetching:
             count = max(workers.count, workers.most)
             setup = Setup(self._reading, workers.init, count, Standing.of(self._reading.division))
             start = choose_start(setup, self._start_method)
+            self._sent = start.setup.reading.dataset  # a list stays packed for the next epoch
             if start.method == "fork":
                 self._start_method = "fork"  # so that later pools do not try to pickle the dataset again
             most = max(self.ahead, self.ahead_of(workers.most, DEEPEST if workers.deepens else depth))

@@ -79,6 +79,8 @@ class WorkerProcess:
         self.sentinel = self._child.sentinel
         self._finalizer = weakref.finalize(self, _end, self.link, self._child, os.getpid())
         if start.parcel is not None:
+            for one in start.parcel.lists:
+                self.send(Message(Kind.LIST, descriptor=one.descriptor))
             self.send(Message(Kind.SETUP, descriptor=start.parcel.descriptor))
         rows, columns = board.rows.shape
         self.send(Message(Kind.BOARD, a=rows, b=columns, descriptor=descriptor))

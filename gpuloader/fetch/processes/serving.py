@@ -54,7 +54,8 @@ def serve(control: int, owner: int, owner_pid: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    _Server(socket.socket(fileno=control), owner, owner_pid).run()
+    with socket.socket(fileno=control) as link:
+        _Server(link, owner, owner_pid).run()
     os._exit(0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
@@ -15,7 +15,8 @@ from gpuloader.fetch.processes import worker
 from gpuloader.fetch.processes.child import Child, StartedChild
 from gpuloader.fetch.processes.fork_server import fork_worker, without_main
 from gpuloader.fetch.processes.setup import Setup
-from gpuloader.fetch.processes.shipping import Parcel, Unshippable, pack
+from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Parcel, Unshippable, pack
+from gpuloader.sources.packed import pack_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     """
     if method == "fork":
         return Start("fork", setup, None)
+    packed = pack_list(setup.reading.dataset, IN_BAND_LIMIT)
+    if packed is not None:
+        setup = replace(setup, reading=replace(setup.reading, dataset=packed))
     may_fork = method is None and may_fork_unasked()
     try:
         parcel = pack(setup) if method is None else pack(setup, limit=None)

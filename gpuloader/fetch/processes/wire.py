@@ -55,6 +55,8 @@ class Kind(IntEnum):
     DONE = 10  # b: batch, c: start, d: end of the work, ns; payload: layout, objects and state if new
     END = 11  # b: batch; there is no batch, because the items ran out or the epoch is over
     ERROR = 12  # b: batch or NO_BATCH; payload: the exception
+    # To the worker, before SETUP.
+    LIST = 13  # descriptor: a packed list of the dataset
 
 
 @dataclass(slots=True)

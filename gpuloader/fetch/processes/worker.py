@@ -84,12 +84,18 @@ class _Worker:
             self._send_error(NO_BATCH, error)
 
     def _receive_setup(self) -> Setup:
-        message = self._next()
-        assert message.descriptor is not None
+        received: list[int] = []
         try:
-            setup: Setup = unpack(message.descriptor)
+            kind = Kind.LIST
+            while kind == Kind.LIST:
+                message = self._next()
+                assert message.descriptor is not None
+                kind = Kind(message.kind)
+                received.append(message.descriptor)
+            setup: Setup = unpack(received[-1], received[:-1])
         finally:
-            os.close(message.descriptor)
+            for descriptor in received:
+                os.close(descriptor)
         return setup
 
     def _next(self) -> Message:
