@@ -174,7 +174,7 @@ class DataLoader(Resumable, Measured):
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         num_workers: int | str = 0,
-        use_buffer_reader: bool = True,
+        use_buffer_reader: bool | str = True,
         prefetch_factor: int = 2,
         use_shared_memory: bool = True,  # noqa: ARG002
         timeout: float = 0,
@@ -205,7 +205,6 @@ class DataLoader(Resumable, Measured):
             return_list=return_list,
             shuffle=shuffle,
             drop_last=drop_last,
-            use_buffer_reader=use_buffer_reader,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         if not return_list and self._feeds is None:
@@ -216,6 +215,7 @@ class DataLoader(Resumable, Measured):
             prefetch_factor=prefetch_factor,
             prefetch=prefetch,
             memory_budget=memory_budget,
+            use_buffer_reader=use_buffer_reader,
             iterable=iterable,
             in_order=in_order,
             timeout=timeout,
@@ -245,7 +245,6 @@ class DataLoader(Resumable, Measured):
             output=output,
             stream=stream,
             prefetch=prefetch,
-            use_buffer_reader=use_buffer_reader,
             drop_last=drop_last,
         )
         collation = check_collation(

@@ -12,7 +12,7 @@ from gpuloader.loader.generator_loader import GeneratorLoader
 def from_generator(
     feed_list: Sequence[FeedSpec | str] | None = None,
     capacity: int | None = None,
-    use_double_buffer: bool = True,
+    use_double_buffer: bool | str = True,
     iterable: bool = True,
     return_list: bool = False,
     use_multiprocess: bool = False,

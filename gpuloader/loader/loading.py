@@ -244,6 +244,7 @@ class Loading:
             self._fetching.ahead,
             self._meter,
             shared=self._fetching.in_processes,
+            stretch=self._fetching.stretch,
             programmer=self._programmer,
         )
         order, plan, one = self._plan(progress)

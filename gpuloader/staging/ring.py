@@ -16,6 +16,8 @@ from gpuloader.staging.layout import Layout, align
 
 GROWTH = 1.25
 """A slot grows to this multiple of the size it needs, so slowly growing batches rarely grow it again."""
+MOST_STRETCHED = 40
+"""The most slots of a ring that is stretched because its slots are small."""
 
 
 class Slot:
@@ -84,19 +86,31 @@ class Ring:
         The device that page-locks the memory.
     shared : bool
         Whether worker processes map the memory and write into it.
+    stretch : int
+        Bytes within which small slots are more than `count`, `MOST_STRETCHED` at most.
 
     Attributes
     ----------
     allocated : bool
         Whether the memory is reserved, which the first `acquire` does.
+    stretched : int
+        Number of slots added because they are small; 0 before the first `acquire`.
     slot_nbytes : int
         Initial size of each slot in bytes, 0 before the first `acquire`; single slots may have grown since.
     """
 
     def __init__(
-        self, count: int, spare: int, locker: PageLocker | None = None, *, shared: bool = False
+        self,
+        count: int,
+        spare: int,
+        locker: PageLocker | None = None,
+        *,
+        shared: bool = False,
+        stretch: int = 0,
     ) -> None:
         self.count = count
+        self.stretched = 0
+        self._stretch = stretch
         self.allocated = False
         self.slot_nbytes = 0
         self.freed: deque[Slot] = deque()
@@ -162,8 +176,11 @@ class Ring:
         with self._allocating:  # several threads may bring the first batches
             if self.allocated:
                 return
-            self.slot_nbytes = align(nbytes)
-            self._add(self.count, self.slot_nbytes)
+            size = self.slot_nbytes = align(nbytes)
+            stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
+            self._add(self.count + stretched, size)
+            self.count += stretched
+            self.stretched = stretched
             self.allocated = True
 
     def _add(self, count: int, size: int) -> None:
