@@ -14,7 +14,7 @@ from gpuloader.order.ranks import find_rank
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
 
 
-class BatchSampler:
+class BatchSampler(Sampler[list[int]]):
     """A sampler that groups indices into batches.
 
     Parameters
@@ -80,6 +80,7 @@ class BatchSampler:
             raise TypeError(f"sampler must be an iterable of indices, got {type(given).__name__}")
         else:
             self.sampler = given
+        super().__init__()
         self.batch_size = check_count("batch_size", batch_size)
         self.drop_last = bool(drop_last)
 
