@@ -64,7 +64,10 @@ class BatchSampler(Sampler[list[int]]):
         if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
             # A list or a map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
             if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
-                raise TypeError(f"sampler must be an iterable of indices, got {sampler!r}")
+                raise TypeError(
+                    f"sampler must be an iterable of indices, got {sampler!r}; for PyTorch's order of "
+                    "arguments with a list of indices, pass sampler= and batch_size= by name"
+                )
             batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
             dataset, given = None, dataset
         if (dataset is None) == (given is None):

@@ -14,7 +14,7 @@ from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
 from gpuloader.order.computed import as_indices
 from gpuloader.order.division import ALONE, Division, find_division
 from gpuloader.order.order import InOrder, Mapped, Order
-from gpuloader.order.plan import DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
+from gpuloader.order.plan import BulkPlan, DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
 
 
@@ -211,6 +211,11 @@ class Batching:
             assert self.batch_sampler is not None
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
+        if self.single and isinstance(self.sampler, BatchSampler):
+            order = self.sampler.order(seed, epoch)
+            if order is not None:
+                lists = OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last)
+                return BulkPlan(lists, base)
         return GroupedPlan(self.sampler, self.size, self.drop_last, base)
 
     @property

@@ -284,9 +284,7 @@ class SubsetRandomSampler(_Seeded):
     [3, 5, 7]
     """
 
-    def __init__(
-        self, indices: Sequence[int] | NDArray[np.integer], generator: GeneratorLike = None
-    ) -> None:
+    def __init__(self, indices: Sequence[int] | NDArray[np.integer], generator: GeneratorLike = None) -> None:
         super().__init__()
         self.indices = as_indices("indices", indices)
         self._seed_from(generator)
