@@ -1,8 +1,8 @@
 """Samplers, which determine the samples of an epoch and their order, as in Paddle's ``paddle.io``.
 
-A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or one
-drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a random
-sampler draws a new seed from that generator, or from NumPy's global random state.
+A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or
+one drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a
+random sampler draws a new seed from that generator, or from NumPy's global random state.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ class RandomSampler(_Seeded):
         Number of indices per epoch; None means the dataset's length. Without replacement, a number beyond the
         dataset's length draws one permutation of the dataset after another.
     generator : torch.Generator, iterator, numpy.random.Generator or numpy.random.RandomState, optional
-        A ``torch.Generator`` gives the sampler its seed, drawn once when the sampler is made, and the loader's
-        seed is then ignored. An iterator of indices is read on by each epoch until it ends. A NumPy generator
-        draws the indices of each epoch itself.
+        A ``torch.Generator`` gives the sampler its seed, drawn once when the sampler is made, in place of the
+        loader's. An iterator of indices is read on by each epoch until it ends. A NumPy generator draws the
+        indices of each epoch itself.
 
     Raises
     ------
