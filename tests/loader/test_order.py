@@ -281,11 +281,9 @@ def test_a_batch_sampler_as_sampler_reads_whole_batches(options):
             assert type(indices) is list
             return np.array(indices)
 
-    def loader(**more):
-        samples = BatchSampler(sampler=RandomSampler(range(7)), batch_size=3)
-        return DataLoader(
-            Rows(None), places="cpu", sampler=samples, batch_size=None, seed=1, **options, **more
-        )
+    def loader():
+        sampler = BatchSampler(sampler=RandomSampler(range(7)), batch_size=3)
+        return DataLoader(Rows(None), places="cpu", sampler=sampler, batch_size=None, seed=1, **options)
 
     order = RandomSampler(range(7)).order(1, 0).slice(0, 7).tolist()
     one = loader()

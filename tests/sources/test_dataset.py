@@ -223,7 +223,7 @@ class TestChainDataset:
         chained = ChainDataset(iter([Letters("ab"), Letters(""), Letters("c")]))
         assert list(chained) == list(chained) == ["a", "b", "c"]
         assert isinstance(chained, IterableDataset)
-        with pytest.raises(TypeError, match="Letters is an IterableDataset: .* no length unless it defines"):
+        with pytest.raises(TypeError, match=r"Letters is an IterableDataset: .* no length unless it"):
             len(chained)
 
     def test_its_length_is_that_of_its_data_sets(self):
@@ -316,7 +316,8 @@ class TestSubset:
     def test_its_indices_stay_what_was_passed(self):
         """As in PyTorch: two lists can be joined, and assigning others takes effect."""
         subset = Subset(Squares(5), [4, 0])
-        assert subset.indices + [1] == [4, 0, 1]
+        more = [1]
+        assert subset.indices + more == [4, 0, 1]
         subset.indices = [2]
         assert list(subset) == [4]
 
@@ -386,7 +387,7 @@ class TestAddingDataSets:
         assert list(both) == [0, 1, 4, 0, 1]
         assert both.cumulative_sizes == [3, 5]
         assert [len(one) for one in both.datasets] == [3, 2]
-        assert list(both + [7]) == [0, 1, 4, 0, 1, 7]
+        assert list(both + Subset([5, 6, 7], [2])) == [0, 1, 4, 0, 1, 7]
 
     def test_iterable_data_sets_are_chained(self):
         both = Letters("ab") + Letters("c")
