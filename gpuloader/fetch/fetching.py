@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,10 @@ class Fetching:
             return self._workers.count
         pays = self._gatherer.layout(self._reading.size or 1).nbytes >= PART_NBYTES
         return self._workers.count if pays else 0
+
+    def set_worker_init(self, function: Callable[[int], object] | None) -> None:
+        """Make workers that start from now on call this function first."""
+        self._workers = replace(self._workers, init=function)
 
     @property
     def budget(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,10 +17,12 @@ from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.reading import Reading
 from gpuloader.fetch.fetching import Fetching, Pass
-from gpuloader.fetch.worker_options import WorkerOptions
+from gpuloader.fetch.worker_options import WorkerOptions, check_worker_init
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.state import Progress
 from gpuloader.order.batching import Batching
+from gpuloader.order.division import ALONE
+from gpuloader.order.epochs import EpochSetter
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
@@ -63,6 +65,8 @@ class Loading:
         The workers that were passed.
     seed : int or None
         The seed of the order; None until it is drawn.
+    places : list of str
+        The names of the places.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Loading:
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
+        self.places = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
         self._dataset = dataset
         self._batching = batching
@@ -91,6 +96,7 @@ class Loading:
         self._fetching = self._make_fetching(collation, workers, None)
         self._climb = self._fetching.climb(delivery.prefetch)
         self._idle: deque[Road] = deque(maxlen=1)
+        self._epochs = EpochSetter(batching)
 
     def _make_fetching(
         self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None
@@ -105,6 +111,12 @@ class Loading:
             division=batching.division,
         )
         return Fetching(reading, workers, gatherer)
+
+    def set_worker_init(self, function: Callable[[int], object] | None) -> None:
+        """Make workers that start from now on call this function first; raise `TypeError` if they cannot."""
+        check_worker_init(function)
+        self.workers = replace(self.workers, init=function)
+        self._fetching.set_worker_init(function)
 
     @property
     def configuration(self) -> Configuration:
@@ -190,10 +202,26 @@ class Loading:
 
     def count_steps(self) -> int:
         """Return the number of steps in an epoch; raise `TypeError` if it is unknown."""
+        batching = self._batching
+        if self._shards > 1 and not batching.iterable:
+            return batching.count(self._shards if self._delivery.remainder == "drop" else 1)
+        batches, places = self._count_batches(), len(self._delivery.devices)
         if self._shards > 1:
-            return self._batching.count(self._shards if self._delivery.remainder == "drop" else 1)
-        batches, places = self._batching.count(), len(self._delivery.devices)
+            return batches
         return batches // places if self._delivery.drop_last else -(-batches // places)
+
+    def _count_batches(self) -> int:
+        batching = self._batching
+        if not batching.iterable:
+            return batching.count()
+        if not isinstance(self._dataset, Sized):
+            name = type(self._dataset).__name__
+            raise TypeError(
+                f"an iterable dataset has no length unless it defines __len__, and {name} does not"
+            )
+        samples = len(self._dataset)  # not checked against the items that the workers yield, as in PyTorch
+        drop_last = batching.drop_last or self._shards > 1
+        return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
     def promise_cache(self, specs: Sequence[Spec]) -> None:
         """Reserve device memory for arrays that are yet to be read; raises the errors of `cache_as`."""
@@ -239,6 +267,7 @@ class Loading:
         if climb is not None:
             self._fetching.begin_with(climb.setting)
             self._delivery = replace(self._delivery, prefetch=climb.setting.prefetch)
+        self._epochs.begin(progress.epoch)
         road = take_road(self._idle) or build_road(
             self._delivery,
             self._fetching.ahead,

@@ -19,6 +19,13 @@ Many = Callable[[Sequence[int]], list[Any]]
 """Reads the samples at several indices in one call."""
 
 
+class Readable(Protocol[S]):
+    """Anything with samples to read by index or key."""
+
+    def __getitem__(self, index: Any, /) -> S:
+        """Return the sample at an index, or at a key."""
+
+
 class MapStyle(Protocol[S]):
     """What a map-style dataset must have; a list has it too."""
 
