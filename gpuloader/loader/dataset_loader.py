@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic
 
+import numpy as np
+
 from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
@@ -284,9 +286,16 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self._meter = Meter()
         presenter = Presenter(delivery, None if return_list else self._feeds, Masks() if padded else None)
-        self._loading = Loading(dataset, self._batching, collation, workers, delivery, presenter, self._meter)
+        self._loading = Loading(
+            dataset, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
+        )
         self._course = Course(self._loading.start_epoch)
         self._describe_as(given)
+
+    @staticmethod
+    def _draw_seed() -> int:
+        """Return a seed from NumPy's global generator."""
+        return int(np.random.randint(2**31))
 
     def _open(self, **options: Any) -> None:
         DataLoader.__init__(self, **options)  # a subclass's own may take other parameters

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
@@ -56,6 +54,8 @@ class Loading:
         Turns a delivered step into what the user sees.
     meter : Meter
         Measures where the time goes.
+    draw : callable
+        Returns a seed; called at the first epoch if the batching has none.
 
     Attributes
     ----------
@@ -78,6 +78,7 @@ class Loading:
         delivery: Delivery,
         presenter: Presenter,
         meter: Meter,
+        draw: Callable[[], int],
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
@@ -90,6 +91,7 @@ class Loading:
         self._shards = delivery.shards
         self._presenter = presenter
         self._meter = meter
+        self._draw = draw
         self._programmer = collation.programmer
         self._resident: Resident | None = None
         self._promised: Resident | None = None
@@ -135,9 +137,9 @@ class Loading:
         )
 
     def draw_seed(self) -> int:
-        """Return the loader's seed; draw it from NumPy's global generator first if none was given."""
+        """Return the loader's seed; draw it first if none was given."""
         if self.seed is None:
-            self.seed = int(np.random.randint(2**31))
+            self.seed = self._draw()
         return self.seed
 
     def start_epoch(self, epoch: int) -> Progress:
