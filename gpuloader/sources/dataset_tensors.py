@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,19 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def __len__(self) -> int:
         return len(self.tensors[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
+        were_tensors = [is_torch_tensor(tensor) for tensor in self.tensors]
+        return {**vars(self), "tensors": self.arrays, "were_tensors": were_tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        were_tensors = state.pop("were_tensors")
+        vars(self).update(state)
+        if any(were_tensors):
+            wrap = import_module("torch").from_numpy
+            pairs = zip(self.tensors, were_tensors, strict=True)
+            self.tensors = tuple(wrap(array) if was_tensor else array for array, was_tensor in pairs)
 
 
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:

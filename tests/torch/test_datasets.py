@@ -1,5 +1,8 @@
 """Datasets and samplers beside PyTorch's."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -21,6 +24,18 @@ def equal(one, other):
         type(a) is type(b) and a.dtype == b.dtype and torch.equal(a, b)
         for a, b in zip(one, other, strict=True)
     )
+
+
+class Doubled(ours.Dataset):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getitem__(self, index):
+        x, _ = self.inner[index]
+        return x.mul(2)  # a method of tensors
+
+    def __len__(self):
+        return len(self.inner)
 
 
 class TestTensorDataset:
@@ -56,6 +71,24 @@ class TestTensorDataset:
         feeds = [ours.data("x", [None, 3]), ours.data("y", [None, 1], "int64")]
         loader = ours.DataLoader(dataset, feeds, "cpu", batch_size=4, num_workers=1)
         assert next(iter(loader))[0].tolist() == X.tolist()
+
+    def test_a_copy_has_tensors_and_a_pickle_holds_their_memory_apart(self):
+        """Workers then map that memory, and do not unpickle it."""
+        dataset = ours.TensorDataset(torch.arange(10**5), np.arange(10**5))
+        memory = []
+        pickled = pickle.dumps(dataset, protocol=5, buffer_callback=memory.append)
+        assert len(pickled) < 10**4
+        for again in (pickle.loads(pickled, buffers=memory), copy.deepcopy(dataset), copy.copy(dataset)):
+            assert [type(field) for field in again.tensors] == [torch.Tensor, np.ndarray]
+            assert int(again[[5, 7]][0][1]) == 7
+        assert copy.copy(dataset).tensors[0].data_ptr() == dataset.tensors[0].data_ptr()
+
+    @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+    def test_workers_read_tensors(self, start_method):
+        dataset = Doubled(ours.TensorDataset(X, Y))
+        options = {"num_workers": 1, "start_method": start_method}
+        loader = ours.DataLoader(dataset, 4, places="cpu", **options)
+        assert next(iter(loader)).tolist() == (X * 2).tolist()
 
     @pytest.mark.parametrize("tensor", [torch.zeros(2, requires_grad=True), torch.zeros(2, device="meta")])
     def test_tensors_that_cannot_be_read(self, tensor):
