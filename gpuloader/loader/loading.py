@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
 from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
+from gpuloader.sources.dataset_base import count_items
 from gpuloader.transforms.operations import Spec
 from gpuloader.transforms.program import Programmer, Transform
 from gpuloader.watch.advising import Configuration
@@ -216,12 +217,7 @@ class Loading:
         batching = self._batching
         if not batching.iterable:
             return batching.count()
-        if not isinstance(self._dataset, Sized):
-            name = type(self._dataset).__name__
-            raise TypeError(
-                f"an iterable dataset has no length unless it defines __len__, and {name} does not"
-            )
-        samples = len(self._dataset)  # not checked against the items that the workers yield, as in PyTorch
+        samples = count_items(self._dataset)  # not checked against what the workers yield, as in PyTorch
         drop_last = batching.drop_last or self._shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import SampleError
+from gpuloader.base.errors import SampleError, describe_error
 from gpuloader.sources.frameworks import is_iterable_only
 
 S = TypeVar("S", covariant=True)
@@ -208,8 +208,27 @@ class ChainDataset(IterableDataset[S]):
             yield from dataset
 
     def __len__(self) -> int:
-        # A dataset without a length raises TypeError, as it does for `len` itself.
-        return sum(len(cast("Sized", dataset)) for dataset in self.datasets)
+        return sum(count_items(dataset) for dataset in self.datasets)
+
+
+def count_items(dataset: object) -> int:
+    """Return the length of an iterable dataset; raise `TypeError` if it has none.
+
+    Always a TypeError, because `list` asks for a length, and does without one only after a TypeError.
+
+    >>> count_items({3, 4})
+    2
+    """
+    name = type(dataset).__name__
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"an iterable dataset has no length unless it defines __len__, and {name} does not")
+    try:
+        return len(dataset)
+    except TypeError:
+        raise
+    except Exception as error:  # Paddle's own class raises RuntimeError
+        problem = f"the length of the iterable dataset is unknown: {name}.__len__ raised"
+        raise TypeError(f"{problem} {describe_error(error)}") from error
 
 
 def check_index(dataset: Sized, index: SupportsIndex) -> int:

@@ -187,6 +187,20 @@ class TestLengthOfAnIterableDataset:
         again.load_state_dict(loader.state_dict())
         assert (len(again), len(list(again))) == (2, 1)
 
+    def test_a_length_that_raises_is_no_length(self):
+        """Paddle's does, and `list` asks for it."""
+
+        class Refusing(Lines):
+            def __len__(self):
+                raise RuntimeError("not here")
+
+        loader = DataLoader(Refusing(4), places="cpu", batch_size=2)
+        assert [batch.tolist() for batch in list(loader)] == [[0, 1], [2, 3]]
+        assert len(list(Refusing(2) + Refusing(2))) == 4
+        with pytest.raises(TypeError, match=r"Refusing\.__len__ raised RuntimeError: not here") as caught:
+            len(loader)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
     def test_without_one_there_is_no_length(self):
         with pytest.raises(TypeError, match=r"Counting is an IterableDataset: .* unless it defines"):
             len(DataLoader(Counting(3), places="cpu"))

@@ -136,6 +136,15 @@ class TestArguments:
         with pytest.raises(TypeError, match="nobody"):
             DataLoader(Made(float), nobody=1)
 
+    @pytest.mark.parametrize(
+        "options", [{"timeout": 5}, {"prefetch_factor": 3}, {"multiprocessing_context": "spawn"}], ids=str
+    )
+    def test_those_of_workers_are_ignored_without_workers(self, options):
+        """PyTorch refuses them, so that num_workers=0 is not the only change when debugging."""
+        with pytest.raises((ValueError, AssertionError)):
+            list(Theirs(Made(float), 7, **options))
+        assert len(list(DataLoader(Made(float), 7, **options))) == 1
+
     def test_a_thread_can_load(self):
         loader = DataLoader(Made(float), 7, num_workers=2, worker_type="thread")
         assert next(iter(loader)).tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -313,6 +322,17 @@ class TestSeeds:
             orders.append(load())
         assert orders[0] == orders[1] != orders[2]
         assert orders[0][0] != orders[0][1]
+
+    def test_seeding_again_changes_no_later_epoch(self):
+        """The seed is drawn once; PyTorch would repeat the first epoch."""
+        torch.manual_seed(0)
+        loader = DataLoader(Made(float), 3, True)
+        [first] = self.epochs(loader, 1)
+        torch.manual_seed(0)
+        [second] = self.epochs(loader, 1)
+        assert second != first
+        loader.set_epoch(0)
+        assert self.epochs(loader, 1) == [first]
 
     def test_a_generator_determines_the_order(self):
         def load(seed, **options):
