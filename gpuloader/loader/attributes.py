@@ -24,15 +24,15 @@ class Described:
     _loading: Loading
     _own: frozenset[str]
 
-    def _describe_as(self, given: dict[str, Any]) -> None:
-        """Keep the options; called when the loader is complete."""
+    def _describe_as(self, given: dict[str, Any], added: frozenset[str]) -> None:
+        """Keep the options, and the names that a subclass added; called when the loader is complete."""
         self._given = given
         self._batches = self._batching.batch_sampler
         sampler, size = self._batching.sampler, self._batching.given_size
         if sampler is not None and size is not None:
             self._batches = BatchSampler(sampler=sampler, batch_size=size, drop_last=self._batching.drop_last)
         self._own = frozenset()
-        self._own = frozenset(vars(self))
+        self._own = frozenset(vars(self)) - added
 
     @property
     def dataset(self) -> Any:

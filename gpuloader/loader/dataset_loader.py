@@ -223,7 +223,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             feed_list, places, return_list, batch_size, shuffle
         )
         given = dict(locals())  # the options, for the attributes and for copies
-        del given["self"]
+        added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
         iterable = check_dataset(dataset)
         check_flags(
             return_list=return_list,
@@ -290,7 +290,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             dataset, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
         self._course = Course(self._loading.start_epoch)
-        self._describe_as(given)
+        self._describe_as(given, added)
 
     @staticmethod
     def _draw_seed() -> int:

@@ -211,6 +211,7 @@ class OwnLoader(DataLoader):
     """A loader with parameters and attributes of its own."""
 
     def __init__(self, name):
+        self.root = name.upper()
         super().__init__(Squares(), places="cpu", batch_size=4, shuffle=True, seed=1)
         self.name = name
 
@@ -254,7 +255,7 @@ class TestCopies:
         loader = OwnLoader("mine")
         again = make(loader)
         assert type(again) is OwnLoader
-        assert again.name == "mine"
+        assert (again.name, again.root) == ("mine", "MINE")
         assert [batch.tolist() for batch in again] == [batch.tolist() for batch in loader]
 
     def test_an_iterable_data_set(self, make):
