@@ -285,7 +285,12 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self._meter = Meter()
-        presenter = Presenter(delivery, None if return_list else self._feeds, Masks() if padded else None)
+        presenter = Presenter(
+            delivery,
+            None if return_list else self._feeds,
+            Masks() if padded else None,
+            alike=delivery.shards > 1 and not collation.keeps,
+        )
         self._loading = Loading(
             dataset, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
