@@ -170,7 +170,7 @@ class Assembly:
             elif self._known is not None:
                 self._write(self._known, samples, start)
             elif not start:
-                first = list(itertools.islice(samples, 1))
+                first = (next(samples),)
                 self._known = assembler.settle(first)
                 self._write(self._known, itertools.chain(first, samples), start)
             else:

@@ -15,7 +15,7 @@ import numpy as np
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import Collation, Form, declared_form, settle_form
 from gpuloader.collate.rows import SampleRows
-from gpuloader.collate.structure import Leaf, Node, is_array
+from gpuloader.collate.structure import Branch, Leaf, Node, is_array
 from gpuloader.fields.convert import as_numbers
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.sources.block import WholeList
@@ -39,14 +39,45 @@ class KnownForm:
     def __init__(self, form: Form) -> None:
         self.form = form
         feeds = iter(form.feeds)
-        self._specs = [_Spec.of(next(feeds)) if leaf.is_array else None for leaf in form.structure.leaves]
+        self._specs = [_spec_of(next(feeds)) if leaf.is_array else None for leaf in form.structure.leaves]
+        root = form.structure.root
+        # Whether a sample's values are those of its leaves, so that nothing has to be taken apart.
+        self._root = root if isinstance(root, Branch) and root.blank is None else None
+        if not all(isinstance(child, Leaf) for child in getattr(root, "children", ())):
+            self._root = None
         self._tables: dict[int, SampleRows] = {}
         self._arranging = threading.Lock()
 
     def is_settled_by(self, sample: Any) -> bool:
         """Return whether a batch with this first sample has this form; False also if that is unclear."""
-        found: list[Any] = []
-        return _take_apart(self.form.structure.root, sample, found) and all(map(_is_like, found, self._specs))
+        root = self._root
+        values: Any
+        if root is None:
+            values = []
+            if not _take_apart(self.form.structure.root, sample, values):
+                return False
+        else:
+            values, kind = sample, root.kind
+            if type(sample) is not kind:
+                return False
+            if root.keys is not None:
+                if (*values,) != root.keys:
+                    return False
+                values = [values[key] for key in root.keys]
+        specs = self._specs
+        if len(values) != len(specs):
+            return False
+        # No strict=True: this runs for every batch.
+        for value, spec in zip(values, specs):  # noqa: B905
+            if type(value) is np.ndarray and spec is not None:
+                dtype, shape, varies = spec
+                if value.dtype != dtype or (value.shape[1:] if varies else value.shape) != shape:
+                    return False
+                if varies and not value.ndim:
+                    return False
+            elif not _is_like(value, spec):
+                return False
+        return True
 
     def rows(self, count: int) -> SampleRows:
         """Return the row table for a batch of `count` dense samples, with its layout arranged."""
@@ -105,17 +136,12 @@ class KnownForms:
         return known
 
 
-class _Spec:
-    """A field's dtype, and its sample's shape, or if it varies in length the shape of one of its steps."""
+_Spec = tuple[np.dtype[Any], tuple[int | None, ...], bool]
+"""A field's dtype, its shape, and whether it varies in length; the shape is then that of one of its steps."""
 
-    __slots__ = ("dtype", "shape", "varies")
 
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int | None, ...], varies: bool) -> None:
-        self.dtype, self.shape, self.varies = dtype, shape, varies
-
-    @classmethod
-    def of(cls, feed: FeedSpec) -> _Spec:
-        return cls(feed.dtype, feed.sample_shape, bool(feed.lod_level))
+def _spec_of(feed: FeedSpec) -> _Spec:
+    return feed.dtype, feed.sample_shape, bool(feed.lod_level)
 
 
 def _take_apart(node: Node, value: Any, found: list[Any]) -> bool:
@@ -126,12 +152,16 @@ def _take_apart(node: Node, value: Any, found: list[Any]) -> bool:
     kind: object = type(value)
     if kind is not node.kind or len(value) != len(node.children) or node.blank is not None:
         return False
-    entries: Any = value
     if node.keys is not None:
-        if tuple(value) != node.keys:
+        if (*value,) != node.keys:
             return False
-        entries = [value[key] for key in node.keys]
-    return all(_take_apart(child, entry, found) for child, entry in zip(node.children, entries, strict=True))
+        value = [value[key] for key in node.keys]
+    for child, entry in zip(node.children, value, strict=True):
+        if type(child) is Leaf:
+            found.append(entry)
+        elif not _take_apart(child, entry, found):
+            return False
+    return True
 
 
 def _is_like(value: Any, spec: _Spec | None) -> bool:
@@ -139,15 +169,16 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
     kind = type(value)
     if spec is None:
         return kind is str or is_object(value)
-    if kind is np.ndarray:
-        dtype, shape = value.dtype, value.shape
-    elif kind is int and -_LARGEST <= value < _LARGEST:
-        dtype, shape = _INTEGER, ()
+    wanted, step, varies = spec
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+    if kind is int and -_LARGEST <= value < _LARGEST:
+        dtype = _INTEGER
     elif kind in _SCALARS:
-        dtype, shape = _SCALARS[kind], ()
+        dtype = _SCALARS[kind]
     elif isinstance(value, np.generic):
-        dtype, shape = value.dtype, ()
-    elif is_array(value) or (spec.varies and isinstance(value, list | tuple) and value):
+        dtype = value.dtype
+    elif is_array(value) or (varies and isinstance(value, list | tuple) and value):
         try:
             array = as_numbers(value)
         except SampleError:  # settling the form raises it again, and says where
@@ -155,9 +186,9 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
         dtype, shape = array.dtype, array.shape
     else:
         return False
-    if spec.varies:
-        return bool(dtype == spec.dtype and shape and shape[1:] == spec.shape)
-    return bool(dtype == spec.dtype and shape == spec.shape)
+    if varies:
+        return dtype == wanted and bool(shape) and shape[1:] == step
+    return dtype == wanted and shape == step
 
 
 def is_object(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Packers: numbers and lists are written into memory by `struct`, which checks their ranges in C."""
+"""Numbers and lists that C writes into a row as they are, after checking their range; by their types."""
 
 from __future__ import annotations
 
@@ -9,47 +9,62 @@ from typing import Any
 
 import numpy as np
 
-Packer = Callable[..., None]
-"""Writes a value into memory: called with the memory, an offset in bytes, and the value."""
+Packer = Callable[[Any, int, Any], None]
+"""Writes one sample into memory: called with the memory as bytes, the sample's position, and its value."""
 
 _INTEGERS: tuple[type, ...] = (int, bool, *(np.dtype(code).type for code in "bBhHiIlLqQ"))
 _FLOATS: dict[str, tuple[type, ...]] = {
     "e": (np.float16,),
     "f": (np.float32, np.float16),
-    "d": (np.float64, np.float32, np.float16),
+    "d": (float, np.float64, np.float32, np.float16),
 }
 """For the code of each float dtype, the scalar types whose numbers it holds exactly."""
-_REAL = frozenset([float, *_INTEGERS, *_FLOATS["d"]])
-_FRACTIONAL = frozenset([float, *_FLOATS["d"]])
+_REAL = frozenset([*_INTEGERS, *_FLOATS["d"]])
 _EXACT = 2**53
 """All integers up to this one are float64 numbers."""
 
 
-def number_packers(dtype: np.dtype[Any], *, strict: bool) -> dict[type, Packer]:
-    r"""Return how to write single numbers into an array of a dtype, by the numbers' types.
+def exact_types(dtype: np.dtype[Any], *, strict: bool) -> frozenset[type]:
+    """Return the types of numbers that can be assigned to a memoryview of a dtype.
 
-    A packer raises `struct.error` or OverflowError for a number that is out of the dtype's range. `strict`
-    leaves out the types whose numbers may have to be rounded.
+    The memoryview raises ValueError for a number that is out of the dtype's range. With `strict`, it also
+    holds every other number exactly.
 
-    >>> memory = bytearray(1)
-    >>> number_packers(np.dtype("uint8"), strict=True)[int](memory, 0, 200)
-    >>> memory
-    bytearray(b'\xc8')
+    >>> int in exact_types(np.dtype("uint8"), strict=True)
+    True
     """
     code = _code(dtype)
     if code == "?":
-        return dict.fromkeys((bool, np.bool_), struct.Struct("?").pack_into)
-    if not code:
-        return {}
-    pack = _struct(1, code).pack_into
-    if code not in _FLOATS:
-        return dict.fromkeys(_INTEGERS, pack)
-    if not strict:
-        return dict.fromkeys((int, *_REAL), pack)
-    packers: dict[type, Packer] = dict.fromkeys(_FLOATS[code], pack)
+        return frozenset([bool, np.bool_])
     if code == "d":
-        packers |= {float: pack, int: functools.partial(_pack_integer, pack)}
-    return packers
+        return frozenset(_FLOATS["d"]) if strict else _REAL
+    if code == "f":  # a memoryview turns what is out of range into infinity
+        return frozenset(_FLOATS["f"])
+    return frozenset(_INTEGERS) if code not in ("", "e") else frozenset()
+
+
+def number_packers(dtype: np.dtype[Any], *, strict: bool) -> dict[type, Packer]:
+    r"""Return how to write other single numbers, by their types.
+
+    They raise `struct.error` or OverflowError for a number that is out of the dtype's range, or with `strict`
+    if the dtype cannot hold it exactly.
+
+    >>> memory = bytearray(8)
+    >>> number_packers(np.dtype("float32"), strict=False)[float](memory, 1, 2.0)
+    >>> memory
+    bytearray(b'\x00\x00\x00\x00\x00\x00\x00@')
+    """
+    code = _code(dtype)
+    if code == "d":
+        return {int: _pack_integer} if strict else {}
+    if code not in _FLOATS:
+        return {}
+    packed = _struct(1, code)
+    kinds = frozenset(_FLOATS[code]) if strict else _REAL
+    return dict.fromkeys(
+        kinds - exact_types(dtype, strict=strict),
+        functools.partial(_pack_number, packed.pack_into, packed.size),
+    )
 
 
 def list_packers(dtype: np.dtype[Any], length: int, *, strict: bool) -> dict[type, Packer]:
@@ -57,12 +72,13 @@ def list_packers(dtype: np.dtype[Any], length: int, *, strict: bool) -> dict[typ
     code = _code(dtype)
     if code in ("", "?"):
         return {}
-    pack = _struct(length, code).pack_into
+    packed = _struct(length, code)
     if code not in _FLOATS:
-        return {list: lambda memory, offset, values: pack(memory, offset, *values)}
+        return {list: functools.partial(_pack_integers, packed.pack, packed.size)}
     if strict and code != "d":
         return {}
-    return {list: FloatPacker(pack, _FRACTIONAL if strict else _REAL)}
+    sums = frozenset(_FLOATS["d"]) if strict else _REAL
+    return {list: functools.partial(_pack_floats, packed.pack, packed.size, sums)}
 
 
 def _code(dtype: np.dtype[Any]) -> str:
@@ -78,32 +94,35 @@ def _struct(count: int, code: str) -> struct.Struct:
     return struct.Struct(f"={count}{code}")
 
 
-def _pack_integer(pack: Packer, memory: Any, offset: int, value: int) -> None:
+_pack_double = _struct(1, "d").pack_into
+
+
+def _pack_integer(memory: Any, index: int, value: int) -> None:
     if not -_EXACT <= value <= _EXACT:
         raise OverflowError
-    pack(memory, offset, value)
+    _pack_double(memory, index * 8, value)
 
 
-class FloatPacker:
-    """Writes a list of real numbers as floats.
+def _pack_number(pack: Callable[..., None], nbytes: int, memory: Any, index: int, value: Any) -> None:
+    pack(memory, index * nbytes, value)
 
-    `struct` accepts whatever has `__float__`, and that of a complex number drops the imaginary part. So the
-    sum of the list is looked at: one of real and complex numbers is complex, and one of arrays is an array.
 
-    Parameters
-    ----------
-    pack : callable
-        Writes the numbers.
-    sums : frozenset of type
-        The types of sum to accept; a list with another raises TypeError.
-    """
+def _pack_integers(pack: Callable[..., bytes], nbytes: int, memory: Any, index: int, values: Any) -> None:
+    # Takes a fifth less time than `pack_into`, which would copy the list twice.
+    memory[index * nbytes : (index + 1) * nbytes] = pack(*values)
 
-    def __init__(self, pack: Packer, sums: frozenset[type]) -> None:
-        self._pack = pack
-        self._sums = sums
 
-    def __call__(self, memory: Any, offset: int, values: list[Any]) -> None:
-        """Write the list; the caller ignores NumPy's warnings about sums that overflow."""
-        if type(sum(values)) not in self._sums:
-            raise TypeError
-        self._pack(memory, offset, *values)
+def _pack_floats(
+    pack: Callable[..., bytes], nbytes: int, sums: frozenset[type], memory: Any, index: int, values: Any
+) -> None:
+    # `struct` accepts whatever has `__float__`, and that of a complex number drops the imaginary part. But a
+    # sum of real and complex numbers is complex, and one of arrays is an array. Nothing else looks at all
+    # elements of a list as fast.
+    if not values or type(values[0]) is float:
+        total = sum(values)
+    else:
+        with np.errstate(all="ignore"):  # NumPy's narrow numbers may overflow
+            total = sum(values)
+    if type(total) not in sums:
+        raise TypeError
+    memory[index * nbytes : (index + 1) * nbytes] = pack(*values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import struct
@@ -12,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.collate.packing import FloatPacker, Packer, list_packers, number_packers
+from gpuloader.collate.packing import Packer, exact_types, list_packers, number_packers
 from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
 _SAMPLE_TYPES = (tuple, list)
-_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, struct.error)
+_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
@@ -26,11 +27,12 @@ IN_FEEDS = (
 )
 """The ways out of samples of different shapes in one batch, with a feed_list and for readers."""
 
-Target = tuple[int, Any, Sequence[slice | int], dict[type, Packer], Any, int]
-"""Where one field's samples are written: (field, region, places, packers, memory, nbytes).
+Target = tuple[int, Any, Sequence[slice | int], Any, frozenset[type], dict[type, Packer], Any]
+"""Where one field's samples are written: (field, region, places, numbers, kinds, packers, memory).
 
 Each of these writes sample i, or raises one of `_UNFIT` if the sample does not fit:
-``region[places[i]] = array``, and ``packers[type(value)](memory, i * nbytes, value)`` for numbers and lists.
+``region[places[i]] = array``; ``numbers[i] = number``, if the number's type is one of `kinds`; and
+``packers[type(value)](memory, i, value)``, for other numbers and for lists.
 """
 
 
@@ -76,7 +78,6 @@ class SampleRows:
         self.layout = arrange(())
         self.count = -1
         self._places: list[RowPlaces] = []
-        self._sums = False
         self.ragged = feeds is not None and any(feed.lod_level for feed in feeds)
         self.levels: tuple[int, ...] = tuple(feed.lod_level for feed in feeds or ())
         if feeds is not None and not self._open and not self.ragged:
@@ -125,7 +126,6 @@ class SampleRows:
             )
             self.count = count
             self._places = [_row_places(field, self._strict) for field in self.layout.fields]
-            self._sums = any(isinstance(row.packers.get(list), FloatPacker) for row in self._places)
         return self.layout
 
     def targets(self, views: list[Array]) -> list[Target]:
@@ -142,12 +142,6 @@ class SampleRows:
 
     def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
-        if not self._sums:
-            return self._write(views, samples, start)
-        with np.errstate(all="ignore"):  # sums of NumPy's narrow floats may overflow
-            return self._write(views, samples, start)
-
-    def _write(self, views: list[Array], samples: Iterable[Any], start: int) -> int:
         targets = self.targets(views)
         fields = len(targets)
         array, mapped = np.ndarray, np.memmap
@@ -156,15 +150,20 @@ class SampleRows:
             if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
                 fields_of(sample, self.feeds, index)
             # No strict=True: here it would cost a tenth of the time that a whole sample takes.
-            for (field, region, places, packers, memory, nbytes), value in zip(targets, sample):  # noqa: B905
+            for (field, region, places, numbers, kinds, packers, memory), value in zip(targets, sample):  # noqa: B905
                 kind = type(value)
                 try:
-                    if kind is array or kind is mapped:
+                    if kind is array:
                         region[places[index]] = value
-                        continue
-                    if (pack := packers.get(kind)) is not None:
-                        pack(memory, index * nbytes, value)
-                        continue
+                    elif kind in kinds:
+                        numbers[index] = value
+                    elif kind in packers:
+                        packers[kind](memory, index, value)
+                    elif kind is mapped:
+                        region[places[index]] = value
+                    else:
+                        raise TypeError
+                    continue
                 except _UNFIT:
                     pass
                 self._convert_and_write(views[field], field, index, value)
@@ -192,43 +191,46 @@ class RowPlaces:
         Whether a sample has at most one dimension, so that it is written through a flat view.
     places : sequence
         The position of each sample in the region.
+    kinds : frozenset of type
+        The types of numbers that are assigned as they are.
     packers : dict of type to callable
-        How to write values that are not arrays, by their type; the others have to be converted.
-    nbytes : int
-        The size of one sample.
+        How to write values of other types; those that are missing, too, have to be converted.
     numbers_only : bool
         Whether no array is accepted as it is, so that one of a single number is not taken for that number.
     """
 
     flat: bool
     places: Sequence[slice | int]
-    packers: dict[type, Packer]
-    nbytes: int
+    kinds: frozenset[type] = frozenset()
+    packers: dict[type, Packer] = dataclasses.field(default_factory=dict)
     numbers_only: bool = False
 
 
 def _row_places(field: FieldLayout, strict: bool) -> RowPlaces:
     count, elements = field.shape[0], math.prod(field.shape[1:])
-    nbytes = elements * field.dtype.itemsize
     # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
     if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
-        return RowPlaces(False, range(count), {}, nbytes)
+        return RowPlaces(False, range(count))
     places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
     single = len(field.shape) == 1
+    kinds: frozenset[type] = frozenset()
     packers: dict[type, Packer] = {}
     if elements == 1 and (single or not strict):
+        kinds = exact_types(field.dtype, strict=strict)
         packers |= number_packers(field.dtype, strict=strict)
     if not (single and strict):
         packers |= list_packers(field.dtype, elements, strict=strict)
-    return RowPlaces(True, places, packers, nbytes, single and strict)
+    return RowPlaces(True, places, kinds, packers, single and strict)
 
 
 def _target(field: int, rows: Array, row: RowPlaces) -> Target:
     if not row.flat:
-        return field, CheckedRows(rows), row.places, row.packers, None, row.nbytes
+        return field, CheckedRows(rows), row.places, None, row.kinds, row.packers, None
     flat = rows.reshape(-1)
-    region = flat.data.toreadonly() if row.numbers_only else flat.data
-    return field, region, row.places, row.packers, flat.view(np.uint8).data, row.nbytes
+    numbers = flat.data
+    region = numbers.toreadonly() if row.numbers_only else numbers
+    memory = flat.view(np.uint8).data if row.packers else None
+    return field, region, row.places, numbers, row.kinds, row.packers, memory
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:
