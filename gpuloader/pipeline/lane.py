@@ -17,7 +17,7 @@ from gpuloader.pipeline.copy_timing import CopyTimer
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.lease import Lease, lease_views
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging.ring import GROWTH, Ring, Slot
 from gpuloader.transforms.program import Program, Programmer
 from gpuloader.watch.stats import Meter
 
@@ -150,6 +150,7 @@ class Lane:
         slot = self._free.popleft() if self._free else None
         if slot is None or slot.memory.nbytes < nbytes:
             # Dropping a slot that is too small frees its memory after its last use, and its events.
+            nbytes = nbytes if slot is None else int(nbytes * GROWTH)
             slot = DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
         self._out += 1
         self._most = max(self._most, self._out)
