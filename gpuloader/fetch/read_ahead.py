@@ -6,8 +6,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter_ns
+from typing import NoReturn
 
 from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.collate.stream import StagedBatch
@@ -20,7 +21,7 @@ CLOSING_TIME = 1.0
 STRETCH = 8 << 20
 """Bytes of slots within which short batches are read in longer bursts than the queue's capacity."""
 
-_PATIENCE = 200_000  # nanoseconds that a waiting consumer may wait for more than one short batch
+_PATIENCE = 200_000  # nanoseconds that the consumer waits for several short batches instead of one
 
 
 class _Relay:
@@ -74,9 +75,13 @@ class _Relay:
         ended = perf_counter_ns()
         self.items.append(staged)
         self.pace.note_read(ended - begun)
-        # While the consumer waits for short batches, several are read for one wake-up.
+        # While the consumer waits for short batches, several are read for one wake-up. Without a free slot,
+        # the next read might wait for the consumer.
         if self.consumer_waits and (
-            ended - begun >= PAYS or ended - self.waiting_since >= _PATIENCE or self.is_full
+            ended - begun >= PAYS
+            or ended - self.waiting_since >= _PATIENCE
+            or self.is_full
+            or not self.ring.free
         ):
             self.wake_consumer()
         return True
@@ -99,6 +104,16 @@ class _Relay:
                 return
             self.waiting_since = perf_counter_ns()
             self.consumer_waits = True
+        try:
+            self.ready.get(timeout=_PATIENCE * 1e-9)
+            return
+        except Empty:
+            pass
+        # The batch after a short one may be a long one, so the wait ends here if a batch has arrived.
+        with self.mutex:
+            if self.consumer_waits and self.has_news:
+                self.consumer_waits = False
+                return
         self.ready.get()
 
     def wait_for_room(self) -> None:
@@ -211,7 +226,7 @@ class ReadAhead:
                     relay.wake_reader()
                 break
             if relay.ending is not None:
-                raise relay.ending
+                self._raise_ending()
             if self._reads and relay.turn.acquire(blocking=False):
                 found = self._read_here()
                 if found is None:
@@ -222,6 +237,14 @@ class ReadAhead:
             relay.wait_for_news()
         self._left = perf_counter_ns()
         return staged
+
+    def _raise_ending(self) -> NoReturn:
+        # The traceback refers to this object and to the frames of the loop, so keeping it would be a cycle.
+        ending, self._relay.ending = self._relay.ending, QueueClosed("the epoch is over")
+        try:
+            raise ending or QueueClosed("the epoch is over")
+        finally:
+            del ending
 
     def _read_here(self) -> StagedBatch | None:
         """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""

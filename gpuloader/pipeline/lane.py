@@ -100,7 +100,9 @@ class Lane:
         self.prefetch = prefetch
         self._free: deque[DeviceSlot] = deque()
         self._freed: deque[DeviceSlot] = deque()
-        self._out = self._most = 0  # slots in use now, and at most in this epoch
+        self._nbytes = 0  # of each new slot
+        self._out = 0  # slots in use now
+        self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
         self._copying: deque[Landing] = deque()
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
@@ -150,8 +152,9 @@ class Lane:
         slot = self._free.popleft() if self._free else None
         if slot is None or slot.memory.nbytes < nbytes:
             # Dropping a slot that is too small frees its memory after its last use, and its events.
-            nbytes = nbytes if slot is None else int(nbytes * GROWTH)
-            slot = DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
+            if nbytes > self._nbytes:
+                self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
+            slot = DeviceSlot(self.device.alloc(self._nbytes), self.device.event(), self.device.event())
         self._out += 1
         self._most = max(self._most, self._out)
         return slot
@@ -218,9 +221,10 @@ class Lane:
             pass
         self._timer.forget()
         # Freeing memory waits for the whole device, so slots are freed between epochs only.
-        while len(self._free) + self._out > self._most:
+        kept = max(self._most, self._most_before, self.prefetch + 1 + SPARE)
+        while self._free and len(self._free) + self._out > kept:
             self._free.pop()
-        self._most = self._out
+        self._most_before, self._most = self._most, self._out
 
 
 def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:
