@@ -26,8 +26,9 @@ from gpuloader.base.errors import (
 from gpuloader.base.lazy import import_on_demand
 from gpuloader.devices.opening import cuda_places
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+from gpuloader.fields.declaring import data
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import FeedSpec, data
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.loader.feeder import DataFeeder
 from gpuloader.loader.from_ray import from_ray

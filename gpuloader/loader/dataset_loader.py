@@ -7,7 +7,8 @@ from typing import Any
 
 from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
-from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.fields.declaring import resolve_feeds
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.from_generator import from_generator
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
@@ -277,9 +278,9 @@ class DataLoader(Resumable, Measured):
         """The batch_sampler that was passed, or None."""
         return self._batching.batch_sampler
 
-    def __call__(self) -> DataLoader:
-        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
-        return self
+    def __call__(self) -> Iterator[Any]:
+        """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""
+        return iter(self)
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch.

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader import FeedSpec, SampleError, data
-from gpuloader.fields.spec import convert, fit, native, resolve_feeds
+from gpuloader.fields.declaring import resolve_feeds
+from gpuloader.fields.spec import convert, fit, native
 
 
 class TestDeclaring:
