@@ -7,7 +7,7 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 
 from typing import TYPE_CHECKING
 
-from gpuloader import fluid, io, reader
+from gpuloader import dataset, fluid, io, reader
 from gpuloader.base.errors import (
     ComposeNotAligned,
     DataFileError,
@@ -105,6 +105,7 @@ __all__ = [
     "cpu_places",
     "cuda_places",
     "data",
+    "dataset",
     "fluid",
     "from_ray",
     "get_worker_info",

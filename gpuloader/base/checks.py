@@ -22,7 +22,7 @@ def check_count(name: str, value: object) -> int:
 
 
 def check_integer(name: str, value: object) -> int:
-    """Return a whole number, such as 2.0, as an int; raise `ValueError` naming the parameter for anything else.
+    """Return a whole number, such as 2.0, as an int; raise `ValueError` naming the parameter otherwise.
 
     >>> check_integer("n", -1), check_integer("n", 2.0)
     (-1, 2)

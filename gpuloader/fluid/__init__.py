@@ -16,8 +16,9 @@ from gpuloader.fields.declaring import (
     default_startup_program,
     program_guard,
 )
-from gpuloader.fluid import core, data_feeder, dygraph, io, layers, lod_tensor, reader, unique_name
+from gpuloader.fluid import core, data_feeder, dataset, dygraph, io, layers, lod_tensor, reader, unique_name
 from gpuloader.fluid.core import is_compiled_with_cuda
+from gpuloader.fluid.dataset import DatasetFactory, InMemoryDataset, QueueDataset
 from gpuloader.fluid.lod_tensor import LoDTensor, create_lod_tensor
 from gpuloader.loader.feeder import DataFeeder
 
@@ -26,8 +27,11 @@ __all__ = [
     "CUDAPinnedPlace",
     "CUDAPlace",
     "DataFeeder",
+    "DatasetFactory",
+    "InMemoryDataset",
     "LoDTensor",
     "Program",
+    "QueueDataset",
     "core",
     "cpu_places",
     "create_lod_tensor",
@@ -35,6 +39,7 @@ __all__ = [
     "cuda_places",
     "data",
     "data_feeder",
+    "dataset",
     "default_main_program",
     "default_startup_program",
     "dygraph",

@@ -9,6 +9,7 @@ from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.declaring import resolve_feeds
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.from_dataset import from_dataset
 from gpuloader.loader.from_generator import from_generator
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
@@ -161,6 +162,7 @@ class DataLoader(Resumable, Measured):
     (1, 2) [9]
     """
 
+    from_dataset = staticmethod(from_dataset)
     from_generator = staticmethod(from_generator)
 
     def __init__(
