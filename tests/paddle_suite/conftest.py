@@ -1,8 +1,8 @@
 """Paddle's own loader tests, case by case, in our words; each runs on gpuloader and, if installed, on Paddle.
 
 The cases follow the test files of PaddlePaddle: loaders over datasets and readers, samplers, datasets, reader
-decorators, feeders and feeds. Where those train a network, the cases here look at the batches. Where we differ
-on purpose, a case asserts both behaviors and names the difference in `differences.py`.
+decorators, feeders and feeds. Where those train a network, the cases here look at the batches. Where we
+differ on purpose, a case asserts both behaviors and names the difference in `differences.py`.
 """
 
 import importlib.util

@@ -25,6 +25,21 @@ DIFFERENCES = {
         "the exception says what is wrong",
     ),
     "no-threads": ("xmap_readers with process_num=0 hangs", "a ValueError", "nothing hangs"),
+    "order-is-kept": (
+        "keep_data_loader_order(False) lets batches overtake each other",
+        "batches always arrive in the reader's order; there is no such function",
+        "the same order in every run",
+    ),
+    "next-of-a-call": (
+        "next(loader()) of a loader over a reader is an AttributeError",
+        "it is the first step of a new epoch",
+        "it is what next(loader()) of a loader over a dataset does",
+    ),
+    "nothing-hangs": (
+        "a batch taken before start() never comes; start() twice, or without a source, corrupts the epoch",
+        "an error at once, which is an AssertionError",
+        "nothing hangs",
+    ),
     "typed-errors": (
         "an AssertionError without a reader",
         "a ReaderError, which is a TypeError",

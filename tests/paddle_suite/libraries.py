@@ -55,12 +55,9 @@ class Gpuloader(Library):
         [batch] = next(loader)
         return [batch[feed.name] for feed in feeds]
 
-    def startup(self):
-        pass
-
 
 class Paddle(Library):
-    """PaddlePaddle 2.6 or 3.3. What it printed as ``paddle.fluid`` is now ``paddle.base``."""
+    """PaddlePaddle 2.6 or 3.3, where ``paddle.fluid`` has become ``paddle.base``."""
 
     name = "paddle"
 
@@ -76,16 +73,18 @@ class Paddle(Library):
         self.cpu = paddle.CPUPlace()
         self.EOFException = base.core.EOFException
         self.data = paddle.static.data
+        self.programs = []  # kept: Paddle 3 crashes if a loader's thread outlives the program of its feeds
 
     @contextlib.contextmanager
     def static(self):
         base = self.fluid
         self.paddle.enable_static()
+        self.programs += [base.Program(), base.Program()]
         try:
             with (
                 base.scope_guard(base.Scope()),
                 base.unique_name.guard(),
-                base.program_guard(base.Program(), base.Program()),
+                base.program_guard(*self.programs[-2:]),
             ):
                 yield
         finally:
