@@ -40,6 +40,33 @@ DIFFERENCES = {
         "an error at once, which is an AssertionError",
         "nothing hangs",
     ),
+    "widths-are-checked": (
+        "a value of another width passes if it has as many dimensions as its feed (and any, up to 2.6)",
+        "an error that names sample and field",
+        "a network would fail later, or learn from misplaced numbers",
+    ),
+    "no-empty-places": ("cpu_places(0) is an empty list", "a ValueError", "a loader needs a place"),
+    "oversampling": (
+        "RandomSampler(dataset, num_samples=120) of 100 samples is a ValueError",
+        "it draws a second permutation for the rest",
+        "as in PyTorch",
+    ),
+    "random-orders": (
+        "np.random.seed(0) makes RandomSampler yield np.random.permutation",
+        "it makes the order repeatable, but another one; generator=np.random.RandomState(0) gives Paddle's",
+        "an order that is a function of seed and epoch can be resumed, and divided among ranks",
+    ),
+    "empty-subsets": ("SubsetRandomSampler([]) is a ValueError", "it is empty", "as in PyTorch"),
+    "weights-are-a-list": (
+        "a WeightedRandomSampler over a list of weights has no length",
+        "its length is num_samples",
+        "there is nothing to gain from the error",
+    ),
+    "iterables-can-be-listed": (
+        "list(iterable dataset) is a RuntimeError, because list asks for a length",
+        "it lists the items; the error for a length is also a TypeError, with which list does without",
+        "that is what list is for",
+    ),
     "typed-errors": (
         "an AssertionError without a reader",
         "a ReaderError, which is a TypeError",
