@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import dataset_start, datasets, files, footprint, overlap, watching
+from benchmarks import dataset_start, datasets, files, footprint, overlap, starts, watching
 from benchmarks.measure import describe_machine
 from benchmarks.script import make_parser, run_script
 from gpuloader.bench.report import Report
@@ -23,6 +23,8 @@ CASES = {
     "parquet": files.parquet,
     "worker_start": dataset_start.worker_start,
     "worker_memory": dataset_start.worker_memory,
+    "starts": starts.starts,
+    "list_memory": starts.list_memory,
     "hidden_time": overlap.hidden_time,
     "main_job": overlap.main_job,
     "watching": watching.watching,

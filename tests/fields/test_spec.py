@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader import FeedSpec, SampleError, data
+from gpuloader.fields.convert import convert, fit
 from gpuloader.fields.declaring import resolve_feeds
-from gpuloader.fields.spec import convert, fit, native
+from gpuloader.fields.spec import native
 
 
 class TestDeclaring:
