@@ -32,7 +32,7 @@ from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.loader.feeder import DataFeeder
 from gpuloader.loader.from_ray import from_ray
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-from gpuloader.order.randomness import sample_rng
+from gpuloader.order.randomness import sample_rng, sample_rngs
 from gpuloader.order.sampler import (
     RandomSampler,
     Sampler,
@@ -111,6 +111,7 @@ __all__ = [
     "random_split",
     "reader",
     "sample_rng",
+    "sample_rngs",
     "span",
     "trace",
 ]
