@@ -32,6 +32,7 @@ from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.loader.feeder import DataFeeder
 from gpuloader.loader.from_ray import from_ray
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.randomness import sample_rng, sample_rngs
 from gpuloader.order.sampler import (
     RandomSampler,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchSampler",
+    "BucketSampler",
     "CPUPlace",
     "CUDAPinnedPlace",
     "CUDAPlace",

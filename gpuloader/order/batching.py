@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_count
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.computed import as_indices
 from gpuloader.order.division import ALONE, Division, find_division
 from gpuloader.order.order import InOrder, Mapped, Order
@@ -211,6 +212,11 @@ class Batching:
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
         return GroupedPlan(self.sampler, self.size, self.drop_last, base)
+
+    @property
+    def order_size(self) -> int | None:
+        """The batch size that the order was made for; None if the order does not depend on it."""
+        return self.size if isinstance(self.batch_sampler, BucketSampler) else None
 
     @property
     def counts_samples(self) -> bool:

@@ -160,7 +160,7 @@ class RandomSampler(Sampler):
         count = len(self.data_source)
         generator = self.generator
         if generator is None:
-            return iterate(self._draw(_draw_seed(), 0))
+            return iterate(self._draw(draw_seed(), 0))
         if isinstance(generator, Iterator):
             return itertools.islice(generator, self.num_samples)
         if not self.replacement:
@@ -219,7 +219,7 @@ class WeightedRandomSampler(Sampler):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        return iterate(self._draw(_draw_seed(), 0))
+        return iterate(self._draw(draw_seed(), 0))
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
@@ -260,7 +260,7 @@ class SubsetRandomSampler(Sampler):
         return len(self.indices)
 
     def __iter__(self) -> Iterator[int]:
-        return iterate(self._draw(_draw_seed(), 0))
+        return iterate(self._draw(draw_seed(), 0))
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
@@ -282,6 +282,6 @@ def check_sized(name: str, value: object) -> Sized:
     return value
 
 
-def _draw_seed() -> int:
+def draw_seed() -> int:
     """Return a seed from NumPy's global random state."""
     return int(np.random.randint(2**63 - 1, dtype=np.int64))

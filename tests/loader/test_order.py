@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpuloader import (
     BatchSampler,
+    BucketSampler,
     DataLoader,
     DistributedBatchSampler,
     RandomSampler,
@@ -79,6 +80,9 @@ SAMPLERS = {
     },
     "batches of a sampler": lambda count, size: {
         "batch_sampler": BatchSampler(sampler=SequenceSampler(range(count)), batch_size=size, drop_last=True)
+    },
+    "buckets": lambda count, size: {
+        "batch_sampler": BucketSampler(np.arange(count) % 5, size, pool=2, drop_last=count % 2 == 0)
     },
     "a rank's": lambda count, size: {
         "batch_sampler": DistributedBatchSampler(
