@@ -52,6 +52,7 @@ from gpuloader.sources.dataset import (
     TensorDataset,
     random_split,
 )
+from gpuloader.sources.mix import MixDataset
 from gpuloader.sources.readers.decorators import batch
 from gpuloader.watch.stats import LoaderStats
 from gpuloader.watch.tracing import span, trace
@@ -84,6 +85,7 @@ __all__ = [
     "LoaderError",
     "LoaderStats",
     "MissingPackage",
+    "MixDataset",
     "ParquetDataset",
     "PlaceError",
     "Ragged",

@@ -21,6 +21,7 @@ from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import Resumable
 from gpuloader.loader.state import Course
 from gpuloader.order.batching import Batching
+from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.split import Masks
 from gpuloader.transforms.program import Transform
@@ -308,6 +309,7 @@ class DataLoader(Resumable, Measured):
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
+            sampler=SequenceSampler(self.dataset),
             seed=self._fresh_progress(0).seed,
             **self._loading.workers.as_options(),
         )

@@ -23,12 +23,12 @@ class BucketSampler(BatchSampler):
     """A batch sampler whose batches hold samples of similar length, in random order.
 
     Every epoch shuffles all samples and takes `pool` batches' worth of them at a time. It sorts these by
-    length, cuts them into batches and shuffles the batches. Padding then costs little, and both the samples of
-    a batch and the order of the batches still differ from epoch to epoch. The samples that do not fill a batch
-    are chosen at random, not by their length.
+    length, cuts them into batches and shuffles the batches. Padding then costs little, and both the samples
+    of a batch and the order of the batches still differ from epoch to epoch. The samples that do not fill a
+    batch are chosen at random, not by their length.
 
-    The order depends only on the seed, the epoch, the lengths, `batch_size` and `pool`. So a loader can resume
-    in the middle of it, on another number of ranks too, but not with another batch size.
+    The order depends only on the seed, the epoch, the lengths, `batch_size` and `pool`. So a loader can
+    resume in the middle of it, on another number of ranks too, but not with another batch size.
 
     Parameters
     ----------
@@ -168,9 +168,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
         return [key(dataset[index]) for index in range(count)]
     starts = range(0, count, _AT_ONCE)
     return [
-        key(sample)
-        for start in starts
-        for sample in many(list(range(start, min(start + _AT_ONCE, count))))
+        key(sample) for start in starts for sample in many(list(range(start, min(start + _AT_ONCE, count))))
     ]
 
 

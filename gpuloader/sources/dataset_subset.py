@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.order.computed import Indices, as_indices, check_whole
+from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Shuffled
 from gpuloader.sources.dataset_base import (
     Dataset,
@@ -82,6 +83,9 @@ def random_split(
     dataset: MapStyle[S],
     lengths: Sequence[float],
     generator: int | np.random.Generator | np.random.RandomState | None = None,
+    *,
+    seed: int | None = None,
+    stratify: ArrayLike | None = None,
 ) -> list[Subset[S]]:
     """Split a dataset at random into disjoint parts that together hold every sample.
 
@@ -93,28 +97,61 @@ def random_split(
         The lengths of the parts: counts that sum to the dataset's length, or fractions that sum to 1.
         Fractions are rounded down, and the remaining samples are dealt to the parts in turn.
     generator : int, numpy.random.Generator or numpy.random.RandomState, optional
-        A seed or a NumPy generator. None uses NumPy's global random state.
+        A seed or a NumPy generator. None uses `seed`, or else NumPy's global random state.
+    seed : int, optional
+        A seed from 0 to 2**64 - 1; the same as passing it as `generator`.
+    stratify : array-like, optional
+        One label per sample, a number or text. Every part then has every label in the same proportion, as far
+        as whole samples allow.
 
     Raises
     ------
     TypeError
         The dataset is not map-style, or the generator is neither a seed nor a NumPy generator.
     ValueError
-        A length is negative or not a number, or the sum is wrong.
+        A length is negative or not a number, or the sum is wrong. Or both a generator and a seed are given,
+        or there is not one label per sample.
 
     Examples
     --------
-    >>> train, test = random_split("abcde", [0.8, 0.2], generator=0)
+    >>> train, test = random_split("abcde", [0.8, 0.2], seed=0)
     >>> len(train), len(test), sorted([*train, *test])
     (4, 1, ['a', 'b', 'c', 'd', 'e'])
+    >>> rare = [label == 3 for label in range(10)] * 2
+    >>> [sum(part) for part in random_split(rare, [0.5, 0.5], seed=0, stratify=rare)]
+    [1, 1]
     """
     count = len(check_map_style("dataset", dataset))
     sizes = _as_sizes(lengths, count)
+    if seed is not None:
+        if generator is not None:
+            raise ValueError("pass either generator or seed, got both")
+        generator = check_whole("seed", seed, 2**64)
     indices = _shuffle(count, generator)
+    if stratify is not None:
+        return [Subset(dataset, part) for part in _deal_by_label(indices, sizes, stratify)]
     starts = itertools.accumulate(sizes, initial=0)
     return [
         Subset(dataset, indices[start : start + size]) for start, size in zip(starts, sizes, strict=False)
     ]
+
+
+def _deal_by_label(indices: Indices, sizes: Sequence[int], labels: ArrayLike) -> list[Indices]:
+    """Deal indices to parts of these sizes, each label's indices evenly; keep their order within a part."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or len(array) != len(indices):
+        raise ValueError(
+            f"stratify must have one label for each of the {len(indices)} samples, got shape {array.shape}"
+        )
+    try:
+        _, codes = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        raise ValueError(f"stratify must have labels of one type, all numbers or all text: {error}") from None
+    # Parts that are spread evenly over all indices are spread evenly over those of each label too.
+    by_label = np.argsort(codes[indices], kind="stable")
+    owners = np.empty(len(indices), np.int64)
+    owners[by_label], _ = interleave(sizes, 0, len(indices))
+    return [indices[owners == part] for part in range(len(sizes))]
 
 
 def _as_sizes(lengths: Sequence[float], count: int) -> list[int]:

@@ -13,6 +13,7 @@ from gpuloader import (
     BucketSampler,
     DataLoader,
     DistributedBatchSampler,
+    MixDataset,
     RandomSampler,
     Sampler,
     SequenceSampler,
@@ -54,6 +55,12 @@ class Uneven:
             start = stop
 
 
+def mixed(count):
+    """Return the sampler of a mix of two halves of a dataset."""
+    halves = [range(half) for half in (count // 2, count - count // 2) if half]
+    return MixDataset(halves, [1, 2][: len(halves)], at_end="drop").default_sampler(shuffle=True)
+
+
 SAMPLERS = {
     "in order": lambda count, size: {"batch_size": size},
     "short ones dropped": lambda count, size: {"batch_size": size, "drop_last": True},
@@ -89,6 +96,7 @@ SAMPLERS = {
             range(count), size, num_replicas=2, rank=1, shuffle=True, seed=3
         )
     },
+    "a mix": lambda count, size: {"batch_size": size, "sampler": mixed(count)},
     "the user's batches": lambda count, size: {"batch_sampler": Uneven(count)},
 }  # fmt: skip
 

@@ -201,7 +201,7 @@ def test_a_state_for_another_batch_size_is_refused():
     with pytest.raises(ValueError, match=message):
         load(5, shard=(0, 2)).load_state_dict(divided)
     plain = DataLoader(range(50), places="cpu", batch_size=4, shuffle=True, seed=3)
-    with pytest.raises(ValueError, match="this loader reads an order for any batch size; resume with the same"):
+    with pytest.raises(ValueError, match="reads an order for any batch size; resume with the same"):
         plain.load_state_dict(state)
     with pytest.raises(ValueError, match="the state is a position in an order for any batch size"):
         load().load_state_dict(plain.state_dict())

@@ -354,6 +354,50 @@ class TestReadingManyAtOnce:
 
 
 class TestRandomSplit:
+    @given(
+        labels=st.lists(st.integers(0, 3), min_size=1, max_size=80),
+        shares=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    def test_labels_are_spread_evenly(self, labels, shares, seed):
+        lengths = [share / sum(shares) for share in shares]
+        parts = random_split(labels, lengths, seed=seed, stratify=labels)
+        assert [len(part) for part in parts] == [
+            len(part) for part in random_split(labels, lengths, seed=seed)
+        ]
+        assert sorted(index for part in parts for index in part.indices) == list(range(len(labels)))
+        for label in range(4):
+            for part in parts:
+                wanted = labels.count(label) * len(part) / len(labels)
+                assert abs(list(part).count(label) - wanted) <= len(parts)
+
+    def test_labels_may_be_text_and_parts_stay_in_random_order(self):
+        names = np.array(["cat", "dog"] * 50 + ["rare"] * 10)
+        train, test = random_split(range(110), [0.9, 0.1], seed=3, stratify=names)
+        assert sorted(names[list(test)].tolist()) == ["cat"] * 5 + ["dog"] * 5 + ["rare"]
+        assert list(train) != sorted(train)
+        other, _ = random_split(range(110), [0.9, 0.1], seed=4, stratify=list(names))
+        assert set(other) != set(train)
+
+    def test_a_seed_is_a_generator(self):
+        def split(*arguments, **options):
+            return [list(part) for part in random_split(range(9), [4, 5], *arguments, **options)]
+
+        assert split(seed=5) == split(5) != split(seed=6)
+        with pytest.raises(ValueError, match="pass either generator or seed, got both"):
+            split(5, seed=5)
+        with pytest.raises(ValueError, match="seed must be an integer from 0"):
+            split(seed=-1)
+
+    @pytest.mark.parametrize("labels", [[1, 2], 3, [[1], [2], [3]]])
+    def test_one_label_per_sample(self, labels):
+        with pytest.raises(ValueError, match="stratify must have one label for each of the 3 samples"):
+            random_split("abc", [1, 2], stratify=labels)
+
+    def test_labels_of_one_type(self):
+        with pytest.raises(ValueError, match="stratify must have labels of one type"):
+            random_split("abc", [1, 2], stratify=np.array([1, "a", None], object))
+
     @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5), seed=st.integers(0, 2**64 - 1))
     def test_parts_are_disjoint_and_complete(self, sizes, seed):
         parts = random_split(Squares(sum(sizes)), sizes, seed)
