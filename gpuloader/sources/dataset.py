@@ -23,7 +23,7 @@ from gpuloader.sources.dataset_base import (
     pass_on,
     read_many,
 )
-from gpuloader.sources.dataset_subset import Subset, array_source, random_split
+from gpuloader.sources.dataset_subset import Subset, random_split
 
 __all__ = [
     "ChainDataset",
@@ -34,7 +34,6 @@ __all__ = [
     "MapStyle",
     "Subset",
     "TensorDataset",
-    "array_source",
     "random_split",
 ]
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import is_stageable
+from gpuloader.sources.array_rows import ArrayRows
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
@@ -99,13 +100,13 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        There are no arrays, or one does not hold numbers.
+        There are no arrays, one does not hold numbers, or a list of lists is passed, which may hold rows.
     ValueError
         An array has no first dimension, or the numbers of rows differ.
 
     Examples
     --------
-    >>> TensorDataset([np.zeros((2, 3)), [[7], [8]]])[1]
+    >>> TensorDataset(np.zeros((2, 3)), [[7], [8]])[1]
     (array([0., 0., 0.]), array([8]))
     """
 
@@ -115,6 +116,11 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
         if not given:
             raise TypeError("a TensorDataset needs at least one array, got none")
+        if given is not arrays and all(isinstance(array, list | tuple) for array in given):
+            raise TypeError(
+                f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
+                "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
+            )
         self.arrays = tuple(_as_rows(position, array) for position, array in enumerate(given))
         lengths = [len(array) for array in self.arrays]
         for position, length in enumerate(lengths):
@@ -135,6 +141,9 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def __len__(self) -> int:
         return len(self.arrays[0])
+
+    def _array_rows(self) -> ArrayRows:
+        return ArrayRows(self.arrays)
 
 
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:

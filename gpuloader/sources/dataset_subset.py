@@ -13,20 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.order.computed import Indices, as_indices, check_whole
 from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Shuffled
+from gpuloader.sources.array_rows import ArrayRows, array_source
 from gpuloader.sources.dataset_base import (
     Dataset,
     Many,
     MapStyle,
     S,
-    TensorDataset,
     check_index,
     check_map_style,
     pass_on,
     read_many,
 )
-
-Arrays = tuple[NDArray[Any], ...]
-
 
 class Subset(Dataset[S]):
     """The samples of a dataset at given indices.
@@ -77,6 +74,13 @@ class Subset(Dataset[S]):
     def _read(self, indices: Sequence[int]) -> list[Any]:
         positions = [check_index(self, index) for index in indices]
         return read_many(self.dataset, self.indices[positions].tolist())
+
+    def _array_rows(self) -> ArrayRows | None:
+        source = array_source(self.dataset)
+        if source is None:
+            return None
+        rows = np.where(self.indices < 0, self.indices + len(self.dataset), self.indices)
+        return source._replace(rows=rows if source.rows is None else source.rows[rows])
 
 
 def random_split(
@@ -179,44 +183,3 @@ def _shuffle(count: int, generator: object) -> Indices:
     if isinstance(generator, int | np.integer):
         return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
     raise TypeError(f"generator must be a seed or a NumPy generator, got {type(generator).__name__}")
-
-
-def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
-    """Return the arrays that a dataset reads from, and the row of each sample.
-
-    Parameters
-    ----------
-    dataset : object
-        Any dataset.
-
-    Returns
-    -------
-    tuple or None
-        The arrays of a `TensorDataset`, or of the one under a `Subset` (of a `Subset` …), and the row of
-        every sample, or None if sample i is row i. None for any other dataset, for a subclass whose own
-        code must read the samples, and for arrays in a foreign byte order, which must be converted.
-
-    Examples
-    --------
-    >>> (array,), rows = array_source(Subset(TensorDataset([[5, 6, 7]]), [-1, 0]))
-    >>> array, rows
-    (array([5, 6, 7]), array([2, 0]))
-    """
-    if isinstance(dataset, TensorDataset) and _reads_as(dataset, TensorDataset):
-        native = all(array.dtype.isnative for array in dataset.arrays)
-        return (dataset.arrays, None) if native else None
-    if not (isinstance(dataset, Subset) and _reads_as(dataset, Subset)):
-        return None
-    source = array_source(dataset.dataset)
-    if source is None:
-        return None
-    arrays, inner = source
-    rows = np.where(dataset.indices < 0, dataset.indices + len(dataset.dataset), dataset.indices)
-    return arrays, rows if inner is None else inner[rows]
-
-
-def _reads_as(dataset: object, kind: type) -> bool:
-    return all(
-        getattr(type(dataset), name, None) is getattr(kind, name, None)
-        for name in ("__getitem__", "__getitems__", "__len__")
-    )

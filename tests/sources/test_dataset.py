@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.base.errors import SampleError
+from gpuloader.sources.array_rows import array_source
 from gpuloader.sources.dataset import (
     ChainDataset,
     ComposeDataset,
@@ -14,7 +15,6 @@ from gpuloader.sources.dataset import (
     IterableDataset,
     Subset,
     TensorDataset,
-    array_source,
     random_split,
 )
 
@@ -110,7 +110,7 @@ class TestTensorDataset:
     def test_one_array_is_one_field(self):
         (row,) = TensorDataset(np.arange(6).reshape(3, 2))[2]
         assert row.tolist() == [4, 5]
-        assert TensorDataset([[5, 6, 7]])[1] == (6,)
+        assert TensorDataset([5, 6, 7], [1.0, 2.0, 3.0])[1] == (6, 2.0)
 
     def test_lists_and_whatever_is_an_array_will_do(self):
         class Arraylike:
@@ -147,7 +147,14 @@ class TestTensorDataset:
             ([np.array(["a"])], TypeError, "array 0 must hold numbers or booleans, got dtype <U1"),
             ([np.zeros(2), np.array([None, 1])], TypeError, "array 1 must hold .*, got dtype object"),
             ([np.zeros(2, "datetime64[s]")], TypeError, "array 0 must hold .*, got dtype datetime64"),
-            ([[[[1], [2, 3]]]], TypeError, "array 0: cannot make an array of numbers from list"),
+            ([[[1], [2, 3]], range(2)], TypeError, "array 0: cannot make an array of numbers from list"),
+            (
+                [[[1, 2], [3, 4], [5, 6]]],
+                TypeError,
+                r"one array per field, got a list of 3 lists; if these are rows, write "
+                r"TensorDataset\(numpy.array\(rows\)\), if they are fields, TensorDataset\(\*fields\)",
+            ),
+            ([([1, 2], (3, 4))], TypeError, "got a list of 2 lists"),
             ([None], TypeError, "array 0 must hold .*, got dtype object"),
         ],
     )
@@ -474,7 +481,7 @@ class TestRandomSplit:
 class TestArraySource:
     def test_of_a_tensor_dataset_it_is_its_arrays(self):
         dataset = TensorDataset([np.zeros((3, 2)), np.zeros(3)])
-        arrays, rows = array_source(dataset)
+        arrays, rows, *_ = array_source(dataset)
         assert arrays is dataset.arrays
         assert rows is None
 
@@ -485,7 +492,7 @@ class TestArraySource:
             count = len(dataset)
             indices = st.integers(-count, count - 1)
             dataset = Subset(dataset, data.draw(st.lists(indices, min_size=1, max_size=12)))
-        (array,), rows = array_source(dataset)
+        (array,), rows, *_ = array_source(dataset)
         assert rows.dtype == np.int64
         assert ((rows >= 0) & (rows < 10)).all()
         assert array[rows].tolist() == [dataset[index][0] for index in range(len(dataset))]
@@ -495,7 +502,7 @@ class TestArraySource:
         assert sorted([*array_source(first)[1], *array_source(second)[1]]) == list(range(10))
 
     def test_an_empty_subset_has_one(self):
-        _, rows = array_source(Subset(TensorDataset([np.arange(10)]), []))
+        _, rows, *_ = array_source(Subset(TensorDataset([np.arange(10)]), []))
         assert rows.tolist() == []
 
     @pytest.mark.parametrize("name", ["__getitem__", "__getitems__", "__len__"])
