@@ -54,6 +54,7 @@ from gpuloader.sources.dataset import (
 )
 from gpuloader.sources.mix import MixDataset
 from gpuloader.sources.readers.decorators import batch
+from gpuloader.sources.tables.table import TableDataset
 from gpuloader.sources.tokens import TokenWindows
 from gpuloader.watch.stats import LoaderStats
 from gpuloader.watch.tracing import span, trace
@@ -99,6 +100,7 @@ __all__ = [
     "StagingMemoryError",
     "Subset",
     "SubsetRandomSampler",
+    "TableDataset",
     "TarDataset",
     "TensorDataset",
     "TokenWindows",

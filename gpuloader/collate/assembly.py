@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import QueueClosed, SampleError, describe_error
+from gpuloader.collate.block_assembly import BlockAssembly, find_take_block
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form, declared_form, settle_form
@@ -52,9 +53,15 @@ class Assembler:
         self._settled = threading.Event()
         self._settling = threading.Lock()
         self._tables: dict[int, SampleRows] = {}
+        self._take_block = find_take_block(dataset, collation)
         self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
         if collation.feeds is not None:
             self.adopt(declared_form(collation.feeds, collation.pads))
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether batches are read in columns, which runs no Python code of the user's."""
+        return self._take_block is not None
 
     def adopt(self, form: Form) -> None:
         """Use a form that another process or an earlier epoch has settled."""
@@ -91,11 +98,14 @@ class Assembler:
                 self._tables[count] = table
         return table
 
-    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly | BlockAssembly:
         """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
         # Datasets expect Python integers, not NumPy's.
         keys: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
-        return Assembly(self, number, keys, reserve)
+        assembly = Assembly(self, number, keys, reserve)
+        if self._take_block is None:
+            return assembly
+        return BlockAssembly(self, self._take_block, assembly, number, keys, reserve)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Fetch and stage batch `number` in the calling thread.

@@ -64,7 +64,8 @@ class Fetching:
 
     A dataset that consists of arrays runs no Python code per sample. Threads gather its large batches, even
     if the user asked for processes. The consumer gathers its small ones, because one vectorized take costs
-    less than a message to a worker.
+    less than a message to a worker. A dataset whose samples lie in other columns, such as text, is read by
+    threads too: in a process, each value would have to be pickled.
 
     Parameters
     ----------
@@ -91,7 +92,8 @@ class Fetching:
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
         self.count = self._useful_count()
-        self.in_processes = self.count > 0 and workers.kind == "process" and self._gatherer is None
+        in_columns = self._gatherer is not None or self._assembler.reads_columns
+        self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns
         if self.in_processes:
             check_processes()
 

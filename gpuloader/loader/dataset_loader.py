@@ -16,6 +16,7 @@ from gpuloader.loader.options import (
     check_delivery,
     check_seed,
     check_transforms,
+    may_ask_by_key,
 )
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import Resumable
@@ -24,6 +25,7 @@ from gpuloader.order.batching import Batching
 from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.split import Masks
+from gpuloader.sources.tables.adapting import as_dataset
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
@@ -45,7 +47,9 @@ class DataLoader(Resumable, Measured):
     dataset : object
         A map-style dataset, with ``__getitem__`` and ``__len__`` (optionally ``__getitems__(indices)``, which
         returns a list of samples), or an iterable. A sample is an array, a number, or any nesting of dicts,
-        tuples and lists of them. Anything else, such as text, stays a Python object.
+        tuples and lists of them. Anything else, such as text, stays a Python object. A data frame of pandas
+        or Polars, an Arrow table and a dict of columns are read as a `TableDataset`, a dataset of Hugging
+        Face from its Arrow columns.
     feed_list : list of FeedSpec or str, or None
         The fields, declared with `gpuloader.data`. Samples must then be tuples with one value per field,
         and are converted. None takes the fields from the first sample.
@@ -201,7 +205,8 @@ class DataLoader(Resumable, Measured):
         shard: str | tuple[int, int] | None = None,
         uneven: str = "pad",
     ) -> None:
-        iterable = check_dataset(dataset)
+        source = as_dataset(dataset, by_key=may_ask_by_key(sampler, batch_sampler))
+        iterable = check_dataset(source)
         check_flags(
             return_list=return_list,
             shuffle=shuffle,
@@ -226,7 +231,7 @@ class DataLoader(Resumable, Measured):
             on_worker_death=on_worker_death,
         )
         self._batching = Batching.choose(
-            dataset,
+            source,
             iterable=iterable,
             sampler=sampler,
             batch_sampler=batch_sampler,
@@ -234,7 +239,7 @@ class DataLoader(Resumable, Measured):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=check_seed(seed),
-        ).divide(shard, uneven, dataset=dataset, in_order=workers.in_order)
+        ).divide(shard, uneven, dataset=source, in_order=workers.in_order)
         transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
@@ -262,11 +267,12 @@ class DataLoader(Resumable, Measured):
         # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self.dataset = dataset
+        self._source = source
         self._seed = self._batching.seed
         self._meter = Meter()
         self._course = Course(self._fresh_progress)
         presenter = Presenter(delivery, None if return_list else self._feeds, Masks() if padded else None)
-        self._loading = Loading(dataset, self._batching, collation, workers, delivery, presenter, self._meter)
+        self._loading = Loading(source, self._batching, collation, workers, delivery, presenter, self._meter)
 
     @property
     def batch_size(self) -> int | None:
@@ -301,20 +307,20 @@ class DataLoader(Resumable, Measured):
 
     def _read_all(self) -> ArraySource:
         """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""
-        source = ArraySource.of(self.dataset) if self._feeds is None else None
+        source = ArraySource.of(self._source) if self._feeds is None else None
         if source is not None:
             return source
         reading = DataLoader(
-            self.dataset,
+            self._source,
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
-            sampler=SequenceSampler(self.dataset),
+            sampler=SequenceSampler(self._source),
             seed=self._fresh_progress(0).seed,
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None
-        return materialise(reading, len(self.dataset), promise)
+        return materialise(reading, len(self._source), promise)
 
     def _configuration(self) -> Configuration:
         return self._loading.configuration

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, StagingMemoryError

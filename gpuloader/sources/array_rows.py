@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.order.computed import Indices
@@ -54,6 +53,7 @@ def array_source(dataset: object) -> ArrayRows | None:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from gpuloader import Subset, TensorDataset
     >>> source = array_source(Subset(TensorDataset(np.array([5, 6, 7])), [-1, 0]))
     >>> source.arrays, source.rows
@@ -77,7 +77,7 @@ def own_method(dataset: object, name: str) -> Any:
     """
     for kind in type(dataset).__mro__:
         if name in vars(kind):
-            return getattr(dataset, name)
+            return getattr(dataset, name, None)
         if any(other in vars(kind) for other in ("__getitem__", "__getitems__", "__len__")):
             return None
     return None

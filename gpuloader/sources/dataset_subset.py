@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.order.computed import Indices, as_indices, check_whole
 from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Shuffled
-from gpuloader.sources.array_rows import ArrayRows, array_source
+from gpuloader.sources.array_rows import ArrayRows, array_source, own_method
+from gpuloader.sources.block import Block
 from gpuloader.sources.dataset_base import (
     Dataset,
     Many,
@@ -24,6 +25,7 @@ from gpuloader.sources.dataset_base import (
     pass_on,
     read_many,
 )
+
 
 class Subset(Dataset[S]):
     """The samples of a dataset at given indices.
@@ -74,6 +76,14 @@ class Subset(Dataset[S]):
     def _read(self, indices: Sequence[int]) -> list[Any]:
         positions = [check_index(self, index) for index in indices]
         return read_many(self.dataset, self.indices[positions].tolist())
+
+    @property
+    def take_block(self) -> Callable[[Sequence[int]], Block]:
+        """Reads several samples in columns; exists only if the dataset has it."""
+        take = own_method(self.dataset, "take_block")
+        if take is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
+        return lambda indices: take(self.indices[[check_index(self, index) for index in indices]])
 
     def _array_rows(self) -> ArrayRows | None:
         source = array_source(self.dataset)

@@ -18,16 +18,16 @@ from gpuloader.sources.dataset_base import Dataset, check_index
 class TokenWindows(Dataset[NDArray[Any]]):
     """Windows of equal length over an array of tokens; a sample is one window.
 
-    The loader copies the windows of a batch straight into its slot and runs no Python code per window. The array
-    may be a memory-mapped file larger than the memory.
+    The loader copies the windows of a batch straight into its slot and runs no Python code per window. The
+    array may be a memory-mapped file larger than the memory.
 
     Parameters
     ----------
     tokens : array-like
         One dimension of numbers, such as ``np.memmap("train.bin", np.uint16, "r")``. It is not copied.
     length : int
-        Tokens per window. A model that predicts the next token needs one more than its context: its inputs are
-        ``batch[:, :-1]`` and its targets ``batch[:, 1:]``, without a copy.
+        Tokens per window. A model that predicts the next token needs one more than its context: its inputs
+        are ``batch[:, :-1]`` and its targets ``batch[:, 1:]``, without a copy.
     stride : int or None
         Tokens from the start of one window to the start of the next. None means `length`, so that windows do
         not overlap. With 1, a window starts at every token; draw them at random with
@@ -128,7 +128,8 @@ class WindowStarts:
     def __getitem__(self, windows: slice | Indices) -> Indices:
         numbers = np.arange(*windows.indices(len(self))) if isinstance(windows, slice) else windows
         document = np.searchsorted(self._ends, numbers, side="right")
-        return self.first[document] + (numbers - self._before[document]) * self._stride
+        starts: Indices = self.first[document] + (numbers - self._before[document]) * self._stride
+        return starts
 
 
 def _as_bounds(documents: ArrayLike | None, end: int) -> Indices:

@@ -1,5 +1,6 @@
-"""Windows over tokens: which there are, how they are loaded, resumed and divided, and that nothing is copied."""
+"""Windows over tokens: which there are, and how they are loaded, resumed and divided among ranks."""
 
+import itertools
 import json
 import pickle
 import tracemalloc
@@ -21,7 +22,7 @@ def by_hand(tokens, length, stride, documents):
     bounds = [0, *documents, len(tokens)]
     return [
         tokens[start : start + length].tolist()
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
+        for begin, end in itertools.pairwise(bounds)
         for start in range(begin, end - length + 1, stride)
     ]
 
@@ -157,13 +158,23 @@ def test_billions_of_tokens_take_no_memory():
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "problem"),
     [
-        ((np.zeros((2, 2)), 1), {}, TypeError, r"one dimension of numbers, got shape \(2, 2\) of float64; join"),
+        (
+            (np.zeros((2, 2)), 1),
+            {},
+            TypeError,
+            r"one dimension of numbers, got shape \(2, 2\) of float64; join",
+        ),
         ((["a"], 1), {}, TypeError, "one dimension of numbers, got shape .* of <U1"),
         ((range(4), 5), {}, ValueError, "no window of 5 tokens fits: the array has 4"),
         ((range(4), 0), {}, ValueError, "length must be an integer of 1 or more"),
         ((range(4), 2), {"stride": 0}, ValueError, "stride must be an integer of 1 or more"),
         ((range(9), 6), {"documents": [4]}, ValueError, "fits: the longest document has 5"),
-        ((range(9), 2), {"documents": [4, 3]}, ValueError, "documents must be ascending positions from 0 to 9"),
+        (
+            (range(9), 2),
+            {"documents": [4, 3]},
+            ValueError,
+            "documents must be ascending positions from 0 to 9",
+        ),
         ((range(9), 2), {"documents": [10]}, ValueError, "documents must be ascending positions from 0 to 9"),
         ((range(9), 2), {"documents": [-1]}, ValueError, "documents must be ascending positions from 0 to 9"),
         ((range(9), 2), {"documents": [0.5]}, TypeError, "documents must be a list of integers"),
