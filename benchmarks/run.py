@@ -13,7 +13,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import dataset_start, datasets, files, footprint, huggingface, overlap, tokens, watching
+from benchmarks import (
+    dataset_start,
+    datasets,
+    files,
+    footprint,
+    huggingface,
+    overlap,
+    starts,
+    tokens,
+    watching,
+)
 from benchmarks.measure import describe_machine
 from benchmarks.script import make_parser, run_script
 from gpuloader.bench.report import Report
@@ -25,6 +35,8 @@ CASES = {
     "tokens": tokens.tokens,
     "worker_start": dataset_start.worker_start,
     "worker_memory": dataset_start.worker_memory,
+    "starts": starts.starts,
+    "list_memory": starts.list_memory,
     "hidden_time": overlap.hidden_time,
     "main_job": overlap.main_job,
     "watching": watching.watching,

@@ -7,62 +7,63 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 
 from typing import TYPE_CHECKING
 
-from gpuloader import fluid, io, reader
-from gpuloader.base.errors import (
-    ComposeNotAligned,
-    DataFileError,
-    EOFException,
-    FeedError,
-    LoaderError,
-    MissingPackage,
-    PlaceError,
-    ReaderError,
-    SampleError,
-    SourceError,
-    StagingMemoryError,
-    WorkerError,
-    WorkerTimeout,
-)
 from gpuloader.base.lazy import import_on_demand
-from gpuloader.devices.opening import cuda_places
-from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
-from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import FeedSpec, data
-from gpuloader.loader.dataset_loader import DataLoader
-from gpuloader.loader.feeder import DataFeeder
-from gpuloader.loader.from_ray import from_ray
-from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-from gpuloader.order.bucket_sampler import BucketSampler
-from gpuloader.order.randomness import sample_rng, sample_rngs
-from gpuloader.order.sampler import (
-    RandomSampler,
-    Sampler,
-    SequenceSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from gpuloader.order.worker_info import get_worker_info
-from gpuloader.sources.dataset import (
-    ChainDataset,
-    ComposeDataset,
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-    random_split,
-)
-from gpuloader.sources.mix import MixDataset
-from gpuloader.sources.readers.decorators import batch
-from gpuloader.sources.tables.table import TableDataset
-from gpuloader.sources.tokens import TokenWindows
-from gpuloader.watch.stats import LoaderStats
-from gpuloader.watch.tracing import span, trace
 
 if TYPE_CHECKING:
+    from gpuloader import fluid, io, reader
+    from gpuloader.base.errors import (
+        ComposeNotAligned,
+        DataFileError,
+        EOFException,
+        FeedError,
+        LoaderError,
+        MissingPackage,
+        PlaceError,
+        ReaderError,
+        SampleError,
+        SourceError,
+        StagingMemoryError,
+        WorkerError,
+        WorkerTimeout,
+    )
+    from gpuloader.devices.opening import cuda_places
+    from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+    from gpuloader.fields.ragged import Ragged
+    from gpuloader.fields.spec import FeedSpec, data
+    from gpuloader.loader.dataset_loader import DataLoader
+    from gpuloader.loader.feeder import DataFeeder
+    from gpuloader.loader.from_ray import from_ray
+    from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+    from gpuloader.order.bucket_sampler import BucketSampler
+    from gpuloader.order.randomness import sample_rng, sample_rngs
+    from gpuloader.order.sampler import (
+        RandomSampler,
+        Sampler,
+        SequenceSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+    )
+    from gpuloader.order.worker_info import get_worker_info
+    from gpuloader.sources.dataset import (
+        ChainDataset,
+        ComposeDataset,
+        ConcatDataset,
+        Dataset,
+        IterableDataset,
+        Subset,
+        TensorDataset,
+        random_split,
+    )
     from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.parquet import ParquetDataset
     from gpuloader.sources.files.tar import TarDataset
+    from gpuloader.sources.mix import MixDataset
+    from gpuloader.sources.packed import PackedList
+    from gpuloader.sources.readers.decorators import batch
+    from gpuloader.sources.tables.table import TableDataset
+    from gpuloader.sources.tokens import TokenWindows
+    from gpuloader.watch.stats import LoaderStats
+    from gpuloader.watch.tracing import span, trace
 
 __all__ = [
     "BatchSampler",
@@ -88,6 +89,7 @@ __all__ = [
     "LoaderStats",
     "MissingPackage",
     "MixDataset",
+    "PackedList",
     "ParquetDataset",
     "PlaceError",
     "Ragged",
@@ -124,12 +126,72 @@ __all__ = [
     "trace",
 ]
 
+# A program pays for what it uses, and so does each fork server, which needs no loader.
 __getattr__ = import_on_demand(
     __name__,
     {
+        "BatchSampler": "gpuloader.order.batch_sampler",
+        "BucketSampler": "gpuloader.order.bucket_sampler",
+        "CPUPlace": "gpuloader.devices.places",
+        "CUDAPinnedPlace": "gpuloader.devices.places",
+        "CUDAPlace": "gpuloader.devices.places",
+        "ChainDataset": "gpuloader.sources.dataset",
+        "ComposeDataset": "gpuloader.sources.dataset",
+        "ComposeNotAligned": "gpuloader.base.errors",
+        "ConcatDataset": "gpuloader.sources.dataset",
+        "DataFeeder": "gpuloader.loader.feeder",
+        "DataFileError": "gpuloader.base.errors",
+        "DataLoader": "gpuloader.loader.dataset_loader",
+        "Dataset": "gpuloader.sources.dataset",
+        "DistributedBatchSampler": "gpuloader.order.batch_sampler",
+        "EOFException": "gpuloader.base.errors",
+        "FeedError": "gpuloader.base.errors",
+        "FeedSpec": "gpuloader.fields.spec",
         "HDF5Dataset": "gpuloader.sources.files.arrays",
+        "IterableDataset": "gpuloader.sources.dataset",
+        "LoaderError": "gpuloader.base.errors",
+        "LoaderStats": "gpuloader.watch.stats",
+        "MissingPackage": "gpuloader.base.errors",
+        "MixDataset": "gpuloader.sources.mix",
+        "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
+        "PlaceError": "gpuloader.base.errors",
+        "Ragged": "gpuloader.fields.ragged",
+        "RandomSampler": "gpuloader.order.sampler",
+        "ReaderError": "gpuloader.base.errors",
+        "SampleError": "gpuloader.base.errors",
+        "Sampler": "gpuloader.order.sampler",
+        "SequenceSampler": "gpuloader.order.sampler",
+        "SourceError": "gpuloader.base.errors",
+        "StagingMemoryError": "gpuloader.base.errors",
+        "Subset": "gpuloader.sources.dataset",
+        "SubsetRandomSampler": "gpuloader.order.sampler",
+        "TableDataset": "gpuloader.sources.tables.table",
         "TarDataset": "gpuloader.sources.files.tar",
+        "TensorDataset": "gpuloader.sources.dataset",
+        "TokenWindows": "gpuloader.sources.tokens",
+        "WeightedRandomSampler": "gpuloader.order.sampler",
+        "WorkerError": "gpuloader.base.errors",
+        "WorkerTimeout": "gpuloader.base.errors",
         "ZarrDataset": "gpuloader.sources.files.arrays",
+        "batch": "gpuloader.sources.readers.decorators",
+        "cpu_places": "gpuloader.devices.places",
+        "cuda_places": "gpuloader.devices.opening",
+        "data": "gpuloader.fields.spec",
+        "fluid": "gpuloader.fluid",
+        "from_ray": "gpuloader.loader.from_ray",
+        "get_worker_info": "gpuloader.order.worker_info",
+        "io": "gpuloader.io",
+        "random_split": "gpuloader.sources.dataset",
+        "reader": "gpuloader.reader",
+        "sample_rng": "gpuloader.order.randomness",
+        "sample_rngs": "gpuloader.order.randomness",
+        "span": "gpuloader.watch.tracing",
+        "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
+        "trace": "gpuloader.watch.tracing",
     },
-)  # not every program reads files
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

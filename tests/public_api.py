@@ -15,6 +15,7 @@ FILE = Path(__file__).with_suffix(".txt")
 MODULES = (
     "gpuloader",
     "gpuloader.io",
+    "gpuloader.torch",
     "gpuloader.reader",
     "gpuloader.transforms",
     "gpuloader.prometheus",

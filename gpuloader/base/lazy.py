@@ -16,7 +16,7 @@ def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], 
     package : str
         The package's name.
     homes : mapping of str to str
-        Maps each name to the module that defines it.
+        Maps each name to the module that defines it, or that it is.
 
     Examples
     --------
@@ -28,7 +28,8 @@ def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], 
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(import_module(homes[name]), name)
+        home = import_module(homes[name])
+        found = home if homes[name] == f"{package}.{name}" else getattr(home, name)
         setattr(sys.modules[package], name, found)
         return found
 

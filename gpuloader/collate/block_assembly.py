@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gpuloader.base.errors import SampleError, describe_error
-from gpuloader.collate.blocks import fits, stage_block
+from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete
 from gpuloader.collate.form import Collation, Form
 from gpuloader.collate.stream import StagedBatch
@@ -24,14 +24,10 @@ class Settler(Protocol):
     """The part of an `Assembler` that batches in columns need."""
 
     collation: Collation
-    form: Form | None
     worker: int | None
 
-    def settle(self, sample: Any) -> Form:
-        """Settle the form by a sample, unless it is settled already; return it."""
-
-    def wait_for_form(self) -> Form:
-        """Wait for the form and return it."""
+    def find_form(self, block: Block) -> Form | None:
+        """Return the form that a block's first sample settles; None if its columns are not of that form."""
 
     def locate(self, number: int, indices: Sequence[Any] | None = None) -> AbstractContextManager[None]:
         """Add the batch, the worker and the dataset index to a `SampleError` raised within the block."""
@@ -61,7 +57,7 @@ class BlockAssembly:
     Parameters
     ----------
     settler : Assembler
-        Knows the form of all batches.
+        Settles the form of the batch.
     take : callable
         The dataset's ``take_block``.
     by_row : Assembly
@@ -93,8 +89,8 @@ class BlockAssembly:
         self._parts: dict[int, Sequence[Part]] = {}
         self._placing = threading.Lock()
 
-    def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:
-        """Read samples `start` to `stop` of the batch; if `settles`, the first of them settles the form."""
+    def fetch(self, start: int, stop: int) -> None:
+        """Read samples `start` to `stop` of the batch."""
         indices = self._indices[start:stop]
         try:
             block = self._take(indices)
@@ -102,24 +98,17 @@ class BlockAssembly:
             asked = reprlib.repr(list(indices))  # abridged to the first few
             problem = f"take_block raised {describe_error(error)} for the indices {asked}"
             raise SampleError(problem, batch=self.number, worker=self._settler.worker) from error
-        if settles and self._settler.form is None:
-            with self._settler.locate(self.number, self._indices):
-                try:
-                    self._settler.settle(next(iter(block)))
-                except SampleError as error:
-                    error.index = start
-                    raise
         with self._placing:
             self._parts[start] = block.parts
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
         settler = self._settler
-        form = settler.wait_for_form()
         block = Block([part for start in sorted(self._parts) for part in self._parts[start]])
-        if not fits(block, form):
-            self._by_row.fetch(0, len(self._indices))
-            return self._by_row.finish()
         with settler.locate(self.number, self._indices):
-            staged = stage_block(block, form, settler.collation, self.number, self._reserve)
-            return complete(settler.collation, staged, self._indices)
+            form = settler.find_form(block)
+            if form is not None:
+                staged = stage_block(block, form, settler.collation, self.number, self._reserve)
+                return complete(settler.collation, staged, self._indices)
+        self._by_row.fetch(0, len(self._indices))
+        return self._by_row.finish()

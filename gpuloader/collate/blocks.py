@@ -12,6 +12,7 @@ import numpy as np
 from gpuloader.collate.columns import Column
 from gpuloader.collate.finish import room_for
 from gpuloader.collate.form import Collation, Form
+from gpuloader.collate.known import is_object
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Branch, Leaf
 from gpuloader.fields.ragged import Ragged
@@ -28,14 +29,17 @@ def fits(block: Block, form: Form) -> bool:
     names the sample and the field.
     """
     root = form.structure.root
-    if form.declared or not isinstance(root, Branch) or root.keys != block.names:
+    if form.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
         return False
     feeds = iter(form.feeds)
     for child in root.children:
         if not isinstance(child, Leaf):
             return False
         feed = next(feeds) if child.is_array else None
-        if not all(_holds(column, rows, feed, dtype) for column, rows, dtype in block.pieces(child.name)):
+        pieces = block.pieces(child.name)
+        if not all(_holds(column, rows, feed, dtype) for column, rows, dtype in pieces):
+            return False
+        if feed is None and not is_object(_find_first(pieces)):
             return False
     return True
 
@@ -52,6 +56,15 @@ def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] 
         return bool(values.shape[1:] == feed.sample_shape)
     # Lists may all have the length of a dense field, though their type does not say so.
     return not feed.lod_level and all(part.shape == feed.sample_shape for part in row_parts(column, rows))
+
+
+def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
+    """Return the value of a column of objects in the block's first sample."""
+    for column, rows, _ in pieces:
+        first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
+        if values := take_values(column, first):
+            return values[0]
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +122,7 @@ def stage_block(
     block : Block
         The samples of one batch.
     form : Form
-        The form of all batches.
+        The form that the block's first sample settles.
     collation : Collation
         Which fields to pad, and how much room the transforms need.
     number : int

@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from gpuloader.loader.loading import Loading
-from gpuloader.loader.state import Course, Progress, read_state
+from gpuloader.loader.state import Course, read_state
 from gpuloader.order.computed import check_whole
 
 
 class Resumable:
     """Numbered epochs and resumable states; the loader that inherits this provides the attributes."""
 
-    _seed: int | None
     _course: Course
     _loading: Loading
-
-    def _fresh_progress(self, epoch: int) -> Progress:
-        if self._seed is None:
-            self._seed = int(np.random.randint(2**31))
-        return self._loading.fresh(self._seed, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0; later loops continue from there.
@@ -99,5 +91,5 @@ class Resumable:
                 "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
             )
         progress = self._loading.adopt(progress)
-        self._seed = progress.seed
+        self._loading.seed = progress.seed
         self._course.resume(progress)

@@ -16,7 +16,7 @@ from gpuloader.order.computed import as_indices
 from gpuloader.order.division import ALONE, Division, find_division
 from gpuloader.order.mixed import Mixed
 from gpuloader.order.order import InOrder, Mapped, Order
-from gpuloader.order.plan import DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
+from gpuloader.order.plan import BulkPlan, DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
 
 
@@ -176,7 +176,7 @@ class Batching:
             source = self.batch_sampler.sampler
         if isinstance(source, Sequence | np.ndarray) and not isinstance(source, str | bytes):
             source = _Listed(source)
-        order = source.order(0, 0) if isinstance(source, Sampler) else None
+        order = _order_of(source, 0, 0)
         if order is None:
             name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
             raise ValueError(
@@ -203,8 +203,9 @@ class Batching:
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the order of an epoch, or None if the sampler has to be iterated."""
-        source = self.batch_sampler if self.sampler is None else self.sampler
-        return source.order(seed, epoch) if isinstance(source, Sampler | BatchSampler) else None
+        if self.sampler is None and isinstance(self.batch_sampler, BatchSampler):
+            return self.batch_sampler.order(seed, epoch)
+        return _order_of(self.sampler, seed, epoch)
 
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
@@ -218,6 +219,11 @@ class Batching:
             assert self.batch_sampler is not None
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
+        if self.single and isinstance(self.sampler, BatchSampler):
+            order = self.sampler.order(seed, epoch)
+            if order is not None:
+                lists = OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last)
+                return BulkPlan(lists, base)
         return GroupedPlan(self.sampler, self.size, self.drop_last, base)
 
     @property
@@ -264,7 +270,7 @@ class Batching:
         return len(_sized(self.sampler))
 
 
-class _Listed(Sampler):
+class _Listed(Sampler[int]):
     """A fixed list of indices, the same in every epoch."""
 
     def __init__(self, indices: Sequence[int] | NDArray[np.int64]) -> None:
@@ -273,6 +279,13 @@ class _Listed(Sampler):
 
     def order(self, seed: int, epoch: int) -> Order:  # noqa: ARG002
         return self._order
+
+
+def _order_of(sampler: object, seed: int, epoch: int) -> Order | None:
+    """Return the order of a sampler of single indices; a `BatchSampler` passed as `sampler` yields lists."""
+    if isinstance(sampler, Sampler) and not isinstance(sampler, BatchSampler):
+        return sampler.order(seed, epoch)
+    return None
 
 
 def _sized(sampler: Iterable[Any]) -> Sized:

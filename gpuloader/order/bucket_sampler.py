@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.base.checks import check_count, check_flags
 from gpuloader.order.batch_sampler import BatchSampler
 from gpuloader.order.computed import Computed, Indices
+from gpuloader.order.generators import draw_seed
 from gpuloader.order.order import InOrder, Mapped, Order, Shuffled, iterate
 from gpuloader.order.permutation import BUCKETED, derive_key, sort_hashes
-from gpuloader.order.sampler import Sampler, check_sized, draw_seed
+from gpuloader.order.sampler import Sampler, check_sized
 
 _AT_ONCE = 1024  # samples to load with one call when lengths are measured
 
@@ -59,12 +60,12 @@ class BucketSampler(BatchSampler):
     >>> sampler = BucketSampler([len(word) for word in words], batch_size=2)
     >>> loader = DataLoader(words, places="cpu", batch_sampler=sampler, pad={"0": 0}, seed=1)
     >>> [batch.shape for batch in loader]
-    [(2, 8), (2, 9), (2, 1)]
+    [(2, 9), (2, 1), (2, 8)]
     >>> sorted(len(batch) for batch in BucketSampler(words, 4, key=len))
     [2, 4]
     """
 
-    sampler: Sampler
+    sampler: Sampler[int]
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class BucketSampler(BatchSampler):
         return self.sampler.lengths
 
 
-class _Buckets(Sampler):
+class _Buckets(Sampler[int]):
     """The indices of a `BucketSampler`, one by one."""
 
     def __init__(self, lengths: NDArray[Any], batch_size: int, pool: int, shuffle: bool) -> None:
@@ -120,7 +121,7 @@ class Bucketed(Computed):
     --------
     >>> lengths = np.array([9, 1, 8, 2, 9, 1])
     >>> lengths[Bucketed(Shuffled(6, seed=1, epoch=0), lengths, 2, pool=3).slice(0, 6)].tolist()
-    [2, 8, 9, 9, 1, 1]
+    [9, 9, 1, 1, 2, 8]
     """
 
     base: Shuffled

@@ -9,10 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from gpuloader.order.computed import Computed, Indices
+from gpuloader.order.generators import draw_seed
 from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Order, Shuffled, iterate
 from gpuloader.order.permutation import MIXED, derive_key, sort_hashes
-from gpuloader.order.sampler import Sampler, draw_seed
+from gpuloader.order.sampler import Sampler
 
 AT_END = ("stop", "repeat", "drop")
 _BLOCK = 4096  # samples among which the datasets are shuffled
@@ -179,7 +180,7 @@ class Mixed(Computed):
         return {}
 
 
-class MixSampler(Sampler):
+class MixSampler(Sampler[int]):
     """A sampler of the indices of several datasets, mixed; see `gpuloader.MixDataset`.
 
     >>> list(MixSampler([2, 4], [1, 2], "stop", shuffle=False))

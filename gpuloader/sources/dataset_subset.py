@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.order.computed import Indices, as_indices, check_whole
+from gpuloader.order.generators import GeneratorLike, is_torch_generator
 from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Shuffled
 from gpuloader.sources.array_rows import ArrayRows, array_source, own_method
@@ -24,18 +26,25 @@ from gpuloader.sources.dataset_base import (
     check_map_style,
     pass_on,
     read_many,
+    select_many,
 )
 
 
 class Subset(Dataset[S]):
-    """The samples of a dataset at given indices.
+    """The samples of a dataset at given indices, or at given keys of one that is like a dict.
 
     Parameters
     ----------
     dataset : map-style dataset
         The dataset, read whenever a sample is requested.
-    indices : sequence of int
-        The indices of the samples, in order; negative ones count from the end.
+    indices : sequence, NumPy array, tensor or slice
+        The indices of the samples, in order; negative ones count from the end. For a dataset that has
+        ``keys()``, and for text and tuples, these are keys, which are not checked.
+
+    Attributes
+    ----------
+    indices : sequence, NumPy array or tensor
+        The indices as they were passed; a range instead of a slice.
 
     Raises
     ------
@@ -44,26 +53,49 @@ class Subset(Dataset[S]):
     IndexError
         An index is out of range.
 
+    Notes
+    -----
+    As in PyTorch, a slice, or a list, NumPy array or tensor of positions, asks the dataset for a list of
+    indices at once, which a `TensorDataset` understands.
+
     Examples
     --------
     >>> part = Subset("abcde", [4, 0, -2])
     >>> part[0], part[-1], len(part)
     ('e', 'd', 3)
+    >>> list(Subset({"cat": 1, "dog": 2}, ["dog"]))
+    [2]
     """
 
-    def __init__(self, dataset: MapStyle[S], indices: Sequence[int] | NDArray[np.integer]) -> None:
+    _by_key = False
+
+    def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
         self.dataset: MapStyle[S] = check_map_style("dataset", dataset)
-        self.indices = as_indices("indices", indices)
         count = len(dataset)
-        outside = np.flatnonzero((self.indices < -count) | (self.indices >= count))
+        listed: Any = range(*indices.indices(count)) if isinstance(indices, slice) else indices
+        self._by_key = hasattr(dataset, "keys") or _are_keys(listed)
+        if self._by_key:
+            self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
+            return
+        self.indices = listed
+        rows = as_indices("indices", listed)
+        outside = np.flatnonzero((rows < -count) | (rows >= count))
         if outside.size:
             raise IndexError(
-                f"{type(dataset).__name__} of {count} samples has no sample {self.indices[outside[0]]}, "
+                f"{type(dataset).__name__} of {count} samples has no sample {rows[outside[0]]}, "
                 f"listed at position {outside[0]} of the indices"
             )
 
-    def __getitem__(self, index: int) -> S:
-        return self.dataset[int(self.indices[check_index(self, index)])]
+    def __getitem__(self, index: Any) -> S:
+        many = select_many(index)
+        if many is None:
+            return self.dataset[self._at(check_index(self, index))]
+        return self.dataset[[self._at(position) for position in np.arange(len(self))[many].tolist()]]
+
+    def _at(self, position: int) -> Any:
+        """Return the index or key at a position; an index is a Python integer, which every dataset takes."""
+        found = self.indices[position]
+        return found if self._by_key else int(found)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -74,29 +106,33 @@ class Subset(Dataset[S]):
         return pass_on(self, Subset, self._read, [self.dataset])
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
-        positions = [check_index(self, index) for index in indices]
-        return read_many(self.dataset, self.indices[positions].tolist())
+        return read_many(self.dataset, [self._at(check_index(self, index)) for index in indices])
 
     @property
     def take_block(self) -> Callable[[Sequence[int]], Block]:
         """Reads several samples in columns; exists only if the dataset has it."""
-        take = own_method(self.dataset, "take_block")
+        take = None if self._by_key else own_method(self.dataset, "take_block")
         if take is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
-        return lambda indices: take(self.indices[[check_index(self, index) for index in indices]])
+        return lambda indices: take([self._at(check_index(self, index)) for index in indices])
 
     def _array_rows(self) -> ArrayRows | None:
-        source = array_source(self.dataset)
+        source = None if self._by_key else array_source(self.dataset)
         if source is None:
             return None
-        rows = np.where(self.indices < 0, self.indices + len(self.dataset), self.indices)
+        indices = as_indices("indices", self.indices)
+        rows = np.where(indices < 0, indices + len(self.dataset), indices)
         return source._replace(rows=rows if source.rows is None else source.rows[rows])
+
+
+def _are_keys(indices: object) -> bool:
+    return isinstance(indices, Iterable) and isinstance(next(iter(indices), None), str | bytes | tuple)
 
 
 def random_split(
     dataset: MapStyle[S],
     lengths: Sequence[float],
-    generator: int | np.random.Generator | np.random.RandomState | None = None,
+    generator: int | GeneratorLike = None,
     *,
     seed: int | None = None,
     stratify: ArrayLike | None = None,
@@ -110,8 +146,9 @@ def random_split(
     lengths : sequence of int or of float
         The lengths of the parts: counts that sum to the dataset's length, or fractions that sum to 1.
         Fractions are rounded down, and the remaining samples are dealt to the parts in turn.
-    generator : int, numpy.random.Generator or numpy.random.RandomState, optional
-        A seed or a NumPy generator. None uses `seed`, or else NumPy's global random state.
+    generator : int, numpy.random.Generator, numpy.random.RandomState or torch.Generator, optional
+        A seed or a generator. A ``torch.Generator`` makes the split that PyTorch would make with it. None
+        uses `seed`, or else NumPy's global random state.
     seed : int, optional
         A seed from 0 to 2**64 - 1; the same as passing it as `generator`.
     stratify : array-like, optional
@@ -121,7 +158,7 @@ def random_split(
     Raises
     ------
     TypeError
-        The dataset is not map-style, or the generator is neither a seed nor a NumPy generator.
+        The dataset is not map-style, or the generator is neither a seed nor a generator.
     ValueError
         A length is negative or not a number, or the sum is wrong. Or both a generator and a seed are given,
         or there is not one label per sample.
@@ -192,4 +229,10 @@ def _shuffle(count: int, generator: object) -> Indices:
         return generator.permutation(count).astype(np.int64, copy=False)
     if isinstance(generator, int | np.integer):
         return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
-    raise TypeError(f"generator must be a seed or a NumPy generator, got {type(generator).__name__}")
+    if is_torch_generator(generator):
+        lib: Any = sys.modules["torch"]
+        drawn: Indices = lib.randperm(count, generator=generator, device=generator.device).cpu().numpy()
+        return drawn
+    raise TypeError(
+        "generator must be a seed, a NumPy generator or a torch.Generator, got " + type(generator).__name__
+    )

@@ -71,7 +71,7 @@ class MixDataset(ConcatDataset[S]):
             )
         self.default_sampler(shuffle=False)  # raises if the epoch would be too long
 
-    def default_sampler(self, shuffle: bool) -> Sampler:
+    def default_sampler(self, shuffle: bool) -> Sampler[int]:
         """Return the sampler with which loaders read the mix, unless they are given another.
 
         Parameters

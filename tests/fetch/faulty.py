@@ -14,6 +14,7 @@ import textwrap
 import time
 from contextlib import contextmanager
 from functools import cache, partial
+from multiprocessing import resource_tracker
 
 import numpy as np
 
@@ -182,8 +183,8 @@ def warm_up():
 
     The server preloads the modules that tests import, so that workers need not import them.
     """
-    ours = "gpuloader.fetch.processes.worker"
-    multiprocessing.set_forkserver_preload([ours, "tests.fetch.faulty", "pytest"])
+    resource_tracker.ensure_running()  # for processes that are spawned
+    multiprocessing.set_forkserver_preload(["tests.fetch.faulty", "pytest"])
     assert indices(loader(Faulty(4), start_method="forkserver")) == plain(4)
 
 

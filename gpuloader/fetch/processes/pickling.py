@@ -11,7 +11,9 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -20,6 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
+
+from gpuloader.sources.packed import PackedList
 
 OUT_OF_BAND = 64 << 10
 """Arrays of at least this many bytes are stored outside the pickle."""
@@ -109,6 +113,23 @@ def _has_methods_of(base: type, kind: type, *names: str) -> bool:
     return all(getattr(kind, name) is getattr(base, name) for name in names)
 
 
+_received = threading.local()
+
+
+@contextmanager
+def receiving(descriptors: Sequence[int]) -> Iterator[None]:
+    """Unpickle in the block, where these are the descriptors of `Contents.lists`."""
+    _received.lists = descriptors
+    try:
+        yield
+    finally:
+        del _received.lists
+
+
+def _open_list(number: int, start: int, count: int) -> PackedList:
+    return PackedList.open(_received.lists[number], start, count)
+
+
 @functools.cache
 def _pickler_over(base: type) -> Any:
     return type("Pickler", (_Reductions, base), {})
@@ -120,21 +141,28 @@ class _Reductions:
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return _reduce_array(value, self.contents)
+        if isinstance(value, PackedList) and value.descriptor >= 0:
+            self.contents.lists.append(value)
+            return _open_list, (len(self.contents.lists) - 1, *value.place)
         if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and pickle its text.
             raise TypeError(f"cannot pickle an open file ({getattr(value, 'name', 'without a name')!r})")
         inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
         reduced = NotImplemented if inherited is None else inherited(value)
         # Classes and functions that were not reduced to values are pickled as a module and a name.
-        if reduced is NotImplemented and _is_of_main(value):
-            self.contents.needs_main = True
+        module = _find_module(value)
+        if module in _MAIN:
+            self.contents.needs_main = self.contents.needs_main or reduced is NotImplemented
+        elif module is not None:
+            self.contents.modules.add(module)
         return reduced
 
 
-def _is_of_main(value: object) -> bool:
+def _find_module(value: object) -> str | None:
+    """Return the module that defines a class or function, or the name of a module; None of anything else."""
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
-        return value.__module__ in _MAIN
-    return isinstance(value, ModuleType) and value.__name__ in _MAIN
+        return value.__module__
+    return value.__name__ if isinstance(value, ModuleType) else None
 
 
 @dataclass(slots=True)
@@ -147,10 +175,16 @@ class Contents:
         The buffers that unpickling needs, in this order; each holds an array's elements in C order.
     needs_main : bool
         Whether the pickle refers to something by its name in the main module.
+    modules : set of str
+        Other modules that unpickling, or calling what was unpickled, will import.
+    lists : list of PackedList
+        The lists whose memory files the other process must have open, in this order.
     """
 
     memory: list[NDArray[Any]] = field(default_factory=list)
     needs_main: bool = False
+    modules: set[str] = field(default_factory=set)
+    lists: list[PackedList] = field(default_factory=list)
     _waiting: dict[int, NDArray[Any]] = field(default_factory=dict)
     _files: dict[int, _MappedFile | None] = field(default_factory=dict)
 

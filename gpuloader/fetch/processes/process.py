@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import socket
 import weakref
@@ -13,11 +12,11 @@ from time import monotonic
 from typing import Any
 
 from gpuloader.base.errors import LoaderError
-from gpuloader.base.platforms import after_fork, kill_process, message_pair
-from gpuloader.base.processes import close_process, open_sentinel, start_process, starting
+from gpuloader.base.platforms import after_fork, message_pair
+from gpuloader.base.processes import starting
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.processes import worker
-from gpuloader.fetch.processes.starting import Start, forget_server, prepared
+from gpuloader.fetch.processes.child import Child, wait_for
+from gpuloader.fetch.processes.starting import Start, start_child
 from gpuloader.fetch.processes.wire import Board, Kind, Message, send
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
@@ -29,7 +28,6 @@ _known: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    forget_server()
     for one in list(_known):
         one.disown()
 
@@ -67,29 +65,22 @@ class WorkerProcess:
         self.deaths = 0
         self.unsent: deque[tuple[Message, object]] = deque()
         self._arenas: set[int] = set()
-        context: Any = multiprocessing.get_context(start.method)
         with starting():
             self.link, theirs = message_pair()
             try:
-                self._process = context.Process(
-                    target=worker.run,
-                    args=(theirs, number, start.setup if start.parcel is None else None),
-                    name=f"gpuloader-worker-{number}",
-                    daemon=True,
-                )
                 _known.add(self)
-                with prepared(start):
-                    start_process(self._process)
+                self._child = start_child(start, number, theirs)
             except BaseException:
                 self.link.close()
                 raise
             finally:
                 theirs.close()
-        self.pid: int = self._process.pid
-        self._owner = os.getpid()
-        self.sentinel = open_sentinel(self._process)
-        self._finalizer = weakref.finalize(self, _end, self.link, self._process, self.sentinel, self._owner)
+        self.pid = self._child.pid
+        self.sentinel = self._child.sentinel
+        self._finalizer = weakref.finalize(self, _end, self.link, self._child, os.getpid())
         if start.parcel is not None:
+            for one in start.parcel.lists:
+                self.send(Message(Kind.LIST, descriptor=one.descriptor))
             self.send(Message(Kind.SETUP, descriptor=start.parcel.descriptor))
         rows, columns = board.rows.shape
         self.send(Message(Kind.BOARD, a=rows, b=columns, descriptor=descriptor))
@@ -139,9 +130,7 @@ class WorkerProcess:
 
     def exit_code(self, wait: float) -> int | None:
         """Return the process's exit code, or None if it does not end within `wait` seconds."""
-        self._process.join(wait)
-        code: int | None = self._process.exitcode
-        return code
+        return self._child.exit_code(wait)
 
     def disown(self) -> None:
         """Close this forked process's copy of a link that belongs to its parent."""
@@ -155,13 +144,13 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process now; `close` still has to follow."""
-        _kill(self._process, self.sentinel)
+        self._child.kill()
 
     def close(self, deadline: float) -> None:
         """Wait for the process to end, and kill it after `deadline`; may be called again."""
         if self.is_closed:
             return
-        self._process.join(max(deadline - monotonic(), 0))
+        wait_for(self.sentinel, deadline - monotonic())
         self._finalizer()
 
     @property
@@ -170,23 +159,13 @@ class WorkerProcess:
         return not self._finalizer.alive
 
 
-def _end(link: socket.socket, process: Any, sentinel: int, owner: int) -> None:
+def _end(link: socket.socket, child: Child, owner: int) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
     link.close()
     is_ours = os.getpid() == owner
     if is_ours:
-        _kill(process, sentinel)
-    if sentinel != process.sentinel:
-        os.close(sentinel)
-    if is_ours:
-        close_process(process)
-
-
-def _kill(process: Any, sentinel: int) -> None:
-    if sentinel != process.sentinel and kill_process(sentinel):
-        return
-    if process.is_alive():
-        process.kill()
+        child.kill()
+    child.release(is_ours=is_ours)
 
 
 def close_all(workers: list[WorkerProcess], grace: float) -> None:

@@ -7,7 +7,7 @@ import mmap
 import os
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.base.platforms import available_memory, open_memory_file, reserve, seal
-from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle
+from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle, receiving
+from gpuloader.sources.packed import PackedList
 
 IN_BAND_LIMIT = 32 << 20
 """The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
@@ -57,6 +58,10 @@ class Parcel:
         The size of the file.
     needs_main : bool
         Whether the pickle refers to the module ``__main__`` by name, so that workers must import it first.
+    modules : frozenset of str
+        The other modules that workers will import.
+    lists : tuple of PackedList
+        The lists whose memory files workers need as well, in this order.
 
     Examples
     --------
@@ -66,10 +71,19 @@ class Parcel:
     >>> parcel.close()
     """
 
-    def __init__(self, descriptor: int, nbytes: int, needs_main: bool) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        nbytes: int,
+        needs_main: bool,
+        modules: frozenset[str] = frozenset(),
+        lists: tuple[PackedList, ...] = (),
+    ) -> None:
         self.descriptor = descriptor
         self.nbytes = nbytes
         self.needs_main = needs_main
+        self.modules = modules
+        self.lists = lists
 
     def close(self) -> None:
         """Close the descriptor; unpacked objects stay valid. May be called again."""
@@ -129,10 +143,10 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     except BaseException:
         os.close(descriptor)
         raise
-    return Parcel(descriptor, nbytes, contents.needs_main)
+    return Parcel(descriptor, nbytes, contents.needs_main, frozenset(contents.modules), tuple(contents.lists))
 
 
-def unpack(descriptor: int) -> Any:
+def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
     """Return the object in a memory file that `pack` wrote, without copying its arrays.
 
     The arrays are views of a private mapping of the file. They share its pages with all other processes until
@@ -143,6 +157,8 @@ def unpack(descriptor: int) -> Any:
     ----------
     descriptor : int
         The memory file's descriptor, usually received from another process.
+    lists : sequence of int
+        The descriptors of the parcel's `lists`.
 
     Raises
     ------
@@ -168,7 +184,8 @@ def unpack(descriptor: int) -> Any:
     _, pickle_nbytes, table, count = _HEADER.unpack(head)
     entries = _ENTRY.iter_unpack(mapped[table : table + count * _ENTRY.size])
     buffers = [mapped[start : start + size] for start, size in entries]
-    return pickle.loads(mapped[_HEADER.size : _HEADER.size + pickle_nbytes], buffers=buffers)
+    with receiving(lists):
+        return pickle.loads(mapped[_HEADER.size : _HEADER.size + pickle_nbytes], buffers=buffers)
 
 
 class _PickleFile:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
-from types import FrameType
+import socket
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.base.platforms import may_fork_unasked
+from gpuloader.base.processes import start_process
+from gpuloader.fetch.processes import worker
+from gpuloader.fetch.processes.child import Child, StartedChild
+from gpuloader.fetch.processes.fork_server import fork_worker, without_main
 from gpuloader.fetch.processes.setup import Setup
-from gpuloader.fetch.processes.shipping import Parcel, Unshippable, pack
-
-_PRELOADED = "gpuloader.fetch.processes.preloaded"
+from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Parcel, Unshippable, pack
+from gpuloader.sources.packed import pack_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +54,9 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     """
     if method == "fork":
         return Start("fork", setup, None)
+    packed = pack_list(setup.reading.dataset, IN_BAND_LIMIT)
+    if packed is not None:
+        setup = replace(setup, reading=replace(setup.reading, dataset=packed))
     may_fork = method is None and may_fork_unasked()
     try:
         parcel = pack(setup) if method is None else pack(setup, limit=None)
@@ -80,104 +79,26 @@ def choose_start(setup: Setup, method: str | None) -> Start:
     return Start(method or "forkserver", setup, parcel)
 
 
-@contextmanager
-def prepared(start: Start) -> Iterator[None]:
-    """Preload this package for processes started in the block; skip the user's main module if possible."""
-    if start.method == "fork" or start.parcel is None or start.parcel.needs_main:
-        yield
-        return
-    if start.method == "forkserver":
-        with _uninterrupted(_preload()), without_main():
-            yield
-    else:
-        with without_main():
-            yield
+def start_child(start: Start, number: int, link: socket.socket) -> Child:
+    """Start worker `number`, which takes over its end of the link; the caller holds `starting()`.
 
-
-@contextmanager
-def _uninterrupted(loads_ours: bool) -> Iterator[None]:
-    """Start the fork server with SIGINT blocked, if it preloads our modules; it unblocks SIGINT afterwards.
-
-    The server inherits the signals blocked here. An interrupt of this process is deferred to the end of the
-    block, because the server would print a traceback about a broken connection. A second interrupt is not
-    deferred.
+    Raises
+    ------
+    LoaderError
+        The fork server died twice.
+    OSError
+        The system starts no more processes.
     """
-    if not loads_ours:
-        yield
-        return
-    resource_tracker.ensure_running()  # before the block, because starting it unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        with _deferred_interrupt():
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[None]:
-    """Defer an interrupt that arrives within the block to its end.
-
-    Blocking SIGINT in this thread is not enough: another thread receives it, and Python still runs the
-    handler in this one.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(handler):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-
-    def defer(number: int, frame: FrameType | None) -> None:
-        if came:
-            handler(number, frame)
-        came.append((number, frame))
-
-    signal.signal(signal.SIGINT, defer)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[0])
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Keep processes started within the block from importing the user's main module, the whole program."""
-    main = sys.modules["__main__"]
-    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    # From these two `multiprocessing` learns what the child must import.
-    main.__spec__ = None
-    if path is not None:
-        del main.__file__
-    try:
-        yield
-    finally:
-        main.__spec__ = spec
-        if path is not None:
-            main.__file__ = path
-
-
-def _preload() -> bool:
-    """Make the fork server preload our modules, unless the user has set others; return whether it will."""
-    server: Any = forkserver._forkserver
-    if getattr(server, "_preload_modules", None) == ["__main__"]:
-        # The server skips modules that are not installed. Ours comes last, because it unblocks SIGINT.
-        multiprocessing.set_forkserver_preload(["threadpoolctl", "cloudpickle", _PRELOADED])
-    return _PRELOADED in getattr(server, "_preload_modules", ())
-
-
-def forget_server() -> None:
-    """Make this newly forked process start its own fork server when it needs one.
-
-    The parent's server is not a child of this process, so `multiprocessing` could not use it. This process's
-    copy of the pipe that keeps the server alive would also let it outlive the parent.
-    """
-    server: Any = forkserver._forkserver
-    if getattr(server, "_forkserver_pid", None) is None:
-        return
-    with contextlib.suppress(OSError):
-        os.close(server._forkserver_alive_fd)
-    server._lock = threading.Lock()  # a thread that was not forked may hold the old one
-    server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
+    parcel = start.parcel
+    if start.method == "forkserver" and parcel is not None:
+        return fork_worker(number, link, parcel.modules, needs_main=parcel.needs_main)
+    context: Any = multiprocessing.get_context(start.method)
+    process = context.Process(
+        target=worker.run,
+        args=(link, number, start.setup if parcel is None else None),
+        name=f"gpuloader-worker-{number}",
+        daemon=True,
+    )
+    with nullcontext() if parcel is None or parcel.needs_main else without_main():
+        start_process(process)
+    return StartedChild(process)

@@ -6,10 +6,9 @@ import os
 import random
 import signal
 import sys
+from collections.abc import MutableMapping
 
 import numpy as np
-
-from gpuloader.base.platforms import usable_cores
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -23,9 +22,34 @@ def take_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def forswear_cuda() -> None:
-    """Hide all GPUs from the dataset's libraries."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+def restrain(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Hide all GPUs from libraries that are imported later, and limit them to one thread each.
+
+    >>> environment = {"OMP_NUM_THREADS": "3"}
+    >>> restrain(environment)
+    >>> environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]
+    ('', '3', '1')
+    """
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    for name in _THREADS:
+        environment.setdefault(name, "1")
+
+
+def limit_threads() -> None:
+    """Limit the libraries that are imported already to one thread each, as PyTorch's own workers do.
+
+    More would need the pools of threads that a fork does not copy: a worker that was forked after its parent
+    had computed in parallel would wait for them forever. And the workers share the cores anyway.
+    """
+    for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
+        module = sys.modules.get(name)
+        if module is not None:
+            getattr(module, limit)(1)
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return
+    threadpool_limits(1)
 
 
 def seed_globals(seed: int) -> None:
@@ -35,19 +59,3 @@ def seed_globals(seed: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.manual_seed(seed)
-
-
-def limit_threads(workers: int) -> None:
-    """Limit the threads of the dataset's libraries, so that the workers share the cores."""
-    share = str(max(usable_cores() // workers, 1))
-    for name in _THREADS:
-        os.environ.setdefault(name, share)
-    for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
-        module = sys.modules.get(name)
-        if module is not None:
-            getattr(module, limit)(int(share))
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        return
-    threadpool_limits(int(share))

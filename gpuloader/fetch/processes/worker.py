@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.platforms import keep_freed_memory
 from gpuloader.base.processes import die_with_parent
-from gpuloader.collate.form import Form
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
 from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import unpack
-from gpuloader.fetch.processes.surroundings import forswear_cuda, limit_threads, seed_globals, take_signals
+from gpuloader.fetch.processes.surroundings import limit_threads, restrain, seed_globals, take_signals
 from gpuloader.fetch.processes.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import begin_draws, mixed_seed
@@ -41,7 +40,7 @@ def run(link: socket.socket, number: int, setup: Setup | None) -> None:
     """Run worker `number` until the link closes; without a `setup`, receive it over the link."""
     take_signals()
     die_with_parent()
-    forswear_cuda()
+    restrain()
     keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
@@ -63,7 +62,7 @@ class _Worker:
     def serve(self, setup: Setup | None) -> None:
         try:
             self._setup = setup or self._receive_setup()
-            limit_threads(self._setup.count)
+            limit_threads()
             self._assembler = self._setup.reading.make_assembler(self._number)
             first = True
             while True:
@@ -84,12 +83,18 @@ class _Worker:
             self._send_error(NO_BATCH, error)
 
     def _receive_setup(self) -> Setup:
-        message = self._next()
-        assert message.descriptor is not None
+        received: list[int] = []
         try:
-            setup: Setup = unpack(message.descriptor)
+            kind = Kind.LIST
+            while kind == Kind.LIST:
+                message = self._next()
+                assert message.descriptor is not None
+                kind = Kind(message.kind)
+                received.append(message.descriptor)
+            setup: Setup = unpack(received[-1], received[:-1])
         finally:
-            os.close(message.descriptor)
+            for descriptor in received:
+                os.close(descriptor)
         return setup
 
     def _next(self) -> Message:
@@ -109,11 +114,7 @@ class _Worker:
 
     def _begin_epoch(self, message: Message) -> None:
         seed, epoch, self._serial = message.b, message.c, message.d
-        form: Form | None
-        reached: ItemState | None
-        form, reached = pickle.loads(message.payload)
-        if form is not None:
-            self._assembler.adopt(form)
+        reached: ItemState | None = pickle.loads(message.payload)
         begin_draws(seed, epoch)
         self._seeds = seed, epoch
         setup, reading = self._setup, self._setup.reading
@@ -128,13 +129,10 @@ class _Worker:
         tell_worker(info)
 
     def _take(self, message: Message) -> None:
-        """Handle a message that is not a task: memory to map or to forget, or a form."""
+        """Handle a message that is not a task: memory to map or to forget."""
         if message.kind == Kind.FORGET:
             self._arenas.pop(message.a, None)
             self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
-            return
-        if message.kind == Kind.FORM:
-            self._assembler.adopt(pickle.loads(message.payload))
             return
         assert message.descriptor is not None
         try:
@@ -186,8 +184,7 @@ class _Worker:
         return listed
 
     def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
-        form = self._assembler.form
-        self._tell(Message(Kind.NEED, b=number, c=nbytes, payload=dumps(form)))
+        self._tell(Message(Kind.NEED, b=number, c=nbytes))
         while (message := self._receive()).kind != Kind.SLOT:
             if message.kind in (Kind.TASK, Kind.EPOCH):
                 self._inbox.append(message)

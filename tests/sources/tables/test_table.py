@@ -112,7 +112,7 @@ class TestEveryLibrary:
         assert batch["words"].recursive_sequence_lengths() == [[2, 1, 0, 3]]
         batch = next(iter(load(table, pad={"words": -1}, sampler=[3, 0])))
         assert batch["words"].tolist() == [[4, 5, 6], [1, 2, -1]]
-        with pytest.raises(SampleError, match=r"field 'words': .* name it in the loader's ragged or pad"):
+        with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged or pad"):
             list(load(table))
 
     def test_lists_of_one_length_are_rows_of_an_array(self, library):
@@ -322,7 +322,7 @@ class TestArrow:
             assert batch["words"].recursive_sequence_lengths() == [(labels % 3).tolist()]
             assert batch["words"].values.tolist() == np.repeat(labels, labels % 3).tolist()
             assert (batch["even"] == (labels % 2 == 0)).all()
-        assert len(made) == 1  # the sample that settles the form
+        assert 1 <= len(made) <= options.get("num_workers", 1)  # whoever is first settles the form
         assert sorted(column(loader, "label")) == list(range(1000))
 
     def test_lists_of_one_length_need_no_type_that_says_so(self, pa, monkeypatch):

@@ -1,0 +1,131 @@
+"""Loader's side: handles on child processes, however they were started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from time import monotonic
+from typing import Any, Protocol
+
+from gpuloader.base.platforms import kill_process
+from gpuloader.base.processes import close_process, open_sentinel
+from gpuloader.fetch.processes.serving import STATUS
+
+
+class Child(Protocol):
+    """A handle on one child process.
+
+    Attributes
+    ----------
+    pid : int
+        Its process id.
+    sentinel : int
+        A descriptor that becomes ready when the process dies.
+    """
+
+    pid: int
+    sentinel: int
+
+    def exit_code(self, wait: float) -> int | None:
+        """Return the exit code, or None if the process does not end within `wait` seconds."""
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+
+    def release(self, *, is_ours: bool) -> None:
+        """Close the handle. Wait for the process first, unless it belongs to the process that forked this."""
+
+
+class StartedChild:
+    """A process that `multiprocessing` started, by forking or spawning.
+
+    Parameters
+    ----------
+    process : multiprocessing.Process
+        A started process.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid: int = process.pid
+        self.sentinel = open_sentinel(process)
+
+    def exit_code(self, wait: float) -> int | None:
+        """Return the exit code, or None if the process does not end within `wait` seconds."""
+        self._process.join(wait)
+        code: int | None = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+        if self.sentinel != self._process.sentinel and kill_process(self.sentinel):
+            return
+        if self._process.is_alive():
+            self._process.kill()
+
+    def release(self, *, is_ours: bool) -> None:
+        """Close the handle, after waiting for the process if it `is_ours`."""
+        if self.sentinel != self._process.sentinel:
+            os.close(self.sentinel)
+        if is_ours:
+            close_process(self._process)
+
+
+class ServedChild:
+    """A process that the fork server forked.
+
+    Parameters
+    ----------
+    pid : int
+        Its process id.
+    status : int
+        The read end of the pipe that the server writes the exit code to. It is closed without one if the
+        server died first.
+    descriptor : int or None
+        The process descriptor, if the system has those.
+    """
+
+    def __init__(self, pid: int, status: int, descriptor: int | None) -> None:
+        self.pid = pid
+        self.sentinel = status if descriptor is None else descriptor
+        self._status = status
+        self._code: int | None = None
+        self._has_ended = False
+
+    def exit_code(self, wait: float) -> int | None:
+        """Return the exit code; None if the process does not end in time, or the server died before it."""
+        if not self._has_ended and wait_for(self._status, wait):
+            data = os.read(self._status, STATUS.size)
+            self._has_ended = True
+            self._code = STATUS.unpack(data)[0] if len(data) == STATUS.size else None
+        return self._code
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+        if self.sentinel != self._status and kill_process(self.sentinel):
+            return
+        if not wait_for(self.sentinel, 0):
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def release(self, *, is_ours: bool) -> None:
+        """Close the handle, after waiting for the process if it `is_ours`."""
+        if is_ours:
+            wait_for(self.sentinel, None)
+        for descriptor in {self.sentinel, self._status}:
+            os.close(descriptor)
+
+
+def wait_for(descriptor: int, seconds: float | None) -> bool:
+    """Wait until a descriptor is ready, at most `seconds` long (None: no limit); return whether it is."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    deadline = None if seconds is None else monotonic() + max(seconds, 0)
+    while True:
+        left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
+        if poll.poll(left):
+            return True
+        if deadline is not None and monotonic() >= deadline:
+            return False

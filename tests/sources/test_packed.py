@@ -1,0 +1,157 @@
+"""Packed lists: what comes out is what went in, and workers share it."""
+
+import os
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader import DataLoader, PackedList, StagingMemoryError
+from gpuloader.base import platforms
+from gpuloader.sources.packed import pack_list
+from tests.fakes import nothing_left_behind
+
+ITEMS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda below: st.lists(below) | st.tuples(below, below) | st.dictionaries(st.text(), below),
+    max_leaves=5,
+)
+
+
+@given(st.lists(ITEMS), st.slices(20))
+def test_what_comes_out_is_what_went_in(items, part):
+    packed = PackedList(iter(items))
+    assert len(packed) == len(items)
+    assert list(packed) == items
+    assert packed[part] == items[part]
+    for index in range(-len(items), len(items)):
+        assert packed[index] == items[index]
+    for beyond in (len(items), -len(items) - 1):
+        with pytest.raises(IndexError, match=f"index {beyond} is out of range: the list has {len(items)}"):
+            packed[beyond]
+
+
+def test_more_items_than_are_pickled_at_a_time():
+    items = [f"{number}" for number in range(200_000)]
+    packed = PackedList(items)
+    assert packed[::1000] == items[::1000]
+    assert packed[-1] == "199999"
+
+
+def test_pickles_of_it_hold_the_items():
+    packed = pickle.loads(pickle.dumps(PackedList(["a", ("b", 2)])))
+    assert isinstance(packed, PackedList)
+    assert list(packed) == ["a", ("b", 2)]
+
+
+def test_it_leaves_nothing_behind():
+    with nothing_left_behind():
+        packed = PackedList(range(1000))
+        part = packed[3:5]
+        del packed
+    assert part == [3, 4]
+
+
+def test_a_full_memory_is_an_error(monkeypatch):
+    def refuse(descriptor, nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpuloader.sources.packed.reserve", refuse)
+    with nothing_left_behind(), pytest.raises(StagingMemoryError, match="No space left"):
+        PackedList(range(1000))
+
+
+def test_without_memory_files_it_lies_in_an_unlinked_one(monkeypatch):
+    monkeypatch.setattr(platforms, "has_memory_files", lambda: False)
+    assert list(PackedList("abc")) == ["a", "b", "c"]
+
+
+class Names:
+    """A dataset over packed names, which tells whether its worker shares their memory."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        with open("/proc/self/maps") as maps:
+            mapped = sum("gpuloader-list" in line for line in maps)
+        return self.names[index], mapped, os.getpid()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_workers_map_the_programs_memory(method):
+    names = [f"picture {number}" for number in range(12)]
+    dataset = Names(PackedList(names))
+    loader = DataLoader(dataset, places="cpu", batch_size=4, num_workers=2, start_method=method)
+    for _ in range(2):
+        read = [list(zip(*batch, strict=True)) for batch in loader]
+        rows = [row for batch in read for row in batch]
+        assert [name for name, _, _ in rows] == names
+        assert {mapped for _, mapped, _ in rows} == {1}
+        assert os.getpid() not in {pid for _, _, pid in rows}
+
+
+def test_two_lists_are_not_mixed_up():
+    dataset = [PackedList("abcd"), PackedList("efgh")]
+    loader = DataLoader(Pair(*dataset), places="cpu", batch_size=4, num_workers=1)
+    assert [list(map(list, batch)) for batch in loader] == [[list("abcd"), list("efgh")]]
+
+
+class Pair:
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def __len__(self):
+        return len(self.first)
+
+    def __getitem__(self, index):
+        return self.first[index], self.second[index]
+
+
+class TestListsAsDatasets:
+    """`pack_list`, which the loader applies before it sends a list to workers."""
+
+    def test_large_ones_are_packed_once(self):
+        items = [f"{number}" for number in range(5000)]
+        packed = pack_list(items, 20_000)
+        assert list(packed) == items
+        assert pack_list(items, 20_000) is packed
+
+    def test_a_change_is_noticed(self):
+        items = [f"{number}" for number in range(5000)]
+        packed = pack_list(items, 20_000)
+        items.reverse()
+        again = pack_list(items, 20_000)
+        assert again is not packed
+        assert list(again) == items
+        items.append("more")
+        assert list(pack_list(items, 20_000)) == items
+
+    @pytest.mark.parametrize(
+        "dataset",
+        [
+            pytest.param(["a"] * 100, id="small"),
+            pytest.param([["a"]] * 5000, id="mutable"),
+            pytest.param([("a", ["b"])] * 5000, id="mutable inside"),
+            pytest.param([*["a"] * 5000, {}], id="mutable at the end"),
+            pytest.param([], id="empty"),
+            pytest.param(range(5000), id="a range"),
+            pytest.param({"a": 1}, id="a dict"),
+        ],
+    )
+    def test_others_are_left_alone(self, dataset):
+        assert pack_list(dataset, 20_000) is None
+
+    def test_a_loader_reads_a_packed_list(self, monkeypatch):
+        monkeypatch.setattr("gpuloader.fetch.processes.starting.IN_BAND_LIMIT", 20_000)
+        items = [(f"{number}.jpg", number) for number in range(5000)]
+        loader = DataLoader(items, places="cpu", batch_size=100, num_workers=2, start_method="forkserver")
+        for _ in range(2):
+            names = [name for batch, _ in loader for name in batch]
+            assert names == [name for name, _ in items]
+        items.reverse()
+        assert next(iter(loader))[0][0] == "4999.jpg"
