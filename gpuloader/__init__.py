@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuloader.base.lazy import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader import fluid, io, reader
+    from gpuloader import dataset, fluid, io, reader
     from gpuloader.base.errors import (
         ComposeNotAligned,
         DataFileError,
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     )
     from gpuloader.devices.opening import cuda_places
     from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+    from gpuloader.fields.declaring import data
     from gpuloader.fields.ragged import Ragged
-    from gpuloader.fields.spec import FeedSpec, data
+    from gpuloader.fields.spec import FeedSpec
     from gpuloader.loader.dataset_loader import DataLoader
     from gpuloader.loader.feeder import DataFeeder
     from gpuloader.loader.from_ray import from_ray
@@ -114,6 +115,7 @@ __all__ = [
     "cpu_places",
     "cuda_places",
     "data",
+    "dataset",
     "fluid",
     "from_ray",
     "get_worker_info",
@@ -177,7 +179,8 @@ __getattr__ = import_on_demand(
         "batch": "gpuloader.sources.readers.decorators",
         "cpu_places": "gpuloader.devices.places",
         "cuda_places": "gpuloader.devices.opening",
-        "data": "gpuloader.fields.spec",
+        "data": "gpuloader.fields.declaring",
+        "dataset": "gpuloader.dataset",
         "fluid": "gpuloader.fluid",
         "from_ray": "gpuloader.loader.from_ray",
         "get_worker_info": "gpuloader.order.worker_info",

@@ -26,7 +26,7 @@ class FeedSpec:
     shape : tuple of int or None
         Shape of a batch, batch dimension first; None stands for any size.
     dtype : numpy.dtype
-        The dtype samples are converted to.
+        The dtype samples are converted to; None means float32.
     lod_level : int
         0 for dense fields, 1 for sequences of varying length, 2 for sequences of such sequences.
 
@@ -59,81 +59,6 @@ class FeedSpec:
         return self.shape[1:]
 
 
-def data(
-    name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0
-) -> FeedSpec:
-    """Declare a feed, as Paddle's ``fluid.data`` does.
-
-    Parameters
-    ----------
-    name : str
-        The field's name.
-    shape : sequence of int or None
-        Shape of a batch, batch dimension first; None and -1 stand for any size.
-    dtype : dtype-like
-        The dtype samples are converted to.
-    lod_level : int
-        0 for dense fields, 1 for sequences of varying length, 2 for sequences of such sequences.
-
-    Raises
-    ------
-    ValueError
-        The name is empty, a dimension is not None, -1 or an integer of 0 or more, the dtype is not
-        numeric, or the level is not 0, 1 or 2.
-
-    Examples
-    --------
-    >>> data("label", [-1, 1], "int64")
-    FeedSpec(name='label', shape=(None, 1), dtype=dtype('int64'), lod_level=0)
-    """
-    feed = _declared[name] = FeedSpec(name, shape, dtype, lod_level)
-    return feed
-
-
-_declared: dict[str, FeedSpec] = {}
-
-
-def resolve_feeds(feed_list: object) -> tuple[FeedSpec, ...]:
-    """Return the feed specs of a feed list, whose entries are specs or names declared with `data`.
-
-    Raises
-    ------
-    TypeError
-        `feed_list` is not a list, or an entry is neither a spec nor a string.
-    ValueError
-        The list is empty, or a name is unknown or occurs twice.
-
-    Examples
-    --------
-    >>> label = data("label", [None, 1], "int64")
-    >>> resolve_feeds(["label"]) == (label,)
-    True
-    """
-    if isinstance(feed_list, str) or not isinstance(feed_list, Iterable):
-        raise TypeError(f"feed_list must be a list of feeds, got {type(feed_list).__name__}")
-    feeds = tuple(_resolve_feed(entry) for entry in feed_list)
-    if not feeds:
-        raise ValueError("feed_list is empty: name at least one field, or pass None for plain lists")
-    names = [feed.name for feed in feeds]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"feed_list names {sorted(twice)} more than once")
-    return feeds
-
-
-def _resolve_feed(entry: object) -> FeedSpec:
-    if isinstance(entry, FeedSpec):
-        return entry
-    if not isinstance(entry, str):
-        raise TypeError(
-            f"feed_list must contain feed specs or names, got {type(entry).__name__}; see gpuloader.data"
-        )
-    if entry not in _declared:
-        raise ValueError(
-            f"no feed named {entry!r} was declared; declare it with gpuloader.data({entry!r}, …)"
-        )
-    return _declared[entry]
-
-
 def _parse_dims(name: str, shape: object) -> Dims:
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ValueError(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
@@ -152,7 +77,7 @@ def _parse_dims(name: str, shape: object) -> Dims:
 
 def _parse_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
     try:
-        parsed = native(np.dtype(dtype))
+        parsed = native(np.dtype("float32" if dtype is None else dtype))  # NumPy takes None for float64
     except TypeError as error:
         raise ValueError(f"feed {name!r}: {dtype!r} is not a dtype") from error
     if not is_stageable(parsed):

@@ -9,8 +9,10 @@ import numpy as np
 
 from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
-from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.fields.declaring import resolve_feeds
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.attributes import Described
+from gpuloader.loader.from_dataset import from_dataset
 from gpuloader.loader.from_generator import from_generator
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
@@ -180,6 +182,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     (1, 2) [9]
     """
 
+    from_dataset = staticmethod(from_dataset)
     from_generator = staticmethod(from_generator)
 
     def __init__(
@@ -312,9 +315,9 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     def _open(self, **options: Any) -> None:
         DataLoader.__init__(self, **options)  # a subclass's own may take other parameters
 
-    def __call__(self) -> DataLoader[S]:
-        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
-        return self
+    def __call__(self) -> Iterator[Any]:
+        """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""
+        return iter(self)
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch.

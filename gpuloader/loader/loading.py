@@ -305,6 +305,7 @@ class Loading:
             meter=self._meter,
             ended=progress.end,
             steering=steering,
+            length=self.count_steps,
         )
 
     def _plan(
