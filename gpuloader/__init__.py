@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from gpuloader.loader.feeder import DataFeeder
     from gpuloader.loader.from_ray import from_ray
     from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-    from gpuloader.order.randomness import sample_rng
+    from gpuloader.order.bucket_sampler import BucketSampler
+    from gpuloader.order.randomness import sample_rng, sample_rngs
     from gpuloader.order.sampler import (
         RandomSampler,
         Sampler,
@@ -57,13 +58,17 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.parquet import ParquetDataset
     from gpuloader.sources.files.tar import TarDataset
+    from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
+    from gpuloader.sources.tables.table import TableDataset
+    from gpuloader.sources.tokens import TokenWindows
     from gpuloader.watch.stats import LoaderStats
     from gpuloader.watch.tracing import span, trace
 
 __all__ = [
     "BatchSampler",
+    "BucketSampler",
     "CPUPlace",
     "CUDAPinnedPlace",
     "CUDAPlace",
@@ -84,6 +89,7 @@ __all__ = [
     "LoaderError",
     "LoaderStats",
     "MissingPackage",
+    "MixDataset",
     "PackedList",
     "ParquetDataset",
     "PlaceError",
@@ -97,8 +103,10 @@ __all__ = [
     "StagingMemoryError",
     "Subset",
     "SubsetRandomSampler",
+    "TableDataset",
     "TarDataset",
     "TensorDataset",
+    "TokenWindows",
     "WeightedRandomSampler",
     "WorkerError",
     "WorkerTimeout",
@@ -115,6 +123,7 @@ __all__ = [
     "random_split",
     "reader",
     "sample_rng",
+    "sample_rngs",
     "span",
     "trace",
 ]
@@ -124,6 +133,7 @@ __getattr__ = import_on_demand(
     __name__,
     {
         "BatchSampler": "gpuloader.order.batch_sampler",
+        "BucketSampler": "gpuloader.order.bucket_sampler",
         "CPUPlace": "gpuloader.devices.places",
         "CUDAPinnedPlace": "gpuloader.devices.places",
         "CUDAPlace": "gpuloader.devices.places",
@@ -144,6 +154,7 @@ __getattr__ = import_on_demand(
         "LoaderError": "gpuloader.base.errors",
         "LoaderStats": "gpuloader.watch.stats",
         "MissingPackage": "gpuloader.base.errors",
+        "MixDataset": "gpuloader.sources.mix",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
         "PlaceError": "gpuloader.base.errors",
@@ -157,8 +168,10 @@ __getattr__ = import_on_demand(
         "StagingMemoryError": "gpuloader.base.errors",
         "Subset": "gpuloader.sources.dataset",
         "SubsetRandomSampler": "gpuloader.order.sampler",
+        "TableDataset": "gpuloader.sources.tables.table",
         "TarDataset": "gpuloader.sources.files.tar",
         "TensorDataset": "gpuloader.sources.dataset",
+        "TokenWindows": "gpuloader.sources.tokens",
         "WeightedRandomSampler": "gpuloader.order.sampler",
         "WorkerError": "gpuloader.base.errors",
         "WorkerTimeout": "gpuloader.base.errors",
@@ -175,6 +188,7 @@ __getattr__ = import_on_demand(
         "random_split": "gpuloader.sources.dataset",
         "reader": "gpuloader.reader",
         "sample_rng": "gpuloader.order.randomness",
+        "sample_rngs": "gpuloader.order.randomness",
         "span": "gpuloader.watch.tracing",
         "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
         "trace": "gpuloader.watch.tracing",

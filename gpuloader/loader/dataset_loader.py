@@ -21,6 +21,7 @@ from gpuloader.loader.options import (
     check_delivery,
     check_seed,
     check_transforms,
+    may_ask_by_key,
 )
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import Resumable
@@ -28,9 +29,11 @@ from gpuloader.loader.state import Course
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike
+from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.split import Masks
 from gpuloader.sources.dataset import Readable, S
+from gpuloader.sources.tables.adapting import as_dataset
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
@@ -52,7 +55,9 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     dataset : object
         A map-style dataset, with ``__getitem__`` and ``__len__`` (optionally ``__getitems__(indices)``, which
         returns a list of samples), or an iterable. A sample is an array, a number, or any nesting of dicts,
-        tuples and lists of them. Anything else, such as text, stays a Python object.
+        tuples and lists of them. Anything else, such as text, stays a Python object. A data frame of pandas
+        or Polars, an Arrow table and a dict of columns are read as a `TableDataset`, a dataset of Hugging
+        Face from its Arrow columns.
     feed_list : list of FeedSpec or str, or None
         The fields, declared with `gpuloader.data`. Samples must then be tuples with one value per field,
         and are converted. None takes the fields from the first sample. A number in this position is PyTorch's
@@ -228,7 +233,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         )
         given = dict(locals())  # the options, for the attributes and for copies
         added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
-        iterable = check_dataset(dataset)
+        source = as_dataset(dataset, by_key=may_ask_by_key(sampler, batch_sampler))
+        iterable = check_dataset(source)
         check_flags(
             return_list=return_list,
             shuffle=shuffle,
@@ -251,7 +257,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             on_worker_death=on_worker_death,
         )
         self._batching = Batching.choose(
-            dataset,
+            source,
             iterable=iterable,
             sampler=sampler,
             batch_sampler=batch_sampler,
@@ -259,7 +265,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=check_seed(resolve_seed(seed, generator)),
-        ).divide(shard, uneven, dataset=dataset, in_order=workers.in_order)
+        ).divide(shard, uneven, dataset=source, in_order=workers.in_order)
         transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
@@ -286,6 +292,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
         # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
+        self._source = source
         self._meter = Meter()
         presenter = Presenter(
             delivery,
@@ -294,7 +301,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             alike=delivery.shards > 1 and not collation.keeps,
         )
         self._loading = Loading(
-            dataset, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
+            source, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
         self._course = Course(self._loading.start_epoch)
         self._describe_as(given, added)
@@ -332,19 +339,20 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
 
     def _read_all(self) -> ArraySource:
         """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""
-        source = ArraySource.of(self.dataset) if self._feeds is None else None
+        source = ArraySource.of(self._source) if self._feeds is None else None
         if source is not None:
             return source
         reading = DataLoader(
-            self.dataset,
+            self._source,
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
+            sampler=SequenceSampler(self._source),
             seed=self._loading.draw_seed(),
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None
-        return materialise(reading, len(self.dataset), promise)
+        return materialise(reading, len(self._source), promise)
 
     def _configuration(self) -> Configuration:
         return self._loading.configuration

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import BadType, BadValue
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.computed import as_indices
 from gpuloader.order.division import ALONE, Division, find_division
+from gpuloader.order.mixed import Mixed
 from gpuloader.order.order import InOrder, Mapped, Order
 from gpuloader.order.plan import BulkPlan, DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
@@ -94,7 +96,11 @@ class Batching:
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
-            sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
+            own = getattr(dataset, "default_sampler", None)  # as of a `MixDataset`
+            if callable(own):
+                sampler = own(shuffle)
+            else:
+                sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         return cls(sampler, None, size, batch_size, drop_last, seed)
 
     @property
@@ -190,6 +196,8 @@ class Batching:
     def is_seeded(self) -> bool:
         """Whether the order depends on the seed."""
         order = self.order(0, 0)
+        if isinstance(order, Mixed):
+            return order.shuffle
         return not isinstance(order.base if isinstance(order, Mapped) else order, InOrder | None)
 
     def order(self, seed: int, epoch: int) -> Order | None:
@@ -216,6 +224,11 @@ class Batching:
                 lists = OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last)
                 return BulkPlan(lists, base)
         return GroupedPlan(self.sampler, self.size, self.drop_last, base)
+
+    @property
+    def order_size(self) -> int | None:
+        """The batch size that the order was made for; None if the order does not depend on it."""
+        return self.size if isinstance(self.batch_sampler, BucketSampler) else None
 
     @property
     def counts_samples(self) -> bool:

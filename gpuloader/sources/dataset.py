@@ -25,7 +25,7 @@ from gpuloader.sources.dataset_base import (
     pass_on,
     read_many,
 )
-from gpuloader.sources.dataset_subset import Subset, array_source, random_split
+from gpuloader.sources.dataset_subset import Subset, random_split
 from gpuloader.sources.dataset_tensors import TensorDataset
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "S",
     "Subset",
     "TensorDataset",
-    "array_source",
     "random_split",
 ]
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
+from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset, check_index, select_many
 from gpuloader.sources.frameworks import is_torch_tensor
 
@@ -33,7 +34,8 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        There are no arrays, or one does not hold numbers or is not in host memory.
+        There are no arrays, one does not hold numbers or is not in host memory, or a list of lists is passed,
+        which may hold rows.
     ValueError
         An array has no first dimension, or the numbers of rows differ.
 
@@ -44,7 +46,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     Examples
     --------
-    >>> dataset = TensorDataset([np.zeros((2, 3)), [[7], [8]]])
+    >>> dataset = TensorDataset(np.zeros((2, 3)), [[7], [8]])
     >>> dataset[1]
     (array([0., 0., 0.]), array([8]))
     >>> dataset[[1, 0]][1].tolist()
@@ -62,6 +64,11 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
         if not given:
             raise BadType("a TensorDataset needs at least one array, got none")
+        if given is not arrays and all(isinstance(array, list | tuple) for array in given):
+            raise BadType(
+                f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
+                "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
+            )
         rows = [_as_rows(position, array) for position, array in enumerate(given)]
         for position, array in enumerate(rows):
             if len(array) != len(rows[0]):
@@ -85,6 +92,9 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def __len__(self) -> int:
         return len(self.tensors[0])
+
+    def _array_rows(self) -> ArrayRows:
+        return ArrayRows(self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
