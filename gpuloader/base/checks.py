@@ -54,7 +54,7 @@ def check_read_ahead(name: str, value: object) -> bool | str:
     if value == THREAD:
         return THREAD
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True, False or 'thread', got {value!r}")
+        raise BadType(f"{name} must be True, False or 'thread', got {value!r}")
     return bool(value)
 
 

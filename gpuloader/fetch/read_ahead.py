@@ -46,7 +46,6 @@ class _Relay:
         self.ready: SimpleQueue[None] = SimpleQueue()  # a permit for the consumer, another for the reader
         self.room: SimpleQueue[None] = SimpleQueue()
 
-    @property
     def has_news(self) -> bool:
         """Whether the consumer need not wait."""
         return bool(self.items) or self.ending is not None
@@ -100,7 +99,7 @@ class _Relay:
 
     def wait_for_news(self) -> None:
         with self.mutex:
-            if self.has_news:
+            if self.has_news():
                 return
             self.waiting_since = perf_counter_ns()
             self.consumer_waits = True
@@ -111,7 +110,7 @@ class _Relay:
             pass
         # The batch after a short one may be a long one, so the wait ends here if a batch has arrived.
         with self.mutex:
-            if self.consumer_waits and self.has_news:
+            if self.consumer_waits and self.has_news():
                 self.consumer_waits = False
                 return
         self.ready.get()
@@ -251,7 +250,7 @@ class ReadAhead:
         relay = self._relay
         begun = perf_counter_ns()
         try:
-            if relay.has_news:
+            if relay.has_news():
                 return None
             staged = next(relay.batches)
         except StopIteration:
@@ -287,7 +286,7 @@ class ReadAhead:
             self._relay.wake_reader()
 
     def _check_process(self) -> None:
-        if self._thread is not None and os.getpid() != self._process and not self._relay.has_news:
+        if self._thread is not None and os.getpid() != self._process and not self._relay.has_news():
             raise LoaderError(
                 "the loader's reader thread does not exist in this forked process; start a new epoch here, "
                 "or create the loader after the fork"
@@ -298,7 +297,7 @@ class ReadAhead:
         relay = self._relay
         may_read = self._eager and self._reads and not relay.turn.locked()
         # Without a free slot this thread would wait for itself.
-        if relay.has_news or (may_read and (relay.ring.free or not relay.ring.allocated)):
+        if relay.has_news() or (may_read and (relay.ring.free or not relay.ring.allocated)):
             return self.get()
         return None
 

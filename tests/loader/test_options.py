@@ -77,7 +77,6 @@ BAD_OPTIONS = {
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
     "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),
-    "use_buffer_reader": ({"use_buffer_reader": 2}, TypeError, "use_buffer_reader must be True, False or 'thread'"),
     "num_workers none": ({"num_workers": None}, ValueError, "must be 'auto' or an integer .* got None"),
     "use_buffer_reader": ({"use_buffer_reader": 2}, TypeError, "must be True, False or 'thread', got 2"),
     "timeout": ({"timeout": -1}, ValueError, "timeout must be a number of seconds"),
