@@ -221,7 +221,7 @@ class ReadAhead:
         while True:
             if relay.items:
                 staged = relay.items.popleft()
-                if relay.reader_waits and not relay.paused and len(relay.items) <= relay.room_for >> 1:
+                if relay.reader_waits and not relay.paused and self._is_room_enough():
                     relay.wake_reader()
                 break
             if relay.ending is not None:
@@ -236,6 +236,11 @@ class ReadAhead:
             relay.wait_for_news()
         self._left = perf_counter_ns()
         return staged
+
+    def _is_room_enough(self) -> bool:
+        """Return whether to wake the reader, which waits for room: for several short batches, or one long."""
+        relay, read = self._relay, self._pace.read
+        return not 0 < read < PAYS or len(relay.items) <= relay.room_for >> 1
 
     def _raise_ending(self) -> NoReturn:
         # The traceback refers to this object and to the frames of the loop, so keeping it would be a cycle.
@@ -314,4 +319,7 @@ class ReadAhead:
         relay.room.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSING_TIME)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False  # it returns the slots when the user's code returns
+        relay.drop()  # the thread may have ended before
+        return True

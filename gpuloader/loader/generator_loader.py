@@ -209,8 +209,9 @@ class GeneratorLoader(Driven, Measured):
 
     def _configuration(self) -> Configuration:
         places = 1 if self._delivery is None else len(self._delivery.devices)
-        threads = 1 if self._read_ahead and self._pace.threaded else 0
-        return Configuration("reader", threads, "thread", usable_cores(), places)
+        pace = self._pace if self._read_ahead else None
+        threads = int(pace is not None and pace.threaded)
+        return Configuration("reader", threads, "thread", usable_cores(), places, pace=pace)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.

@@ -138,6 +138,7 @@ class Loading:
             tuned="" if climb is None else climb.describe(),
             most=0 if climb is None else climb.most_workers,
             since=None if climb is None else climb.settled_at,
+            pace=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:

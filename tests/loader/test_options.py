@@ -79,6 +79,7 @@ BAD_OPTIONS = {
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),
     "num_workers none": ({"num_workers": None}, ValueError, "must be 'auto' or an integer .* got None"),
     "use_buffer_reader": ({"use_buffer_reader": 2}, TypeError, "must be True, False or 'thread', got 2"),
+    "prefetch_factor": ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be an integer of 1"),
     "timeout": ({"timeout": -1}, ValueError, "timeout must be a number of seconds"),
     "timeout nan": ({"timeout": float("nan")}, ValueError, "timeout must be a number of seconds"),
     "timeout text": ({"timeout": "5"}, ValueError, "timeout must be a number of seconds"),
