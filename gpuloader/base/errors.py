@@ -2,7 +2,7 @@
 
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
- │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also a ValueError)
+ │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
  ├── ReaderError        a reader, generator or setter is misused                (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
@@ -90,7 +90,7 @@ class SampleError(LoaderError, ValueError):
         return f"{place}: {self.problem}" if place else self.problem
 
 
-class FeedError(SampleError):
+class FeedError(SampleError, AssertionError):
     """A sample passed to a `DataFeeder` does not fit its feed, or a feed list is invalid."""
 
 
@@ -248,8 +248,10 @@ class BadIndex(IndexError, ValueError):
     """A negative index is out of range, for which Paddle raises ValueError."""
 
 
-class NoIndices(TypeError, RuntimeError):
-    """An iterable dataset was indexed or asked for its length, for which Paddle raises RuntimeError.
+class NoIndices(TypeError, RuntimeError, AssertionError):
+    """An iterable dataset was indexed, asked for its length, or given to a sampler of indices.
+
+    Paddle raises RuntimeError for the first two, and AssertionError for the last.
 
     A TypeError, because `list` asks for a length, and does without one only after a TypeError.
     """

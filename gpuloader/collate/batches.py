@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.stream import StagedBatch, fill_slot
-from gpuloader.fields.convert import as_numbers, fit
+from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.staging.layout import Layout, arrange
@@ -98,8 +98,9 @@ class BatchStager:
         if self._feeds is None:
             return array
         feed = self._feeds[index]
+        fitted = fit_if_alike if feed.keeps_shapes else fit
         try:
-            return fit(array, (len(array), *feed.sample_shape))
+            return fitted(array, (len(array), *feed.sample_shape))
         except SampleError:
             expected, got = describe((None, *feed.sample_shape)), describe(array.shape)
             raise SampleError(f"expected shape {expected}, got {got}") from None

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpuloader.base.errors import BadTypeOrValue
+
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
 Indices = Sequence[Any] | NDArray[np.int64]
@@ -45,7 +47,7 @@ class FeedSpec:
         self, name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a feed must be a non-empty string, got {name!r}")
+            raise BadTypeOrValue(f"the name of a feed must be a non-empty string, got {name!r}")
         if isinstance(lod_level, bool) or lod_level not in (0, 1, 2):
             raise ValueError(f"feed {name!r}: lod_level must be 0, 1 or 2, got {lod_level!r}")
         object.__setattr__(self, "name", name)
@@ -58,10 +60,15 @@ class FeedSpec:
         """Shape of one sample; for a ragged field, of one step of its sequence."""
         return self.shape[1:]
 
+    @property
+    def keeps_shapes(self) -> bool:
+        """Whether values are not reshaped, because two or more free dimensions leave their shape open."""
+        return not self.lod_level and self.shape.count(None) > 1
+
 
 def _parse_dims(name: str, shape: object) -> Dims:
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise ValueError(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
+        raise BadTypeOrValue(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
     dims: list[int | None] = []
     for size in shape:
         if size is None or (isinstance(size, int) and size == -1):

@@ -66,13 +66,14 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         Where batches land. None uses the first GPU, or host memory if there is none. With several places,
         consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
-        True returns a batch in the form of a sample. False returns a dict from field name to array and needs
-        a feed_list.
+        True returns a batch in the form of a sample. False returns a dict from field name to array, in a list
+        with one entry per place, if there is a feed_list.
     batch_sampler : iterable or None
         Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
         batches from those options.
     batch_size : int or None
-        Samples per batch. None delivers single samples without a batch dimension.
+        Samples per batch. None delivers each sample as it is: without a batch dimension, or as the batch
+        that it already is.
     shuffle : bool or None
         True draws a new order from the seed for every epoch. False and None keep the dataset's order.
     drop_last : bool
@@ -97,8 +98,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     worker_init_fn : callable or None
         Called in each worker with the worker's number, before the worker's first sample.
     persistent_workers : bool
-        True keeps worker processes, and their copies of the dataset, from one epoch to the next. False starts
-        new ones every epoch.
+        True keeps worker processes, if there are any, and their copies of the dataset from one epoch to the
+        next. False starts new ones every epoch.
     sampler : iterable or None
         Yields indices. Excludes shuffle. None reads in the dataset's order, or in random order with shuffle.
         If a sampler, a batch_sampler or the sampler in it has ``set_epoch``, the loader calls it with the
@@ -241,8 +242,6 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             use_buffer_reader=use_buffer_reader,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        if not return_list and self._feeds is None:
-            raise ValueError("return_list=False returns dicts by field name, which need a feed_list")
         workers = WorkerOptions.of(
             num_workers=num_workers,
             worker_type=worker_type,

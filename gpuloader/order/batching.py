@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_count
+from gpuloader.base.errors import BadType, BadValue
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
 from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.computed import as_indices
@@ -75,13 +76,13 @@ class Batching:
         if iterable:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
             if asked := [name for name, value in given.items() if value is not None and value is not False]:
-                raise ValueError(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
+                raise BadValue(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
         for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
             if value is not None and not isinstance(value, Iterable):
-                raise TypeError(f"{name} must be iterable, got {type(value).__name__}")
+                raise BadType(f"{name} must be iterable, got {type(value).__name__}")
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or drop_last or sampler is not None:
-                raise ValueError(
+                raise BadValue(
                     "batch_sampler determines the batches: batch_size, shuffle, sampler and drop_last "
                     "cannot be given as well"
                 )
@@ -91,9 +92,7 @@ class Batching:
             drop_last = isinstance(batch_sampler, BatchSampler) and batch_sampler.drop_last
             return cls(None, batch_sampler, None if size is None else int(size), None, drop_last, seed)
         if sampler is not None and shuffle:
-            raise ValueError("sampler determines the order: shuffle cannot be given as well")
-        if batch_size is None and drop_last:
-            raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
+            raise BadValue("sampler determines the order: shuffle cannot be given as well")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
             check_sized("a dataset without a sampler", dataset)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpuloader.base.errors import BadValue
 from gpuloader.sources.dataset_base import (
     ChainDataset,
     ConcatDataset,
@@ -68,7 +69,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
         lengths = [len(dataset) for dataset in self.datasets]
         for position, length in enumerate(lengths):
             if length != lengths[0]:
-                raise ValueError(
+                raise BadValue(
                     f"datasets must have equal lengths, but dataset 0 has {lengths[0]} samples "
                     f"and dataset {position} has {length}"
                 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
 from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset, check_index, select_many
@@ -22,6 +23,8 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     ----------
     *arrays : array-like
         Arrays of numbers with the same number of rows, or one list of such arrays. They are not copied.
+    tensors : list of array-like, optional
+        Paddle's name for the list of arrays; excludes `arrays`.
 
     Attributes
     ----------
@@ -52,19 +55,24 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     tensors: tuple[Any, ...]
 
-    def __init__(self, *arrays: ArrayLike | Sequence[ArrayLike]) -> None:
+    def __init__(
+        self, *arrays: ArrayLike | Sequence[ArrayLike], tensors: Sequence[ArrayLike] | None = None
+    ) -> None:
+        if arrays and tensors is not None:
+            raise BadType("pass the arrays either one by one or as tensors=, not both")
+        arrays = arrays if tensors is None else (tensors,)
         given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
         if not given:
-            raise TypeError("a TensorDataset needs at least one array, got none")
+            raise BadType("a TensorDataset needs at least one array, got none")
         if given is not arrays and all(isinstance(array, list | tuple) for array in given):
-            raise TypeError(
+            raise BadType(
                 f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
                 "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
             )
         rows = [_as_rows(position, array) for position, array in enumerate(given)]
         for position, array in enumerate(rows):
             if len(array) != len(rows[0]):
-                raise ValueError(
+                raise BadValue(
                     f"arrays must have the same number of rows, but array 0 has {len(rows[0])} "
                     f"and array {position} has {len(array)}"
                 )
