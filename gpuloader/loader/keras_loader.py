@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 from gpuloader.base.errors import MissingPackage
 from gpuloader.loader import dataset_loader
@@ -61,14 +61,19 @@ class DataLoader(dataset_loader.DataLoader[S]):
     _begun: tuple[Any, Iterator[Any]] | None = None
     """A pass of which Keras has taken only the first batch, and that batch."""
 
-    def __new__(cls, *_arguments: Any, **_options: Any) -> Self:
-        """Make a loader that is also one of Keras's data adapters, by which ``fit`` recognizes data."""
-        return super().__new__(_as_adapter(cls))  # type: ignore[arg-type]
-
     def __init__(
         self, dataset: Readable[S] | Iterable[S], *, output: str | None = None, **options: Any
     ) -> None:
+        self._become_adapter()
         super().__init__(dataset, output=_find_output() if output is None else output, **options)
+
+    def _open(self, **options: Any) -> None:
+        self._become_adapter()
+        super()._open(**options)
+
+    def _become_adapter(self) -> None:
+        """Become one of Keras's data adapters as well, because ``fit`` recognizes data by their class."""
+        self.__class__ = _as_adapter(type(self))  # type: ignore[arg-type]
 
     @property
     def num_batches(self) -> int | None:
