@@ -77,7 +77,7 @@ class ShareStream:
         staged = self._assembler.stage(
             iter(kept), number, size, reserve, drop_last=False, settles=settles, keys=keys
         )
-        if staged is not None and division.pads(drop_last=self._drop_last):
+        if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size
         return staged
 

@@ -9,6 +9,7 @@ from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.loader.from_generator import from_generator
+from gpuloader.loader.iteration import Iteration
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
     check_collation,
@@ -22,7 +23,7 @@ from gpuloader.loader.resuming import Resumable
 from gpuloader.loader.state import Course
 from gpuloader.order.batching import Batching
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
-from gpuloader.pipeline.split import Masks
+from gpuloader.pipeline.epoch import Epoch
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
@@ -258,11 +259,9 @@ class DataLoader(Resumable, Measured):
             on_host=delivery.on_host,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
-        # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
-        padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self.dataset = dataset
         self._meter = Meter()
-        presenter = Presenter(delivery, None if return_list else self._feeds, Masks() if padded else None)
+        presenter = Presenter(delivery, None if return_list else self._feeds)
         self._loading = Loading(dataset, self._batching, collation, workers, delivery, presenter, self._meter)
         self._course = Course(self._loading.start_epoch)
 
@@ -291,7 +290,10 @@ class DataLoader(Resumable, Measured):
         return self._loading.count_steps()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch and return its iterator."""
+        """Return an iterator over the next epoch, which begins when its first step is requested."""
+        return Iteration(self._begin)
+
+    def _begin(self) -> Epoch:
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
@@ -308,6 +310,7 @@ class DataLoader(Resumable, Measured):
             "cpu",
             batch_size=CACHE_BATCH,
             seed=self._loading.draw_seed(),
+            shard=(0, 1),
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None

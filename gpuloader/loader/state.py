@@ -50,6 +50,8 @@ class Progress:
         Position in the epoch of the first sample of batch 0.
     total : int or None
         Samples in the epoch; None if unknown.
+    dealt : bool
+        Whether `step`, `base` and `total` count batches, of a batch sampler that ranks share.
     """
 
     seed: int | None
@@ -66,10 +68,11 @@ class Progress:
     step: int | None = None
     base: int = 0
     total: int | None = None
+    dealt: bool = False
 
     @property
     def position(self) -> int | None:
-        """Samples of the epoch that all ranks together have taken; None if the batches do not tell."""
+        """Samples, or batches if `dealt`, that all ranks have taken; None if the batches do not tell."""
         if self.step is not None:
             taken = self.base + self.batches // self.shards * self.step
         elif self.size is not None and self.shards == 1 and self.crew is None:
@@ -112,9 +115,10 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""
-        if self.step is not None:
+        if self.step is not None and not self.dealt:
             return self._to_position()
-        state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": self.batches}
+        batches = self.position if self.dealt else self.batches
+        state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": batches}
         if self.seed is not None:
             state["seed"] = self.seed
         if self.size is not None:

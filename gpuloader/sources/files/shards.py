@@ -14,8 +14,7 @@ from gpuloader.base.checks import check_count
 from gpuloader.order.computed import check_whole
 from gpuloader.order.order import Shuffled
 from gpuloader.order.randomness import current_draw, mixed_seed
-from gpuloader.order.ranks import find_rank
-from gpuloader.order.worker_info import get_worker_info
+from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Rows
 from gpuloader.sources.dataset_base import IterableDataset, S
 
@@ -80,7 +79,7 @@ class Stream:
         """Return the stream of the calling thread, which belongs to its worker and rank."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        rank, ranks = find_rank() if info is None else (info.rank, info.world_size)
+        rank, ranks = ask_ranks()
         draw = current_draw()
         # A rank has the same shards with any number of workers.
         number = rank + worker * ranks
