@@ -173,6 +173,7 @@ __getattr__ = import_on_demand(
         "reader": "gpuloader.reader",
         "sample_rng": "gpuloader.order.randomness",
         "span": "gpuloader.watch.tracing",
+        "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
         "trace": "gpuloader.watch.tracing",
     },
 )

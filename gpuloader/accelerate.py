@@ -38,7 +38,7 @@ class PreparedLoader:
     {'version': 2, 'epoch': 0, 'seed': 0, 'position': 0}
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
         self._state: dict[str, Any] | None = None
         self._skipped = 0
@@ -123,7 +123,7 @@ def _make_known() -> Any:
     return Known()
 
 
-def prepare(accelerator: Any, loader: DataLoader) -> PreparedLoader:
+def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
     """Register a loader with an Accelerator, which then knows the end of each epoch and saves its state.
 
     Gradient accumulation ends with the epoch, `gather_for_metrics` leaves out samples that the loader repeats

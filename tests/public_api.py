@@ -15,6 +15,8 @@ FILE = Path(__file__).with_suffix(".txt")
 MODULES = (
     "gpuloader",
     "gpuloader.io",
+    "gpuloader.torch",
+    "gpuloader.accelerate",
     "gpuloader.reader",
     "gpuloader.transforms",
     "gpuloader.prometheus",

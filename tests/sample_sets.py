@@ -103,9 +103,7 @@ def _stack(samples):
     first = samples[0]
     if isinstance(first, Pair):
         return Pair(*(_stack(list(column)) for column in zip(*samples, strict=True)))
-    if isinstance(first, tuple):
-        return tuple(_stack(list(column)) for column in zip(*samples, strict=True))
-    if isinstance(first, dict | list):
+    if isinstance(first, dict | list | tuple):
         return stack(samples)
     if isinstance(first, int | float | complex | np.generic | np.ndarray) or hasattr(first, "__array__"):
         arrays = [np.asarray(sample) for sample in samples]

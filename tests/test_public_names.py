@@ -96,14 +96,19 @@ def test_an_error_is_also_the_builtin_one_a_caller_may_expect():
     builtin = {
         "ComposeNotAligned": ValueError,
         "FeedError": ValueError,
+        "LoaderError": RuntimeError,
+        "MissingPackage": ImportError,
         "PlaceError": ValueError,
         "ReaderError": TypeError,
         "SampleError": ValueError,
         "SourceError": OSError,
         "StagingMemoryError": MemoryError,
+        "WorkerError": RuntimeError,
+        "WorkerTimeout": TimeoutError,
     }
     for name, base in builtin.items():
         assert issubclass(getattr(gpuloader, name), base)
+        assert issubclass(getattr(gpuloader, name), RuntimeError)  # as all of PyTorch's are
 
 
 def test_every_error_keeps_its_particulars_through_a_pickle():

@@ -1,6 +1,6 @@
 """Every exception the package raises.
 
-LoaderError
+LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
  │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also a ValueError)
  ├── ReaderError        a reader, generator or setter is misused                (also a TypeError)
@@ -27,11 +27,11 @@ from functools import partial
 from typing import Any
 
 
-class LoaderError(Exception):
-    """Base class of all exceptions gpuloader raises itself.
+class LoaderError(RuntimeError):
+    """Base class of all exceptions gpuloader raises itself; a RuntimeError, as in PyTorch.
 
-    >>> issubclass(EOFException, LoaderError)
-    True
+    >>> issubclass(EOFException, LoaderError), issubclass(WorkerError, RuntimeError)
+    (True, True)
     """
 
 
@@ -170,7 +170,7 @@ class PlaceError(LoaderError, ValueError):
     """A place is unknown, or the device it names is missing."""
 
 
-class MissingPackage(LoaderError, ImportError):
+class MissingPackage(ImportError, LoaderError):  # ImportError first: it takes the package's name
     """An optional package is not installed; the message says how to install it.
 
     >>> issubclass(MissingPackage, ImportError)

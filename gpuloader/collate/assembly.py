@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import QueueClosed, SampleError, describe_error
+from gpuloader.base.errors import SampleError, describe_error
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
-from gpuloader.collate.form import Collation, Form, declared_form, settle_form
+from gpuloader.collate.form import Collation, Form
+from gpuloader.collate.known import KnownForm, KnownForms
 from gpuloader.collate.leaves import ObjectColumns, all_leaves, array_leaves, object_columns
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch
@@ -31,8 +32,8 @@ Reserve = Callable[[int], Slot]
 class Assembler:
     """Assembles the batches of one dataset; each process has one, which its threads share.
 
-    The first sample of the first batch settles the form of all batches, even if another sample is fetched
-    earlier. So the batches do not depend on which worker was faster.
+    The first sample of a batch settles the batch's form, even if another one is fetched earlier. So the
+    batches do not depend on which worker was faster.
 
     Parameters
     ----------
@@ -48,48 +49,23 @@ class Assembler:
         self.dataset = dataset
         self.collation = collation
         self.worker = worker
-        self.form: Form | None = None
-        self._settled = threading.Event()
-        self._settling = threading.Lock()
-        self._tables: dict[int, SampleRows] = {}
+        self.forms = KnownForms(collation)
         self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
-        if collation.feeds is not None:
-            self.adopt(declared_form(collation.feeds, collation.pads))
 
-    def adopt(self, form: Form) -> None:
-        """Use a form that another process or an earlier epoch has settled."""
-        self.form = form
-        self._settled.set()
+    def settle(self, samples: Sequence[Any]) -> KnownForm:
+        """Return the form of a batch, given its first sample, and its others if they have been fetched.
 
-    def settle(self, sample: Any) -> Form:
-        """Settle the form by the given sample, unless it is settled already; return it."""
-        if self.form is None:
-            self.adopt(settle_form(sample, self.collation))
-        assert self.form is not None
-        return self.form
-
-    def give_up(self) -> None:
-        """Wake the threads that wait for the form: the sample that settles it could not be loaded."""
-        self._settled.set()
-
-    def wait_for_form(self) -> Form:
-        """Wait for the form and return it; raise `QueueClosed` if it will never be settled."""
-        self._settled.wait()
-        if self.form is None:
-            raise QueueClosed("the first sample could not be loaded")
-        return self.form
-
-    def rows(self, form: Form, count: int) -> SampleRows:
-        """Return the row table for a batch of `count` dense samples, with its layout arranged."""
-        with self._settling:
-            table = self._tables.get(count)
-            if table is None:
-                table = SampleRows(form.feeds, strict=not form.declared)
-                table.arrange(count)
-                if len(self._tables) > 8:  # a batch sampler may use a new batch size every time
-                    self._tables.clear()
-                self._tables[count] = table
-        return table
+        Raises
+        ------
+        SampleError
+            The first sample has no form; the error names the sample.
+        """
+        try:
+            return self.forms.find(samples)
+        except SampleError as error:
+            if error.index is None:
+                error.index = 0
+            raise
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
         """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
@@ -106,7 +82,7 @@ class Assembler:
             The dataset raised, or a sample does not fit its field; the error names batch, sample and index.
         """
         assembly = self.begin(number, indices, reserve)
-        assembly.fetch(0, len(indices), settles=True)
+        assembly.fetch(0, len(indices))
         return assembly.finish()
 
     def samples(self, indices: Sequence[Any], number: int, start: int) -> Iterator[Any]:
@@ -167,7 +143,8 @@ class Assembly:
     """One batch that is being written into a slot.
 
     Several threads may call `fetch` at once, each for its own part. `finish` is called once, after all of
-    them. Samples of fixed size are written as they arrive; others are kept until `finish`.
+    them. Samples of fixed size are written as they arrive, once the batch's first one has settled the form;
+    earlier ones are kept. No thread waits for another.
     """
 
     def __init__(self, assembler: Assembler, number: int, indices: Sequence[Any], reserve: Reserve) -> None:
@@ -175,38 +152,39 @@ class Assembly:
         self.number = number
         self._indices = indices
         self._reserve = reserve
+        self._known = assembler.forms.declared
         self._kept: list[Any] = []
+        self._early: list[tuple[int, list[Any]]] = []
         self._layout: Layout | None = None
         self._slot: Slot | None = None
         self._placing = threading.Lock()
         self._objects: ObjectColumns = {}
 
-    def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:
-        """Fetch samples `start` to `stop` of the batch; if `settles`, the first of them settles the form."""
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the form."""
         assembler = self._assembler
-        indices = self._indices[start:stop]
-        samples = assembler.samples(indices, self.number, start)
+        samples = assembler.samples(self._indices[start:stop], self.number, start)
         with assembler.locate(self.number, self._indices):
-            if assembler.collation.whole:
+            if assembler.collation.keeps:
                 self._keep(samples, start, stop)
-                return
-            if assembler.form is None and settles:
-                samples = self._settle_by_first(samples, start)
-            form = assembler.form or assembler.wait_for_form()
-            if form.varying:
-                self._keep(samples, start, stop)
+            elif self._known is not None:
+                self._write(self._known, samples, start)
+            elif not start:
+                first = (next(samples),)
+                self._known = assembler.settle(first)
+                self._write(self._known, itertools.chain(first, samples), start)
             else:
-                self._write(form, samples, start)
+                self._write_when_settled(samples, start)
 
-    def _settle_by_first(self, samples: Iterator[Any], start: int) -> Iterator[Any]:
-        try:
-            first = next(samples)
-            self._assembler.settle(first)
-        except SampleError as error:
-            if error.index is None:
-                error.index = start
-            raise
-        return itertools.chain((first,), samples)
+    def _write_when_settled(self, samples: Iterator[Any], start: int) -> None:
+        """Write a part of the batch; keep its samples as long as the first part has not settled the form."""
+        early: list[Any] = []
+        for sample in samples:
+            early.append(sample)
+            if self._known is not None:
+                self._write(self._known, itertools.chain(early, samples), start)
+                return
+        self._early.append((start, early))
 
     def _keep(self, samples: Iterable[Any], start: int, stop: int) -> None:
         with self._placing:
@@ -214,10 +192,10 @@ class Assembly:
                 self._kept = [None] * len(self._indices)
         self._kept[start:stop] = samples
 
-    def _write(self, form: Form, samples: Iterator[Any], start: int) -> None:
-        table = self._assembler.rows(form, len(self._indices))
-        views = self._place(form, table.layout)
-        table.write(views, array_leaves(form.structure, samples, start, self._objects), start)
+    def _write(self, known: KnownForm, samples: Iterator[Any], start: int) -> None:
+        table = known.rows(len(self._indices))
+        views = self._place(known.form, table.layout)
+        table.write(views, array_leaves(known.form.structure, samples, start, self._objects), start)
 
     def _place(self, form: Form, layout: Layout) -> list[Array]:
         """Return the views of the batch's slot; the part that arrives first reserves it."""
@@ -231,19 +209,23 @@ class Assembly:
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
-        assembler = self._assembler
-        with assembler.locate(self.number, self._indices):
-            if assembler.collation.whole:
-                return stage_kept(assembler.collation, self._kept, self.number, self._reserve)
-            form = assembler.wait_for_form()
-            if form.varying:
-                staged = stage_varying(form, assembler.collation, self._kept, self.number, self._reserve)
-                return complete(assembler.collation, staged, self._indices)
+        assembler, collation, number = self._assembler, self._assembler.collation, self.number
+        with assembler.locate(number, self._indices):
+            if collation.whole:
+                return stage_kept(collation, self._kept, number, self._reserve)
+            if collation.keeps:
+                form = assembler.settle(self._kept).form
+                staged = stage_varying(form, collation, self._kept, number, self._reserve)
+                return complete(collation, staged, self._indices)
+            known = self._known
+            assert known is not None
+            for start, early in self._early:
+                self._write(known, iter(early), start)
             assert self._slot is not None
             assert self._layout is not None
-            objects = tuple(self._objects.values())
-            staged = StagedBatch(self._slot, self._layout, form.levels, self.number, form.structure, objects)
-            return complete(assembler.collation, staged, self._indices)
+            objects, form = tuple(self._objects.values()), known.form
+            staged = StagedBatch(self._slot, self._layout, form.levels, number, form.structure, objects)
+            return complete(collation, staged, self._indices)
 
 
 def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:

@@ -10,8 +10,9 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.stream import StagedBatch, fill_slot
+from gpuloader.fields.convert import as_numbers, fit
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import Array, FeedSpec, as_numbers, describe, fit
+from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
@@ -22,8 +23,8 @@ _END = object()
 class BatchStager:
     """Stages the batches that a batch generator yields.
 
-    Dtypes stay as they are. With feeds, every array must fit its feed's shape. Without feeds, every batch
-    must have the dtypes and shapes of the first; only the number of samples may differ.
+    Dtypes stay as they are. With feeds, every array must fit its feed's shape. Without feeds, each batch may
+    have other arrays than the one before.
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
@@ -32,7 +33,6 @@ class BatchStager:
         self._meter = meter
         self._layout = arrange(())
         self._levels: tuple[int, ...] = ()
-        self._first: list[Array] | None = None
 
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
         """Read the next item and stage it; return None at the end."""
@@ -75,7 +75,6 @@ class BatchStager:
             arrays += pieces
         if len(set(counts.values())) > 1:
             raise SampleError(f"all fields of a batch must have the same number of samples, got {counts}")
-        self._check_like_first(arrays)
         self._levels = levels
         self._layout = _arrange(arrays)
         return arrays
@@ -113,23 +112,6 @@ class BatchStager:
                 f"expected a field of lod_level {expected}, got level {level}; "
                 "yield gpuloader.Ragged for a ragged feed, an array for a dense one"
             )
-
-    def _check_like_first(self, arrays: list[Array]) -> None:
-        if self._feeds is not None:
-            return
-        if self._first is None:
-            self._first = [array[:0].copy() for array in arrays]
-            return
-        if len(self._first) != len(arrays):
-            raise SampleError(f"expected {len(self._first)} arrays as in the first batch, got {len(arrays)}")
-        for index, (first, array) in enumerate(zip(self._first, arrays, strict=True)):
-            if first.dtype != array.dtype or first.shape[1:] != array.shape[1:]:
-                expected, got = describe((None, *first.shape[1:])), describe(array.shape)
-                raise SampleError(
-                    f"expected shape {expected} and dtype {first.dtype} as in the first batch, "
-                    f"got {got} and {array.dtype}; declare the fields in feed_list if their sizes vary",
-                    field=self._name(index),
-                )
 
     def _name(self, index: int) -> str:
         return str(index) if self._feeds is None else self._feeds[index].name

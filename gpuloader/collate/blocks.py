@@ -12,6 +12,7 @@ import numpy as np
 from gpuloader.collate.columns import Column
 from gpuloader.collate.finish import room_for
 from gpuloader.collate.form import Collation, Form
+from gpuloader.collate.known import is_object
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Branch, Leaf
 from gpuloader.fields.ragged import Ragged
@@ -28,14 +29,17 @@ def fits(block: Block, form: Form) -> bool:
     names the sample and the field.
     """
     root = form.structure.root
-    if form.declared or not isinstance(root, Branch) or root.keys != block.names:
+    if form.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
         return False
     feeds = iter(form.feeds)
     for child in root.children:
         if not isinstance(child, Leaf):
             return False
         feed = next(feeds) if child.is_array else None
-        if not all(_holds(column, feed) for column, _ in block.pieces(child.name)):
+        pieces = block.pieces(child.name)
+        if not all(_holds(column, feed) for column, _ in pieces):
+            return False
+        if feed is None and not is_object(_find_first(pieces)):
             return False
     return True
 
@@ -55,6 +59,15 @@ def _holds(column: Any, feed: FeedSpec | None) -> bool:
         and column.dtype == feed.dtype
         and column.shape[1:] == feed.sample_shape
     )
+
+
+def _find_first(pieces: list[tuple[Any, Rows]]) -> Any:
+    """Return the value of a column of objects in the block's first sample."""
+    for column, rows in pieces:
+        first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
+        if values := column.take(first):
+            return values[0]
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ def stage_block(
     block : Block
         The samples of one batch.
     form : Form
-        The form of all batches.
+        The form that the block's first sample settles.
     collation : Collation
         Which fields to pad, and how much room the transforms need.
     number : int

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.collate.rows import SampleRows, fields_of
+from gpuloader.collate.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.fields.ragged import split_rows
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import Layout, arrange
@@ -122,7 +122,8 @@ def _stacked(samples: list[Array], feed: FeedSpec) -> Column:
     for index, sample in enumerate(samples):
         if sample.shape != samples[0].shape:
             raise SampleError(
-                f"expected shape {samples[0].shape} as in the batch's first sample, got {sample.shape}",
+                f"expected shape {samples[0].shape} as in the batch's first sample, got {sample.shape}; "
+                f"{IN_FEEDS}",
                 index=index,
                 field=feed.name,
             )

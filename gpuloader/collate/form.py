@@ -1,4 +1,4 @@
-"""The form of a batch: the user's collation options, and the fields that the first sample settles."""
+"""The form of a batch: the user's collation options, and the fields that the batch's first sample settles."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError
+from gpuloader.collate.leaves import all_leaves
 from gpuloader.collate.structure import Structure
+from gpuloader.fields.casting import cast
+from gpuloader.fields.convert import as_numbers
 from gpuloader.fields.ragged import gather_fields
-from gpuloader.fields.spec import Array, FeedSpec, as_numbers, cast
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.transforms.program import Programmer
 
 
@@ -22,7 +25,7 @@ class Collation:
     Attributes
     ----------
     feeds : tuple of FeedSpec or None
-        The declared fields; None infers them from the first sample.
+        The declared fields; None infers them from the first sample of each batch.
     function : callable or None
         The user's ``collate_fn``. It takes the list of samples, or a single sample if not `batched`.
     batched : bool
@@ -56,10 +59,18 @@ class Collation:
         varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
         return not self.whole and not varies
 
+    @property
+    def keeps(self) -> bool:
+        """Whether all samples of a batch are kept until the last one has been fetched.
+
+        Otherwise each sample is written as soon as the batch's first one has settled the form.
+        """
+        return not self.fixed or any(None in feed.sample_shape for feed in self.feeds or ())
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The structure and the fields that all batches of a loader share.
+    """The structure and the fields of a batch, which all its samples share.
 
     Attributes
     ----------
@@ -78,11 +89,6 @@ class Form:
     levels: tuple[int, ...]
     declared: bool
 
-    @property
-    def varying(self) -> bool:
-        """Whether a field varies in length, or was declared with a free dimension."""
-        return any(feed.lod_level or None in feed.sample_shape for feed in self.feeds)
-
 
 def declared_form(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Form:
     """Return the form of samples that are tuples with one value per declared feed."""
@@ -91,49 +97,65 @@ def declared_form(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -
     return Form(Structure.flat(names), tuple(feeds), levels, declared=True)
 
 
-def settle_form(sample: Any, collation: Collation) -> Form:
-    """Return the form inferred from a dataset's first sample.
+def settle_form(samples: Sequence[Any], collation: Collation) -> Form:
+    """Return the form inferred from a batch's first sample.
+
+    Parameters
+    ----------
+    samples : sequence
+        The batch's first sample, and the others if they have been fetched. An empty list has no dtype, so
+        a field that varies in length takes its dtype from the first sample whose list is not empty.
+    collation : Collation
+        How samples become a batch.
 
     Raises
     ------
     SampleError
-        The sample lacks a field that ragged or pad names, or that field has no length.
+        The first sample lacks a field that ragged or pad names, or that field has no length.
     """
     pads = collation.pads or {}
     varying = collation.ragged | pads.keys()
-    structure = Structure.of(sample, varying)
+    structure = Structure.of(samples[0], varying)
     names = {leaf.name for leaf in structure.leaves if leaf.is_array}
     if missing := sorted(varying - names):
         raise SampleError(f"ragged or pad names {missing}, but the sample's array fields are {sorted(names)}")
     feeds: list[FeedSpec] = []
-    for leaf, value in zip(structure.leaves, structure.flatten(sample), strict=True):
+    for field, (leaf, value) in enumerate(zip(structure.leaves, structure.flatten(samples[0]), strict=True)):
         if not leaf.is_array:
             continue
         try:
-            array = as_numbers(value)
             if leaf.name in varying:
-                _check_varying(value, array)
+                array = _find_steps(structure, field, samples)
                 if leaf.name in pads:
                     check_fill(pads[leaf.name], array.dtype)
+                feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
+            else:
+                array = as_numbers(value)
+                feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))
         except SampleError as error:
             error.field = leaf.name
             raise
-        if leaf.name not in varying:
-            feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))
-        else:
-            feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
     levels = tuple(0 if feed.name in pads else feed.lod_level for feed in feeds)
     return Form(structure, tuple(feeds), levels, declared=False)
 
 
-def _check_varying(value: Any, array: Array) -> None:
-    if not array.ndim:
-        raise SampleError("expected an array of varying length, got a number")
-    if not array.size and isinstance(value, list | tuple):
-        raise SampleError(
-            "cannot infer a dtype: the first sample's list is empty; use arrays, or declare the field in "
-            "feed_list with lod_level=1"
-        )
+def _find_steps(structure: Structure, field: int, samples: Sequence[Any]) -> Array:
+    """Return the first value of a field of varying length that has a dtype, which empty lists have not."""
+    for index, leaves in enumerate(all_leaves(structure, samples)):
+        value = leaves[field]
+        try:
+            array = as_numbers(value)
+            if not array.ndim:
+                raise SampleError("expected an array of varying length, got a number")
+        except SampleError as error:
+            error.index = index
+            raise
+        if array.size or not isinstance(value, list | tuple):
+            return array
+    raise SampleError(
+        "cannot infer a dtype: the lists of all samples of the batch are empty; use arrays, or declare the "
+        "field in feed_list with lod_level=1"
+    )
 
 
 def check_fill(fill: float, dtype: np.dtype[Any]) -> None:

@@ -255,8 +255,8 @@ class Gathering:
         self.layout = layout
         self.slot = slot
 
-    def fetch(self, start: int, stop: int, *, settles: bool = False) -> None:  # noqa: ARG002
-        """Take rows `start` to `stop` of the batch; `settles` is ignored, the form being known."""
+    def fetch(self, start: int, stop: int) -> None:
+        """Take rows `start` to `stop` of the batch."""
         views = self.slot.views(self.layout)
         self._gatherer.take(self._rows[start:stop], [view[start:stop] for view in views])
 

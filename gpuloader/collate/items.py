@@ -13,12 +13,13 @@ from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_var
 from gpuloader.collate.blocks import fits, stage_block
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Form
+from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.worker_info import count_rank_questions
-from gpuloader.sources.block import gives_blocks
+from gpuloader.sources.block import Block, gives_blocks
 
 
 class ItemAssembler(Assembler):
@@ -32,7 +33,6 @@ class ItemAssembler(Assembler):
         reserve: Reserve,
         *,
         drop_last: bool,
-        settles: bool = True,
         keys: Sequence[Any] | None = None,
     ) -> StagedBatch | None:
         """Read and stage batch `number`; return None if no items are left.
@@ -51,8 +51,6 @@ class ItemAssembler(Assembler):
             Reserves a slot of at least the given number of bytes.
         drop_last : bool
             Whether to return None instead of a batch of fewer than `size` items.
-        settles : bool
-            Whether the first item settles the form, if it is not settled yet. If False, wait for the form.
         keys : sequence or None
             Stand-ins for the indices, which items do not have. By default (worker, batch, position).
 
@@ -66,17 +64,17 @@ class ItemAssembler(Assembler):
             first = list(itertools.islice(read, 1))
             if not first:
                 return None
-            form = None if self.collation.whole else self._form(first[0], settles)
-            if form is None or form.varying:
-                samples = first + list(itertools.islice(read, size - 1))
-                if len(samples) < size and drop_last:
-                    return None
-                if form is None:
-                    return stage_kept(self.collation, samples, number, reserve)
-                staged = stage_varying(form, self.collation, samples, number, reserve)
-                return complete(self.collation, staged, keys or self._keys(number, len(samples)))
-            items = itertools.chain(first, itertools.islice(read, size - 1))
-            return self._stage_rows(form, items, number, size, reserve, drop_last, keys)
+            if not self.collation.keeps:
+                items = itertools.chain(first, itertools.islice(read, size - 1))
+                return self._stage_rows(self.settle(first), items, number, size, reserve, drop_last, keys)
+            samples = first + list(itertools.islice(read, size - 1))
+            if len(samples) < size and drop_last:
+                return None
+            if self.collation.whole:
+                return stage_kept(self.collation, samples, number, reserve)
+            form = self.settle(samples).form
+            staged = stage_varying(form, self.collation, samples, number, reserve)
+            return complete(self.collation, staged, keys or self._keys(number, len(samples)))
 
     def stage_block(
         self,
@@ -86,7 +84,6 @@ class ItemAssembler(Assembler):
         reserve: Reserve,
         *,
         drop_last: bool,
-        settles: bool = True,
     ) -> StagedBatch | None:
         """Read and stage batch `number` as `stage` does, from a dataset that yields blocks of items."""
         block = next(self.read(blocks, number), None)
@@ -96,28 +93,25 @@ class ItemAssembler(Assembler):
             problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
         with self.locate(number):
-            form = self.form or self._form(next(iter(block)), settles)
-            if fits(block, form):
+            form = self._find_form(block)
+            if form is not None:
                 staged = stage_block(block, form, self.collation, number, reserve)
                 if self.collation.programmer is None:
                     return staged
                 return complete(self.collation, staged, self._keys(number, len(block)))
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
 
-    def _form(self, first: Any, settles: bool) -> Form:
-        if self.form is not None:
-            return self.form
-        if not settles:
-            return self.wait_for_form()
-        try:
-            return self.settle(first)
-        except SampleError as error:
-            error.index = 0
-            raise
+    def _find_form(self, block: Block) -> Form | None:
+        """Return the form that a block's first sample settles; None if the columns are not of that form."""
+        for known in self.forms.recent:
+            if fits(block, known.form):
+                return known.form
+        form = self.settle([next(iter(block))]).form
+        return form if fits(block, form) else None
 
     def _stage_rows(
         self,
-        form: Form,
+        known: KnownForm,
         samples: Iterator[Any],
         number: int,
         size: int,
@@ -125,7 +119,7 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         keys: Sequence[Any] | None,
     ) -> StagedBatch | None:
-        table = self.rows(form, size)
+        form, table = known.form, known.rows(size)
         layout = table.layout
         slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
         objects = object_columns(form.structure, size)
@@ -228,14 +222,14 @@ class ItemStream:
         self._ended = False
         self._asked_before = 0
 
-    def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
+    def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
         """Read and stage the next batch, as batch `number`; return None at the end."""
         assembler = self._assembler
         if self._items is None:
             self._asked_before = count_rank_questions()
             self._items = self._note_end(self._open(number))
         stage = assembler.stage_block if self._in_blocks else assembler.stage
-        staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last, settles=settles)
+        staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
             return None
         state = self._read_state(number) if self._keep_state and not self._ended else None

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.fields.spec import Array, Conversion, FeedSpec, as_numbers, convert, convert_alike
+from gpuloader.collate.packing import Packer, exact_types, list_packers, number_packers
+from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
-_PACKABLE = "bBhHiIqQefd"
 _SAMPLE_TYPES = (tuple, list)
-_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, struct.error)
+_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
 
-Target = tuple[Any, Sequence[slice | int], Any, Callable[..., None] | None, int]
-"""Where one field's samples are written: (region, places, numbers, pack, nbytes).
+IN_FEEDS = (
+    "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
+    "equal length (bucketing)"
+)
+"""The ways out of samples of different shapes in one batch, with a feed_list and for readers."""
 
-Each of these writes sample i, or raises if the sample does not fit: ``region[places[i]] = array``;
-``numbers[i] = number``, if a sample is one number; ``pack(i * nbytes, *values)``, for a list of numbers.
+Target = tuple[int, Any, Sequence[slice | int], Any, frozenset[type], dict[type, Packer], Any]
+"""Where one field's samples are written: (field, region, places, numbers, kinds, packers, memory).
+
+Each of these writes sample i, or raises one of `_UNFIT` if the sample does not fit:
+``region[places[i]] = array``; ``numbers[i] = number``, if the number's type is one of `kinds`; and
+``packers[type(value)](memory, i, value)``, for other numbers and for lists.
 """
 
 
@@ -38,29 +47,32 @@ class CheckedRows:
         self._rows = rows
         self._shape = rows.shape[1:]
 
-    def __setitem__(self, index: int, value: Any) -> None:
-        if type(value) is np.ndarray and value.dtype == self._rows.dtype and value.shape == self._shape:
+    def __setitem__(self, index: int, value: Array) -> None:
+        if value.dtype == self._rows.dtype and value.shape == self._shape:
             self._rows[index] = value
         else:
             raise TypeError
 
 
 class SampleRows:
-    """The fields of a stream of samples, either declared or inferred from the first sample.
+    """The fields of a stream of samples, either declared or inferred from each batch's first sample.
 
     Parameters
     ----------
     feeds : sequence of FeedSpec or None
-        The fields; None infers them from the first sample.
+        The fields; None infers them from the first sample of each batch.
     strict : bool
-        Whether to refuse values that would have to be reshaped or would lose their fraction. Meant for
-        fields that were inferred from a sample, not declared.
+        Whether to refuse values that would have to be reshaped, or that their field cannot hold exactly.
+        Meant for fields that were inferred from a sample, not declared; implied if `feeds` is None.
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
         self._feeds = feeds
+        self._infers = feeds is None
+        self._strict = strict or self._infers
         self.conversion: Conversion = convert_alike if strict else convert
-        self._strict = strict
+        if self._infers:
+            self.conversion = functools.partial(convert_alike, advice=IN_FEEDS)
         self._open = feeds is None or any(None in feed.sample_shape for feed in feeds)
         self._shapes: list[tuple[int, ...]] = []
         self.layout = arrange(())
@@ -78,20 +90,27 @@ class SampleRows:
 
     def begin(self, first: Any) -> None:
         """Infer what is still open, the fields or their free dimensions, from a batch's first sample."""
-        if self._feeds is None:
-            values = fields_of(first, None)
-            arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
-            self._feeds = [
-                FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
-            ]
-            self.levels = (0,) * len(arrays)
-            self._shapes = [array.shape for array in arrays]
-            self._open = False
+        if self._infers:
+            self._infer(fields_of(first, None))
         elif self._open and not self.ragged:
             values = fields_of(first, self._feeds)
             shapes = [self.convert(index, 0, value).shape for index, value in enumerate(values)]
             if shapes != self._shapes:
                 self._shapes, self.count = shapes, -1
+
+    def _infer(self, values: Sequence[Any]) -> None:
+        """Take the fields from the values of a sample, unless they are like those of the batch before."""
+        arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
+        if len(arrays) == len(self.feeds) and all(
+            array.shape == feed.sample_shape and array.dtype == feed.dtype
+            for array, feed in zip(arrays, self.feeds, strict=True)
+        ):
+            return
+        self._feeds = [
+            FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
+        ]
+        self.levels = (0,) * len(arrays)
+        self._shapes, self.count = [array.shape for array in arrays], -1
 
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` converted to its field; the `SampleError` names both."""
@@ -112,45 +131,54 @@ class SampleRows:
     def targets(self, views: list[Array]) -> list[Target]:
         """Return where each field's samples are written, given the views of a slot.
 
-        A sample of at most one dimension is assigned to a memoryview, which accepts only an array of its own
-        format and length, or packed by `struct`, which accepts only the right number of real numbers. Both
-        check in C, in less time than NumPy needs to assign a row.
+        An array of at most one dimension is assigned to a memoryview, which accepts only an array of its own
+        format and length. Numbers and lists are packed by `struct`, which accepts only the right number of
+        them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
         """
-        return [_target(rows, places) for rows, places in zip(views, self._places, strict=True)]
+        return [
+            _target(field, rows, places)
+            for field, (rows, places) in enumerate(zip(views, self._places, strict=True))
+        ]
 
     def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self.targets(views)
         fields = len(targets)
+        array, mapped = np.ndarray, np.memmap
         index = start - 1
         for index, sample in enumerate(samples, start):
-            try:
-                if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
-                    raise TypeError
-                # No strict=True: here it would cost a tenth of the time that a whole sample takes.
-                for (region, places, numbers, pack, nbytes), value in zip(targets, sample):  # noqa: B905
-                    kind = type(value)
-                    if kind is list and pack is not None:
-                        pack(index * nbytes, *value)
-                    elif numbers is not None and (kind is not np.ndarray or not value.ndim):
-                        numbers[index] = value
-                    else:
+            if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
+                fields_of(sample, self.feeds, index)
+            # No strict=True: here it would cost a tenth of the time that a whole sample takes.
+            for (field, region, places, numbers, kinds, packers, memory), value in zip(targets, sample):  # noqa: B905
+                kind = type(value)
+                try:
+                    if kind is array:
                         region[places[index]] = value
-            except _UNFIT:
-                self._convert_and_write(views, index, sample)
+                    elif kind in kinds:
+                        numbers[index] = value
+                    elif kind in packers:
+                        packers[kind](memory, index, value)
+                    elif kind is mapped:
+                        region[places[index]] = value
+                    else:
+                        raise TypeError
+                    continue
+                except _UNFIT:
+                    pass
+                self._convert_and_write(views[field], field, index, value)
         return index + 1
 
-    def _convert_and_write(self, views: list[Array], index: int, sample: Any) -> None:
-        for field, value in enumerate(fields_of(sample, self.feeds, index)):
-            array = self.convert(field, index, value)
-            expected = views[field].shape[1:]
-            if array.shape != expected:
-                raise SampleError(
-                    f"expected shape {expected} as in the batch's first sample, got {array.shape}",
-                    index=index,
-                    field=self.feeds[field].name,
-                )
-            views[field][index] = array
+    def _convert_and_write(self, rows: Array, field: int, index: int, value: Any) -> None:
+        array = self.convert(field, index, value)
+        expected = rows.shape[1:]
+        if array.shape != expected:  # of a field with free dimensions
+            raise SampleError(
+                f"expected shape {expected} as in the batch's first sample, got {array.shape}; {IN_FEEDS}",
+                index=index,
+                field=self.feeds[field].name,
+            )
+        rows[index] = array
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,49 +191,46 @@ class RowPlaces:
         Whether a sample has at most one dimension, so that it is written through a flat view.
     places : sequence
         The position of each sample in the region.
-    is_number : bool
-        Whether a sample is one real number.
-    packer : struct.Struct or None
-        Writes a sample from a list of Python numbers.
-    nbytes : int
-        The size of one sample.
+    kinds : frozenset of type
+        The types of numbers that are assigned as they are.
+    packers : dict of type to callable
+        How to write values of other types; those that are missing, too, have to be converted.
     numbers_only : bool
-        Whether arrays and lists of one number are left to `convert_alike`, which refuses them.
+        Whether no array is accepted as it is, so that one of a single number is not taken for that number.
     """
 
     flat: bool
     places: Sequence[slice | int]
-    is_number: bool
-    packer: struct.Struct | None
-    nbytes: int
+    kinds: frozenset[type] = frozenset()
+    packers: dict[type, Packer] = dataclasses.field(default_factory=dict)
     numbers_only: bool = False
 
 
 def _row_places(field: FieldLayout, strict: bool) -> RowPlaces:
     count, elements = field.shape[0], math.prod(field.shape[1:])
-    nbytes = elements * field.dtype.itemsize
-    no_buffer = (
-        field.dtype.isbuiltin == 2
-    )  # dtypes of other packages, such as bfloat16, have no buffer format
-    if len(field.shape) > 2 or not count or not elements or no_buffer:
-        return RowPlaces(False, range(count), False, None, nbytes)
+    # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
+    if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
+        return RowPlaces(False, range(count))
     places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
     single = len(field.shape) == 1
-    # A memoryview accepts any object as a boolean, so booleans take the slower way.
-    is_number = elements == 1 and field.dtype.kind in "iuf" and (single or not strict)
-    code = "q" if field.dtype == np.int64 else "Q" if field.dtype == np.uint64 else field.dtype.char
-    numbers_only = single and strict
-    packer = struct.Struct(f"{elements}{code}") if code in _PACKABLE and not numbers_only else None
-    return RowPlaces(True, places, is_number, packer, nbytes, numbers_only)
+    kinds: frozenset[type] = frozenset()
+    packers: dict[type, Packer] = {}
+    if elements == 1 and (single or not strict):
+        kinds = exact_types(field.dtype, strict=strict)
+        packers |= number_packers(field.dtype, strict=strict)
+    if not (single and strict):
+        packers |= list_packers(field.dtype, elements, strict=strict)
+    return RowPlaces(True, places, kinds, packers, single and strict)
 
 
-def _target(rows: Array, row: RowPlaces) -> Target:
+def _target(field: int, rows: Array, row: RowPlaces) -> Target:
     if not row.flat:
-        return CheckedRows(rows), row.places, None, None, row.nbytes
+        return field, CheckedRows(rows), row.places, None, row.kinds, row.packers, None
     flat = rows.reshape(-1)
-    pack = functools.partial(row.packer.pack_into, flat.view(np.uint8).data) if row.packer else None
-    region = flat.data.toreadonly() if row.numbers_only else flat.data
-    return region, row.places, flat.data if row.is_number else None, pack, row.nbytes
+    numbers = flat.data
+    region = numbers.toreadonly() if row.numbers_only else numbers
+    memory = flat.view(np.uint8).data if row.packers else None
+    return field, region, row.places, numbers, row.kinds, row.packers, memory
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:

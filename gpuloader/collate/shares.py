@@ -52,7 +52,7 @@ class ShareStream:
         self._items: Iterator[Any] | None = None
         self._read = 0
 
-    def stage(self, number: int, reserve: Reserve, *, settles: bool = True) -> StagedBatch | None:
+    def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
         """Read and stage this rank's part of step `number`; return None at the end.
 
         If a last batch may be filled up with repeated samples, the batch's state is a pair: how many of its
@@ -74,9 +74,7 @@ class ShareStream:
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
         kept, keys = (kept + kept[-1:])[:size], (keys + keys[-1:])[:size]
-        staged = self._assembler.stage(
-            iter(kept), number, size, reserve, drop_last=False, settles=settles, keys=keys
-        )
+        staged = self._assembler.stage(iter(kept), number, size, reserve, drop_last=False, keys=keys)
         if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size
         return staged

@@ -1,7 +1,8 @@
 """The structure of a sample: dicts, tuples and lists, nested as the dataset returns them.
 
 A sample is flattened into its leaves, which become the fields of a batch. The batch is then built in the same
-structure. A field's name is its path from the top: ``image``, ``boxes.0``.
+structure, with the classes that torch's ``default_collate`` builds it of: tuples become lists, and everything
+else stays. A field's name is its path from the top: ``image``, ``boxes.0``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError
+from gpuloader.collate.blank import Blank
+from gpuloader.fields.convert import IF_IT_VARIES
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
+from gpuloader.fields.tensors import can_stage
 from gpuloader.sources.block import WholeList
 
 
@@ -48,12 +52,15 @@ class Branch:
         One node per key or element.
     name : str
         The path from the top; empty at the top itself.
+    blank : Blank or None
+        The container without its entries, if its class has more than entries; None for plain classes.
     """
 
     kind: type
     keys: tuple[Any, ...] | None
     children: tuple[Node, ...]
     name: str
+    blank: Blank | None = None
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
@@ -65,8 +72,10 @@ class Branch:
                 return [value[key] for key in self.keys]
             except KeyError:
                 pass
+        advice = f"; {IF_IT_VARIES}" if self.keys is None and isinstance(value, list | tuple) else ""
         raise SampleError(
-            f"expected {_describe(self)} as in the first sample, got {_describe_value(value)}",
+            f"expected {_describe(self)} as in the batch's first sample, got {_describe_value(value)}"
+            f"{advice}",
             field=self.name or None,
         )
 
@@ -75,12 +84,14 @@ Node = Leaf | Branch
 
 
 class Structure:
-    """The nesting of a sample, inferred from the first one.
+    """The nesting of a sample, inferred from a batch's first one.
 
     Parameters
     ----------
     root : Leaf or Branch
         The top node.
+    keeps_tuples : bool
+        Whether `build` leaves tuples as they are. If not, they become lists, except for named tuples.
 
     Attributes
     ----------
@@ -97,13 +108,14 @@ class Structure:
     >>> structure.flatten({"image": np.ones(2), "meta": ("dog", 4)})
     [array([1., 1.]), 'dog', 4]
     >>> structure.build(["images", "names", "numbers"])
-    {'image': 'images', 'meta': ('names', 'numbers')}
+    {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = ("is_flat", "leaves", "root")
+    __slots__ = ("is_flat", "keeps_tuples", "leaves", "root")
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
+        self.keeps_tuples = keeps_tuples
         self.leaves = tuple(_leaves(root))
         self.is_flat = (
             isinstance(root, Branch)
@@ -119,6 +131,7 @@ class Structure:
         *,
         staged: Callable[[Any], bool] | None = None,
         may_be_empty: bool = False,
+        keeps_tuples: bool = False,
     ) -> Structure:
         """Return the structure of a sample.
 
@@ -132,13 +145,15 @@ class Structure:
             Returns whether a value is staged; None means `is_array`.
         may_be_empty : bool
             Whether a sample without any field is accepted.
+        keeps_tuples : bool
+            Whether tuples in the sample stay tuples in the batch.
 
         Raises
         ------
         SampleError
             The sample has no field.
         """
-        structure = cls(_node(sample, "", whole, staged or is_array))
+        structure = cls(_node(sample, "", whole, staged or is_array), keeps_tuples)
         if not structure.leaves and not may_be_empty:
             raise SampleError(f"expected a sample with at least one value, got {_describe_value(sample)}")
         return structure
@@ -153,14 +168,26 @@ class Structure:
         """Names of the leaves that are arrays."""
         return [leaf.name for leaf in self.leaves if leaf.is_array]
 
+    def describe(self) -> str:
+        """Return what a sample of this structure is, for error messages.
+
+        >>> Structure.of({"a": 1, "b": "cat"}).describe()
+        "a dict with the keys ['a', 'b'] and the array fields ['a']"
+        """
+        whole = "a single value" if isinstance(self.root, Leaf) else _describe(self.root)
+        joint = "and" if isinstance(self.root, Branch) and self.root.keys is not None else "with"
+        return f"{whole} {joint} the array fields {self.array_names}"
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self.root == other.root
+        if not isinstance(other, Structure):
+            return False
+        return self.root == other.root and self.keeps_tuples == other.keeps_tuples
 
     def __hash__(self) -> int:
         return hash(self.root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Structure, (self.root,)
+        return Structure, (self.root, self.keeps_tuples)
 
     def flatten(self, sample: Any) -> Sequence[Any]:
         """Return the values of a sample's leaves; raise `SampleError` if its structure differs."""
@@ -175,34 +202,44 @@ class Structure:
         return found
 
     def build(self, fields: Sequence[Any]) -> Any:
-        """Return one value per leaf in the structure of a sample; a tuple at the top becomes a list."""
-        if self.is_flat and type(self.root) is Branch and self.root.kind in (tuple, list):
+        """Return one value per leaf in the structure of a sample."""
+        if self.is_flat and not self.keeps_tuples and type(self.root) is Branch and self.root.kind is tuple:
             return list(fields)
-        built = _build(self.root, iter(fields))
-        return list(built) if type(built) is tuple else built
+        return _build(self.root, iter(fields), self.keeps_tuples)
 
 
 def _node(value: Any, name: str, whole: Collection[str], staged: Callable[[Any], bool]) -> Node:
     if isinstance(value, Mapping):
         children = tuple(_node(entry, _join(name, key), whole, staged) for key, entry in value.items())
-        return Branch(type(value), tuple(value), children, name)
+        return Branch(type(value), tuple(value), children, name, Blank.of(value))
     if isinstance(value, list | tuple):
         if name in whole:
             return Leaf(name, True)
         if isinstance(value, WholeList):
             return Leaf(name or "0", False)
         children = tuple(_node(entry, _join(name, at), whole, staged) for at, entry in enumerate(value))
-        return Branch(type(value), None, children, name)
+        return Branch(type(value), None, children, name, Blank.of(value))
     return Leaf(name or "0", staged(value))
 
 
 def is_proper_array(value: Any) -> bool:
-    """Return whether a value is an array of numbers, not a single number.
+    """Return whether a value is an array of numbers that can be staged, not a single number.
 
     >>> is_proper_array(np.zeros(())), is_proper_array(3), is_proper_array(np.float32(3))
     (True, False, False)
     """
-    return is_array(value) and not isinstance(value, int | float | complex | np.generic)
+    return is_proper_value(value) and not isinstance(value, np.generic)
+
+
+def is_proper_value(value: Any) -> bool:
+    """Return whether a value is an array or one of NumPy's numbers, not one of Python's.
+
+    >>> is_proper_value(np.zeros(())), is_proper_value(3), is_proper_value(np.float32(3))
+    (True, False, True)
+    """
+    if isinstance(value, np.generic):
+        return is_array(value)
+    return is_array(value) and not isinstance(value, int | float | complex) and can_stage(value)
 
 
 def is_array(value: Any) -> bool:
@@ -241,23 +278,31 @@ def _flatten(children: Sequence[Node], values: Sequence[Any], found: list[Any]) 
             _flatten(child.children, child.entries(value), found)
 
 
-def _build(node: Node, fields: Iterator[Any]) -> Any:
+def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:
     if isinstance(node, Leaf):
         return next(fields)
-    values = [_build(child, fields) for child in node.children]
+    values = [_build(child, fields, keeps_tuples) for child in node.children]
+    kind = node.kind
     if node.keys is not None:
-        return _make(node.kind, dict(zip(node.keys, values, strict=True)), dict)
-    if hasattr(node.kind, "_make"):  # a named tuple; its `__new__` may take other arguments
-        return _make(node.kind._make, values, tuple)
-    return _make(node.kind, values, list if issubclass(node.kind, list) else tuple)
+        entries = dict(zip(node.keys, values, strict=True))
+        if kind is dict:
+            return entries
+        return _make(kind if node.blank is None else node.blank.fill, entries, entries)
+    if kind is list or (kind is tuple and not keeps_tuples):
+        return values
+    if hasattr(kind, "_make"):  # a named tuple; its `__new__` may take other arguments
+        return _make(kind._make, values, tuple(values) if keeps_tuples else values)
+    if issubclass(kind, list):
+        return _make(kind if node.blank is None else node.blank.fill, values, values)
+    return _make(kind, values, tuple(values)) if keeps_tuples else values
 
 
-def _make(kind: Callable[[Any], Any], entries: Any, plain: Callable[[Any], Any]) -> Any:
-    """Return entries as the sample's own class, or as the plain class if that one does not accept them."""
+def _make(make: Callable[[Any], Any], entries: Any, plain: Any) -> Any:
+    """Return entries in the sample's own class, or in the plain one if that class does not accept them."""
     try:
-        return kind(entries)
+        return make(entries)
     except Exception:  # the user's class may raise anything
-        return plain(entries)
+        return plain
 
 
 def _describe(branch: Branch) -> str:

@@ -10,9 +10,10 @@ import numpy as np
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.collate.structure import Structure, is_array, is_proper_array
+from gpuloader.collate.structure import Structure, is_proper_array, is_proper_value
+from gpuloader.fields.convert import as_numbers, convert
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import Array, FeedSpec, as_numbers, convert
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 
@@ -21,16 +22,24 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     """Stage the arrays of a value; everything else stays a Python object.
 
     With feeds, the value is a tuple or list with one entry per feed. An unbatched sample is converted to its
-    feeds; the batch of a ``collate_fn`` keeps its dtypes. A plain number that a ``collate_fn`` returns along
-    with its arrays, such as a count, stays a number, as in Paddle.
+    feeds; the batch of a ``collate_fn`` keeps its dtypes.
+
+    Without feeds, Python's numbers stay what they are, such as a count that a ``collate_fn`` returns along
+    with its arrays, and so do tensors that are not dense. NumPy's numbers stay in the result of a
+    ``collate_fn``, and are arrays without dimensions in an unbatched sample. Containers keep their classes,
+    except that tuples in an unbatched sample become lists.
 
     Raises
     ------
     SampleError
         The value's fields are not those declared, or one of them does not hold numbers.
     """
+    by_user = collation.function is not None
     structure = Structure.of(
-        value, staged=is_array if collation.function is None else is_proper_array, may_be_empty=True
+        value,
+        staged=is_proper_array if by_user else is_proper_value,
+        may_be_empty=True,
+        keeps_tuples=by_user,
     )
     if collation.feeds is not None:
         structure = Structure.flat([feed.name for feed in collation.feeds])
@@ -42,7 +51,7 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
             objects.append(entry)
             continue
         try:
-            if collation.feeds is not None and not collation.batched and collation.function is None:
+            if collation.feeds is not None and not collation.batched and not by_user:
                 entry = _convert_sample(entry, collation.feeds[field])
             if isinstance(entry, Ragged):
                 arrays += [as_numbers(entry.values), *(as_numbers(splits) for splits in entry.row_splits)]

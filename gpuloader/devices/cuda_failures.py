@@ -22,7 +22,7 @@ def translate(cupy: Any, index: int, error: BaseException) -> LoaderError | None
         )
     if isinstance(error, cuda.compiler.CompileException):
         return LoaderError(f"cannot compile a kernel for gpu:{index}: {error}")
-    if isinstance(error, RuntimeError) and "libnvrtc" in str(error):
+    if isinstance(error, RuntimeError) and not isinstance(error, LoaderError) and "libnvrtc" in str(error):
         return LoaderError(
             f"cannot compile a kernel for gpu:{index}: CUDA's compiler is missing: {error}; install it with "
             "pip install 'gpuloader[cuda13]' (or [cuda12] for an older driver)"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuloader.base.errors import PlaceError
+from gpuloader.devices.foreign_places import current_cuda_device, name_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +78,38 @@ def parse_place(place: object) -> Place:
 
     Parameters
     ----------
-    place : Place or str
-        A place, or one of 'cpu', 'gpu', 'gpu:N' and 'gpu_pinned' (the strings Paddle takes).
+    place : Place, str, torch.device or place of Paddle
+        A place; one of 'cpu', 'gpu', 'gpu:N' and 'gpu_pinned' (the strings Paddle takes); or one of 'cuda'
+        and 'cuda:N' (PyTorch's). 'gpu' is the first GPU, 'cuda' PyTorch's current one.
 
     Raises
     ------
     PlaceError
         The argument is none of these.
 
-    >>> parse_place("gpu:1"), parse_place("cpu")
-    (CUDAPlace(1), CPUPlace())
+    >>> parse_place("gpu:1"), parse_place("cuda:1"), parse_place("cpu")
+    (CUDAPlace(1), CUDAPlace(1), CPUPlace())
     """
     if isinstance(place, CPUPlace | CUDAPlace | CUDAPinnedPlace | CustomPlace):
         return place
-    if isinstance(place, str):
-        if place == "cpu":
+    named = name_place(place)
+    if isinstance(named, str):
+        if named == "cpu":
             return CPUPlace()
-        if place == "gpu_pinned":
+        if named == "gpu_pinned":
             return CUDAPinnedPlace()
-        if match := re.fullmatch(r"gpu(?::(\d+))?", place):
+        if named == "cuda":
+            return CUDAPlace(current_cuda_device())
+        if match := re.fullmatch(r"(?:gpu|cuda)(?::(\d+))?", named):
             return CUDAPlace(int(match[1] or 0))
     raise PlaceError(
-        f"not a place: {place!r}; pass CPUPlace(), CUDAPlace(index), CUDAPinnedPlace() "
-        "or one of the strings 'cpu', 'gpu:0', 'gpu_pinned'"
+        f"not a place: {place!r}; pass CPUPlace(), CUDAPlace(index), CUDAPinnedPlace(), a torch.device of "
+        "type 'cpu' or 'cuda', or one of the strings 'cpu', 'gpu:0', 'cuda:0', 'gpu_pinned'"
     )
 
 
 def parse_places(places: object) -> tuple[Place, ...]:
-    """Return one place or several as a tuple; each may be a place or a string.
+    """Return one place or several as a tuple; each may be whatever `parse_place` accepts.
 
     Raises
     ------

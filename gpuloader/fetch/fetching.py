@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -124,6 +124,10 @@ class Fetching:
         pays = self._gatherer.layout(self._reading.size or 1).nbytes >= PART_NBYTES
         return self._workers.count if pays else 0
 
+    def set_worker_init(self, function: Callable[[int], object] | None) -> None:
+        """Make workers that start from now on call this function first."""
+        self._workers = replace(self._workers, init=function)
+
     @property
     def budget(self) -> int:
         """The most bytes that the slots may grow to while tuning."""
@@ -181,12 +185,8 @@ class Fetching:
 
     def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
         """Start an epoch and return the fetch that fills the ring's slots."""
-        form = self._assembler.form
-        if form is None or self._process != os.getpid():
-            # An earlier epoch may have failed at the first sample, and a fork may have copied held locks.
-            self._renew_assembler()
-            if form is not None:
-                self._assembler.adopt(form)
+        if self._process != os.getpid():
+            self._renew_assembler()  # the fork may have copied locks that a thread held
         if not self.count:
             return self._open_inline(one, ring, meter)
         numbered = one.numbered if one.numbered is not None else _without_indices(one.start)
@@ -251,7 +251,7 @@ class Fetching:
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         alone = workers.count == 1
         streams = [self._stream(number, one, keep_state=alone) for number in range(workers.count)]
-        return ThreadStreams(self._assembler, streams, window, crew, meter, one.turn)
+        return ThreadStreams(streams, window, crew, meter, one.turn)
 
     def _open_processes(self, one: Pass, window: Window, meter: Meter) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.
@@ -273,8 +273,6 @@ class Fetching:
                 self._start_method = "fork"  # so that later pools do not try to pickle the dataset again
             most = max(self.ahead, self.ahead_of(workers.most, DEEPEST if workers.deepens else depth))
             pool = Pool(start, most, max(self._reading.size or _COLUMNS, 1), workers.count)
-            if self._assembler.form is not None:
-                pool.form, pool.is_settled = self._assembler.form, True
         reached = None if one.numbered is not None else one.reached
         terms = Terms(
             one.seed, one.epoch, workers.timeout, workers.respawn, workers.persistent, reached, one.turn
@@ -283,9 +281,7 @@ class Fetching:
         return ProcessWorkers(pool, window, terms, meter, keep)
 
     def _keep(self, division: Division | None, pool: Pool) -> None:
-        """Take a pool back: adopt the form its workers settled, and keep them if they are persistent."""
-        if pool.form is not None:
-            self._assembler.adopt(pool.form)
+        """Take a pool back, and keep its workers if they are persistent."""
         if not pool.workers or not self._workers.persistent:
             return
         if division != self._reading.division:

@@ -72,7 +72,7 @@ class Window:
         The number and indices of each batch to come.
     ring : Ring
         The source of slots. A job gets its slot when it is handed out, so no worker waits for one. Until the
-        first batch's size is known there are no slots, and workers ask for theirs with `reserve`.
+        size of some batch is known there are no slots, and workers ask for theirs with `reserve`.
     ahead : int
         The most jobs that may be handed out and not yet delivered.
     in_order : bool
@@ -167,11 +167,6 @@ class Window:
             if job.done:
                 self.jobs.remove(job)
                 self.free(job)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no job is in progress or awaits delivery; jobs that ended without a batch do not count."""
-        return all(job.done and job.staged is None and job.error is None for job in self.jobs)
 
     @property
     def is_empty(self) -> bool:

@@ -67,7 +67,7 @@ class WorkerOptions:
         *,
         num_workers: int | str,
         worker_type: str,
-        prefetch_factor: int,
+        prefetch_factor: int | None,
         prefetch: int | str = 1,
         memory_budget: int | None = None,
         iterable: bool = False,
@@ -115,14 +115,13 @@ class WorkerOptions:
             check_word("start_method", start_method, METHODS)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
             raise ValueError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
-        if worker_init_fn is not None and not callable(worker_init_fn):
-            raise TypeError(f"worker_init_fn must be callable, got {type(worker_init_fn).__name__}")
+        check_worker_init(worker_init_fn)
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         return cls(
             int(num_workers),
             worker_type,
-            check_count("prefetch_factor", prefetch_factor),
+            check_count("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor),
             bool(in_order),
             float(timeout),
             worker_init_fn,
@@ -148,6 +147,15 @@ class WorkerOptions:
             "start_method": self.start_method,
             "on_worker_death": "respawn" if self.respawn else "raise",
         }
+
+
+def check_worker_init(function: object) -> None:
+    """Raise `TypeError` unless a ``worker_init_fn`` is callable or None.
+
+    >>> check_worker_init(print)
+    """
+    if function is not None and not callable(function):
+        raise TypeError(f"worker_init_fn must be callable, got {type(function).__name__}")
 
 
 def most_workers() -> int:

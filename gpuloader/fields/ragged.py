@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike
 
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.arrays import array_module
-from gpuloader.fields.spec import Array, Conversion, Dims, convert
+from gpuloader.fields.convert import Conversion, convert
+from gpuloader.fields.spec import Array, Dims
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,22 +1,16 @@
-"""Field declarations, and the one place that validates samples and converts them to their fields."""
+"""Field declarations: a field's name, shape and dtype."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.base.errors import LoaderError, SampleError
-
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
-Conversion = Callable[[object, np.dtype[Any], Dims], Array]
-"""`convert` or `convert_alike`: returns a value as an array of a dtype and shape, or raises `SampleError`."""
 Indices = Sequence[Any] | NDArray[np.int64]
 """The indices of a batch: a range, an int64 array, or a list of whatever a sampler yields."""
 
@@ -185,152 +179,6 @@ def is_stageable(dtype: np.dtype[Any]) -> bool:
     return not dtype.hasobject and dtype.kind not in "USMm"
 
 
-def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
-    """Return one sample's value as an array of `dtype` and `shape`.
-
-    Accepts numbers, nested lists, arrays and numeric strings. A value of another shape is reshaped if the
-    element counts match and it contradicts no fixed dimension (28 x 28 to 784, a number to [1]). Finite
-    numbers are cast as NumPy casts them: in an integer field 3.7 becomes 3, as in Paddle.
-
-    Parameters
-    ----------
-    value : object
-        The value from the reader.
-    dtype : numpy.dtype
-        The field's dtype.
-    shape : tuple of int or None
-        Shape of one sample; None stands for any size.
-
-    Raises
-    ------
-    SampleError
-        The value is not numeric, is a ragged list, has a shape that does not fit, is NaN or infinity for an
-        integer field, or is outside the range of the field's dtype. The caller adds batch, sample and field.
-
-    Examples
-    --------
-    >>> convert([1, 2, 3, 4], np.dtype("float32"), (2, 2))
-    array([[1., 2.],
-           [3., 4.]], dtype=float32)
-    """
-    return fit(cast(as_numbers(value, dtype), dtype), shape)
-
-
-def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
-    """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
-
-    For undeclared fields. Nothing is reshaped, no text is parsed, and no fraction or imaginary part is lost.
-
-    Raises
-    ------
-    SampleError
-        The value has another shape, or numbers that `dtype` cannot hold.
-
-    Examples
-    --------
-    >>> convert_alike(0.5, np.dtype("int64"), ())
-    Traceback (most recent call last):
-    gpuloader.base.errors.SampleError: expected int64 as in the first sample, got float64
-    """
-    if isinstance(value, str | bytes):
-        raise SampleError(f"expected numbers as in the first sample, got text: {_shorten(value)}")
-    if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
-        # An empty sequence fits steps of any shape and dtype.
-        return np.empty([size or 0 for size in shape], dtype)
-    array = as_numbers(value)
-    if not np.can_cast(array.dtype, dtype, "same_kind") and not (
-        array.dtype.kind in "iu" and dtype.kind in "iu"
-    ):
-        raise SampleError(f"expected {dtype} as in the first sample, got {array.dtype}")
-    if not _matches(array.shape, shape):
-        raise SampleError(
-            f"expected shape {describe(shape)} as in the first sample, got {describe(array.shape)}; if "
-            "the field's length varies, name it in the loader's ragged or pad"
-        )
-    return cast(array, dtype)
-
-
-def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
-    """Return `value` as an array of numbers in native byte order, or raise `SampleError`.
-
-    Text becomes float64. If `wanted` is an integer dtype, integer text becomes an integer instead, because a
-    float keeps only 53 bits of an id.
-    """
-    if value is None:
-        raise SampleError("expected numbers, got None: every sample needs a value in every field")
-    try:
-        array = np.asarray(value)
-    except (LoaderError, MemoryError):
-        raise
-    except Exception as error:  # `__array__` of another library may raise anything
-        raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
-    if array.dtype.kind in "US":
-        try:
-            array = _parse_text(array, wanted)
-        except ValueError as error:
-            raise SampleError(f"expected numbers, got text: {_shorten(value)}") from error
-    if not is_stageable(array.dtype):
-        raise SampleError(
-            f"expected an array of numbers, got dtype {array.dtype} from {type(value).__name__} "
-            f"{_shorten(value)}; convert it in the reader, e.g. with numpy.asarray(value, 'float32')"
-        )
-    return array if array.dtype.isnative else array.astype(native(array.dtype))
-
-
-def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
-    if wanted is not None and wanted.kind in "iu":
-        with contextlib.suppress(ValueError, OverflowError):  # "2.5" or out of range: left to `cast`
-            if wanted.kind == "u" and any("-" in text for text in array.astype(str).flat):
-                return array.astype(np.float64)  # NumPy 1.26 would parse "-1" as 2**64 - 1
-            return array.astype(f"{wanted.kind}8")
-    return array.astype(np.float64)
-
-
-def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return `array` cast to `dtype`, or raise `SampleError` if it cannot represent one of the numbers."""
-    if array.dtype == dtype:
-        return array
-    if dtype.kind in "iu" and array.size and array.dtype.kind in "iufb":
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            bad = array[~np.isfinite(array)].ravel()[0]
-            raise SampleError(f"expected whole numbers of dtype {dtype}, got {bad}")
-        limits = np.iinfo(dtype)
-        # Python numbers compare exactly. As a float, 2**63 - 1 is 2**63, so 2**63 itself would pass.
-        low, high = array.min().item(), array.max().item()
-        if low < limits.min or high > limits.max:
-            raise SampleError(
-                f"expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {low} to {high}"
-            )
-    if array.dtype.kind == "c" and dtype.kind != "c":
-        raise SampleError(f"expected real numbers of dtype {dtype}, got dtype {array.dtype}")
-    try:
-        with np.errstate(over="raise"):
-            return array.astype(dtype)
-    except FloatingPointError:
-        raise SampleError(
-            f"expected numbers of dtype {dtype} (at most {np.finfo(dtype).max}), got larger ones"
-        ) from None
-
-
-def fit(array: Array, shape: Dims) -> Array:
-    """Return `array` reshaped to `shape` if the element counts match, or raise `SampleError`."""
-    if _matches(array.shape, shape):
-        return array
-    unknown = sum(size is None for size in shape)
-    known = math.prod(size for size in shape if size is not None)
-    if unknown == 0 and array.size == known:
-        return array.reshape([size or 0 for size in shape])
-    if unknown == 1 and known and array.size % known == 0 and array.ndim != len(shape):
-        return array.reshape([-1 if size is None else size for size in shape])
-    raise SampleError(f"expected shape {describe(shape)}, got {describe(array.shape)}")
-
-
-def _matches(got: tuple[int, ...], expected: Dims) -> bool:
-    return len(got) == len(expected) and all(
-        size is None or size == actual for size, actual in zip(expected, got, strict=True)
-    )
-
-
 def describe(shape: Dims) -> str:
     """Return a shape as text, with a dash for a dimension of any size.
 
@@ -339,8 +187,3 @@ def describe(shape: Dims) -> str:
     """
     sizes = ["-" if size is None else str(size) for size in shape]
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
-
-
-def _shorten(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic
+
+import numpy as np
 
 from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.loader.attributes import Described
 from gpuloader.loader.from_generator import from_generator
 from gpuloader.loader.iteration import Iteration
 from gpuloader.loader.loading import Loading
@@ -19,11 +22,14 @@ from gpuloader.loader.options import (
     check_transforms,
 )
 from gpuloader.loader.presenting import Presenter
-from gpuloader.loader.resuming import Resumable
+from gpuloader.loader.resuming import EpochOf, Resumable
 from gpuloader.loader.state import Course
+from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
+from gpuloader.order.generators import GeneratorLike
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.epoch import Epoch
+from gpuloader.sources.dataset import Readable, S
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
@@ -33,7 +39,7 @@ CACHE_BATCH = 64
 """Samples per batch while a cache is filled."""
 
 
-class DataLoader(Resumable, Measured):
+class DataLoader(Described, Resumable, Measured, Generic[S]):
     """Loads a dataset in batches. For a reader instead of a dataset, see `from_generator`.
 
     Each loop over the loader is one epoch. Workers, or the calling thread, write samples straight into
@@ -48,8 +54,9 @@ class DataLoader(Resumable, Measured):
         tuples and lists of them. Anything else, such as text, stays a Python object.
     feed_list : list of FeedSpec or str, or None
         The fields, declared with `gpuloader.data`. Samples must then be tuples with one value per field,
-        and are converted. None takes the fields from the first sample.
-    places : place, str, or list of them, or None
+        and are converted. None takes the fields from the first sample. A number in this position is PyTorch's
+        batch_size: ``DataLoader(dataset, 32, True)`` means ``batch_size=32, shuffle=True``.
+    places : place, str, torch.device, or list of them, or None
         Where batches land. None uses the first GPU, or host memory if there is none. With several places,
         consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
@@ -60,8 +67,8 @@ class DataLoader(Resumable, Measured):
         batches from those options.
     batch_size : int or None
         Samples per batch. None delivers single samples without a batch dimension.
-    shuffle : bool
-        True draws a new order from the seed for every epoch. False keeps the dataset's order.
+    shuffle : bool or None
+        True draws a new order from the seed for every epoch. False and None keep the dataset's order.
     drop_last : bool
         True drops an incomplete last batch and, with several places, a last step that lacks a batch for any
         of them. False delivers both.
@@ -75,8 +82,8 @@ class DataLoader(Resumable, Measured):
     use_buffer_reader : bool
         True copies the next step to a GPU while the current one is computed on. False copies each step when
         it is requested.
-    prefetch_factor : int
-        Batches in progress per worker.
+    prefetch_factor : int or None
+        Batches in progress per worker; None means 2.
     use_shared_memory : bool
         Accepted for compatibility with Paddle and ignored: worker processes always write to shared memory.
     timeout : float
@@ -88,8 +95,12 @@ class DataLoader(Resumable, Measured):
         new ones every epoch.
     sampler : iterable or None
         Yields indices. Excludes shuffle. None reads in the dataset's order, or in random order with shuffle.
+        If a sampler, a batch_sampler or the sampler in it has ``set_epoch``, the loader calls it with the
+        epoch's number when an epoch begins, until somebody else changes the sampler's ``epoch``.
     seed : int or None
         The 64-bit seed of everything random. None draws one from NumPy's global state at the first epoch.
+    generator : torch.Generator, numpy.random.Generator, numpy.random.RandomState, or None
+        Gives the loader its seed, which is drawn once, when the loader is made. Excludes seed.
     prefetch : int or 'auto'
         Steps to copy to a GPU ahead of the current one. 'auto' tunes it in the first steps, together with
         prefetch_factor; neither grows beyond 8.
@@ -104,6 +115,8 @@ class DataLoader(Resumable, Measured):
     start_method : str or None
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None uses a fork server if sending it the
         dataset is cheap, otherwise fork.
+    multiprocessing_context : str, multiprocessing context, or None
+        PyTorch's way to pass start_method.
     on_worker_death : str
         'raise' raises WorkerError. 'respawn' replaces the worker and retries its samples, at most three
         times.
@@ -138,6 +151,8 @@ class DataLoader(Resumable, Measured):
         The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
         or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
         a seed.
+    pin_memory, pin_memory_device : bool and str
+        Accepted as in PyTorch, without effect: batches for a GPU are always copied from page-locked memory.
     uneven : str
         With shard, how to divide an incomplete last step among the ranks. 'pad' repeats samples to make it
         even and adds a mask of the real samples to every batch, as its last entry. 'drop' drops the surplus
@@ -165,30 +180,32 @@ class DataLoader(Resumable, Measured):
 
     def __init__(
         self,
-        dataset: Any,
-        feed_list: Sequence[FeedSpec | str] | None = None,
+        dataset: Readable[S] | Iterable[S],
+        feed_list: Sequence[FeedSpec | str] | int | None = None,
         places: Any = None,
         return_list: bool = True,
         batch_sampler: Iterable[Any] | None = None,
         batch_size: int | None = 1,
-        shuffle: bool = False,
+        shuffle: bool | None = False,
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         num_workers: int | str = 0,
         use_buffer_reader: bool = True,
-        prefetch_factor: int = 2,
-        use_shared_memory: bool = True,  # noqa: ARG002
+        prefetch_factor: int | None = 2,
+        use_shared_memory: bool = True,
         timeout: float = 0,
         worker_init_fn: Callable[[int], object] | None = None,
         persistent_workers: bool = False,
         *,
         sampler: Iterable[Any] | None = None,
         seed: int | None = None,
+        generator: GeneratorLike = None,
         prefetch: int | str = 1,
         memory_budget: int | None = None,
         in_order: bool = True,
         worker_type: str = "process",
         start_method: str | None = None,
+        multiprocessing_context: Any = None,
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
@@ -200,7 +217,14 @@ class DataLoader(Resumable, Measured):
         stream: object = None,
         shard: str | tuple[int, int] | None = None,
         uneven: str = "pad",
+        pin_memory: bool = False,
+        pin_memory_device: str = "",
     ) -> None:
+        feed_list, places, batch_size, shuffle = read_positions(
+            feed_list, places, return_list, batch_size, shuffle
+        )
+        given = dict(locals())  # the options, for the attributes and for copies
+        added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
         iterable = check_dataset(dataset)
         check_flags(
             return_list=return_list,
@@ -222,7 +246,7 @@ class DataLoader(Resumable, Measured):
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             persistent_workers=persistent_workers,
-            start_method=start_method,
+            start_method=resolve_start_method(start_method, multiprocessing_context),
             on_worker_death=on_worker_death,
         )
         self._batching = Batching.choose(
@@ -233,7 +257,7 @@ class DataLoader(Resumable, Measured):
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
-            seed=check_seed(seed),
+            seed=check_seed(resolve_seed(seed, generator)),
         ).divide(shard, uneven, dataset=dataset, in_order=workers.in_order)
         transforms = check_transforms(transforms)
         delivery = check_delivery(
@@ -259,28 +283,36 @@ class DataLoader(Resumable, Measured):
             on_host=delivery.on_host,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
-        self.dataset = dataset
         self._meter = Meter()
-        presenter = Presenter(delivery, None if return_list else self._feeds)
-        self._loading = Loading(dataset, self._batching, collation, workers, delivery, presenter, self._meter)
+        presenter = Presenter(
+            delivery,
+            None if return_list else self._feeds,
+            alike=delivery.shards > 1 and not collation.keeps,
+        )
+        self._loading = Loading(
+            dataset, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
+        )
         self._course = Course(self._loading.start_epoch)
+        if sampler is None and batch_sampler is None and self._batching.sampler is not None:
+            vars(self._batching.sampler)["set_epoch"] = EpochOf(self)
+        self._describe_as(given, added)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per batch; None if samples are delivered singly or a batch sampler determines the size."""
-        return self._batching.given_size
+    @staticmethod
+    def _draw_seed() -> int:
+        """Return a seed from NumPy's global generator."""
+        return int(np.random.randint(2**31))
 
-    @property
-    def batch_sampler(self) -> Iterable[Any] | None:
-        """The batch_sampler that was passed, or None."""
-        return self._batching.batch_sampler
+    def _open(self, **options: Any) -> None:
+        DataLoader.__init__(self, **options)  # a subclass's own may take other parameters
 
-    def __call__(self) -> DataLoader:
+    def __call__(self) -> DataLoader[S]:
         """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
         return self
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch.
+
+        For an iterable dataset, it follows from the dataset's length, as if one worker read all items.
 
         Raises
         ------

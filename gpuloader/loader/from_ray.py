@@ -11,7 +11,7 @@ from gpuloader.sources.block import Block, Part
 from gpuloader.sources.dataset_base import IterableDataset
 
 
-def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) -> DataLoader:
+def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) -> DataLoader[Any]:
     """Return a loader over a shard of Ray Data; each loop over it is a pass over the shard.
 
     Ray yields tables in the memory of its object store. The loader copies their columns from there straight

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
-
-import numpy as np
 
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
@@ -17,13 +15,14 @@ from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.reading import Reading
 from gpuloader.fetch.fetching import Fetching, Pass
-from gpuloader.fetch.worker_options import WorkerOptions
+from gpuloader.fetch.worker_options import WorkerOptions, check_worker_init
 from gpuloader.loader.positions import Positions
 from gpuloader.loader.presenting import Counting, Presenter
 from gpuloader.loader.state import Progress
 from gpuloader.loader.undivided import watch
 from gpuloader.order.batching import Batching
 from gpuloader.order.division import ALONE
+from gpuloader.order.epochs import EpochSetter
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import DealtPlan, DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
@@ -32,6 +31,7 @@ from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
 from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
+from gpuloader.sources.dataset_base import count_items
 from gpuloader.transforms.operations import Spec
 from gpuloader.transforms.program import Programmer, Transform
 from gpuloader.watch.advising import Configuration
@@ -57,6 +57,8 @@ class Loading:
         Turns a delivered step into what the user sees.
     meter : Meter
         Measures where the time goes.
+    draw : callable
+        Returns a seed; called at the first epoch if the batching has none.
 
     Attributes
     ----------
@@ -66,6 +68,8 @@ class Loading:
         The workers that were passed.
     seed : int or None
         The seed of the order; None until it is drawn.
+    places : list of str
+        The names of the places.
     """
 
     def __init__(
@@ -77,9 +81,11 @@ class Loading:
         delivery: Delivery,
         presenter: Presenter,
         meter: Meter,
+        draw: Callable[[], int],
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
+        self.places = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
         self._dataset = dataset
         self._batching = batching
@@ -89,12 +95,14 @@ class Loading:
         self._positions = Positions(batching, self.size, delivery.shards)
         self._presenter = presenter
         self._meter = meter
+        self._draw = draw
         self._programmer = collation.programmer
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._fetching = self._make_fetching(collation, workers, None)
         self._climb = self._fetching.climb(delivery.prefetch)
         self._idle: deque[Road] = deque(maxlen=1)
+        self._epochs = EpochSetter(batching)
 
     def _make_fetching(
         self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None
@@ -109,6 +117,12 @@ class Loading:
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
         return Fetching(reading, workers, gatherer)
+
+    def set_worker_init(self, function: Callable[[int], object] | None) -> None:
+        """Make workers that start from now on call this function first; raise `TypeError` if they cannot."""
+        check_worker_init(function)
+        self.workers = replace(self.workers, init=function)
+        self._fetching.set_worker_init(function)
 
     @property
     def configuration(self) -> Configuration:
@@ -127,9 +141,9 @@ class Loading:
         )
 
     def draw_seed(self) -> int:
-        """Return the loader's seed; draw it from NumPy's global generator first if none was given."""
+        """Return the loader's seed; draw it first if none was given."""
         if self.seed is None:
-            self.seed = int(np.random.randint(2**31))
+            self.seed = self._draw()
         return self.seed
 
     def start_epoch(self, epoch: int) -> Progress:
@@ -149,10 +163,19 @@ class Loading:
             The number is unknown.
         """
         batching = self._batching.settle()
-        if self._shards > 1:
+        if self._shards > 1 and not batching.iterable:
             return batching.count(self._shards if self._delivery.remainder == "drop" else 1)
-        batches, places = batching.count(), len(self._delivery.devices)
+        batches, places = self._count_batches(batching), len(self._delivery.devices)
+        if self._shards > 1:
+            return batches
         return batches // places if self._delivery.drop_last else -(-batches // places)
+
+    def _count_batches(self, batching: Batching) -> int:
+        if not batching.iterable:
+            return batching.count()
+        samples = count_items(self._dataset)  # not checked against what the workers yield, as in PyTorch
+        drop_last = batching.drop_last or self._shards > 1
+        return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
     def promise_cache(self, specs: Sequence[Spec]) -> None:
         """Reserve device memory for arrays that are yet to be read; raises the errors of `cache_as`."""
@@ -208,6 +231,7 @@ class Loading:
         if climb is not None:
             self._fetching.begin_with(climb.setting)
             self._delivery = replace(self._delivery, prefetch=climb.setting.prefetch)
+        self._epochs.begin(progress.epoch)
         road = take_road(self._idle) or build_road(
             self._delivery,
             self._fetching.ahead,

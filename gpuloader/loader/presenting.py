@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import build_batch
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.interop import NativeOutput
+from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.state import Progress
 from gpuloader.pipeline.delivery import Delivery
@@ -31,17 +33,27 @@ class Presenter:
         The fields whose names are the keys of each dict; None returns batches in the form of a sample.
     masks : Masks
         Makes the masks of batches that may end in repeated samples.
+    alike : bool
+        Whether the batches of a step are parts of one batch whose samples must all have one form.
     """
 
     delivery: Delivery
     feeds: Sequence[FeedSpec] | None
+    alike: bool = False
     masks: Masks = field(default_factory=Masks)
 
     def present(self, progress: Progress, own: Counting | None, step: DeliveredStep) -> Any:
         """Return a step: the batch of the only place, or a list with one entry per place.
 
         If `own` is given, batches have masks of the samples that it counts.
+
+        Raises
+        ------
+        SampleError
+            The parts of a batch differ in form.
         """
+        if self.alike:
+            _check_alike([staged for staged, _ in step])
         batches: list[Any] = []
         for place, (staged, arrays) in enumerate(step):
             progress.received(staged)
@@ -62,3 +74,29 @@ class Presenter:
         # The mask is shared and read-only, which a tensor cannot be, so the tensor gets a copy.
         [converted] = output.convert([mask.copy()], None)
         return converted
+
+
+def _check_alike(parts: Sequence[StagedBatch]) -> None:
+    """Raise `SampleError` unless the parts of a batch have the same fields, shapes and dtypes."""
+    first, *others = parts
+    assert first.structure is not None
+    for part in others:
+        assert part.structure is not None
+        if part.layout is first.layout:
+            continue
+        if part.structure != first.structure:
+            raise _unlike(part, first.structure.describe(), part.structure.describe())
+        names = first.structure.array_names
+        for name, one, other in zip(names, first.layout.fields, part.layout.fields, strict=True):
+            if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
+                expected, got = (describe_field(each.shape[1:], each.dtype) for each in (one, other))
+                raise _unlike(part, expected, got, name)
+
+
+def _unlike(part: StagedBatch, expected: str, got: str, field: str | None = None) -> SampleError:
+    return SampleError(
+        f"expected {expected} as in the first part of the batch that split='shards' has cut, got {got}; "
+        f"{IF_IT_VARIES}",
+        batch=part.number,
+        field=field,
+    )

@@ -20,7 +20,7 @@ _DIVIDING = (("num_replicas", "rank"), ("nranks", "local_rank"), ("num_processes
 _MODULES = ("torch.utils.data", "paddle.io")
 
 
-class Listed(Sampler):
+class Listed(Sampler[int]):
     """A fixed list of indices, the same in every epoch.
 
     Examples
@@ -54,7 +54,7 @@ def divides(sampler: object) -> bool:
     return False
 
 
-def find_shared(sampler: object, batch_sampler: object) -> Sampler | None:
+def find_shared(sampler: object, batch_sampler: object) -> Sampler[Any] | None:
     """Return the sampler whose order ranks can divide; None if they have to deal whole batches.
 
     Raises
@@ -82,7 +82,7 @@ def find_shared(sampler: object, batch_sampler: object) -> Sampler | None:
     return None
 
 
-def as_source(sampler: object) -> Sampler | None:
+def as_source(sampler: object) -> Sampler[Any] | None:
     """Return a sampler with an order that every rank computes alike, or None if there is none.
 
     Indices in anything with a length that can be indexed are listed once, here.
@@ -90,7 +90,7 @@ def as_source(sampler: object) -> Sampler | None:
     >>> type(as_source(range(3))).__name__, as_source(iter([1, 2]))
     ('Listed', None)
     """
-    if isinstance(sampler, Sampler) and sampler.order(0, 0) is not None:
+    if isinstance(sampler, Sampler) and find_order(sampler, 0, 0) is not None:
         return sampler
     if type(sampler) in _find_classes("SequentialSampler", "SequenceSampler"):
         return SequenceSampler(getattr(sampler, "data_source"))  # noqa: B009 - another package's attribute
@@ -102,6 +102,19 @@ def as_source(sampler: object) -> Sampler | None:
     if not hasattr(entries, "__getitem__"):
         return None
     return Listed([entries[position] for position in range(len(entries))])
+
+
+def find_order(sampler: object, seed: int, epoch: int) -> Order | None:
+    """Return the order of a sampler of single indices, or None if it has to be iterated.
+
+    A `BatchSampler` that is passed as `sampler` yields lists of indices.
+
+    >>> find_order(BatchSampler("abc"), 0, 0) is None, len(find_order(SequenceSampler("abc"), 0, 0))
+    (True, 3)
+    """
+    if isinstance(sampler, Sampler) and not isinstance(sampler, BatchSampler):
+        return sampler.order(seed, epoch)
+    return None
 
 
 def _find_grouped(batch_sampler: object) -> object:

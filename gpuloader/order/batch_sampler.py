@@ -14,7 +14,7 @@ from gpuloader.order.ranks import find_rank
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
 
 
-class BatchSampler:
+class BatchSampler(Sampler[list[int]]):
     """A sampler that groups indices into batches.
 
     Parameters
@@ -64,7 +64,10 @@ class BatchSampler:
         if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
             # A list or a map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
             if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
-                raise TypeError(f"sampler must be an iterable of indices, got {sampler!r}")
+                raise TypeError(
+                    f"sampler must be an iterable of indices, got {sampler!r}; for PyTorch's order of "
+                    "arguments with a list of indices, pass sampler= and batch_size= by name"
+                )
             batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
             dataset, given = None, dataset
         if (dataset is None) == (given is None):
@@ -80,6 +83,7 @@ class BatchSampler:
             raise TypeError(f"sampler must be an iterable of indices, got {type(given).__name__}")
         else:
             self.sampler = given
+        super().__init__()
         self.batch_size = check_count("batch_size", batch_size)
         self.drop_last = bool(drop_last)
 

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.checks import check_count
-from gpuloader.order.agreement import divides, find_shared
+from gpuloader.order.agreement import divides, find_order, find_shared
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
 from gpuloader.order.division import ALONE, Division, Sharding
 from gpuloader.order.order import InOrder, Mapped, Order
-from gpuloader.order.plan import DealtPlan, DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
-from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+from gpuloader.order.plan import (
+    BulkPlan,
+    DealtPlan,
+    DividedPlan,
+    GroupedPlan,
+    OrderedPlan,
+    Plan,
+    SampledPlan,
+)
+from gpuloader.order.sampler import RandomSampler, SequenceSampler, check_sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +230,9 @@ class Batching:
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the order of an epoch, or None if the sampler has to be iterated."""
-        source = self._sampling
-        return source.order(seed, epoch) if isinstance(source, Sampler | BatchSampler) else None
+        if self.sampler is None and isinstance(self.batch_sampler, BatchSampler):
+            return self.batch_sampler.order(seed, epoch)
+        return find_order(self.sampler, seed, epoch)
 
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
@@ -239,6 +248,11 @@ class Batching:
                 return DealtPlan(self.batch_sampler, self.division, base)
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
+        if self.single and isinstance(self.sampler, BatchSampler):
+            order = self.sampler.order(seed, epoch)
+            if order is not None:
+                lists = OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last)
+                return BulkPlan(lists, base)
         return GroupedPlan(self.sampler, self.size, self.drop_last, base)
 
     @property

@@ -245,6 +245,33 @@ class GroupedPlan:
                 yield batch
 
 
+@dataclass(frozen=True, slots=True)
+class BulkPlan:
+    """Batches of one index each, which is a list: the dataset reads the samples of a whole batch at once.
+
+    Attributes
+    ----------
+    plan : Plan
+        Its batches become the lists.
+    base : int
+        Number of lists before batch 0.
+
+    Examples
+    --------
+    >>> from gpuloader.order.order import InOrder
+    >>> list(BulkPlan(OrderedPlan(InOrder(5), 2, drop_last=False)).batches(1))
+    [[[2, 3]], [[4]]]
+    """
+
+    plan: Plan
+    base: int = 0
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the list of batch `start` and of every later one."""
+        for indices in self.plan.batches(self.base + start):
+            yield [indices.tolist() if isinstance(indices, np.ndarray) else list(indices)]
+
+
 def _as_sequence(indices: Any) -> Indices:
     if not isinstance(indices, Iterable) or isinstance(indices, str | bytes):
         raise LoaderError(

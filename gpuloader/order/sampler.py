@@ -1,24 +1,32 @@
 """Samplers, which determine the samples of an epoch and their order, as in Paddle's ``paddle.io``.
 
-A loader asks a sampler for its `order`, which depends only on seed and epoch. Outside a loader, iterating a
-random sampler draws its seed from NumPy's global random state, so `numpy.random.seed` makes it repeatable.
+A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or
+one drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a
+random sampler draws a new seed from that generator, or from NumPy's global random state.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence, Sized
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.checks import check_count
 from gpuloader.order.computed import as_indices
+from gpuloader.order.generators import GeneratorLike, draw_seed, is_torch_generator
 from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shuffled, Weighted, as_weights, iterate
+from gpuloader.order.repeated import Repeated
+
+I = TypeVar("I", covariant=True)  # noqa: E741 - a sampler's index
 
 
-class Sampler:
+class Sampler(Generic[I]):
     """Base class of samplers; a subclass yields the indices of an epoch from `__iter__`.
+
+    ``Sampler[int]`` annotates one that yields integers.
 
     Parameters
     ----------
@@ -27,7 +35,7 @@ class Sampler:
 
     Examples
     --------
-    >>> class Backwards(Sampler):
+    >>> class Backwards(Sampler[int]):
     ...     def __iter__(self):
     ...         return iter(range(len(self) - 1, -1, -1))
     >>> list(Backwards("abc"))
@@ -39,7 +47,7 @@ class Sampler:
     def __init__(self, data_source: Sized | None = None) -> None:
         self.data_source = data_source
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[I]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields indices")
 
     def __len__(self) -> int:
@@ -63,7 +71,7 @@ class Sampler:
         return None
 
 
-class SequenceSampler(Sampler):
+class SequenceSampler(Sampler[int]):
     """A sampler of the indices 0, 1, 2, … of a dataset, in order.
 
     Parameters
@@ -88,7 +96,30 @@ class SequenceSampler(Sampler):
         return InOrder(len(self)) if type(self).__iter__ is SequenceSampler.__iter__ else None
 
 
-class RandomSampler(Sampler):
+class _Seeded(Sampler[int]):
+    """A sampler whose order follows from a seed: the loader's, or one drawn from its own generator."""
+
+    generator: GeneratorLike = None
+    _seed: int | None = None
+
+    def _seed_from(self, generator: GeneratorLike) -> None:
+        self.generator = generator
+        self._seed = None if generator is None else draw_seed(generator)
+
+    def __iter__(self) -> Iterator[int]:
+        return iterate(self._draw(draw_seed(self.generator), 0))
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
+        if type(self).__iter__ is not _Seeded.__iter__:
+            return None
+        return self._draw(seed if self._seed is None else self._seed, epoch)
+
+    def _draw(self, seed: int, epoch: int) -> Order:
+        raise NotImplementedError
+
+
+class RandomSampler(_Seeded):
     """A sampler of random indices of a dataset.
 
     Parameters
@@ -98,18 +129,19 @@ class RandomSampler(Sampler):
     replacement : bool
         Whether an index may be drawn again before all others have been drawn.
     num_samples : int, optional
-        Number of indices per epoch; without replacement, at most the dataset's length. None means the
-        dataset's length.
-    generator : iterator, numpy.random.Generator or numpy.random.RandomState, optional
-        An iterator of indices, which each epoch continues to read until it ends, or the NumPy generator to
-        draw with.
+        Number of indices per epoch; None means the dataset's length. Without replacement, a number beyond the
+        dataset's length draws one permutation of the dataset after another.
+    generator : torch.Generator, iterator, numpy.random.Generator or numpy.random.RandomState, optional
+        A ``torch.Generator`` gives the sampler its seed, drawn once when the sampler is made, in place of the
+        loader's. An iterator of indices is read on by each epoch until it ends. A NumPy generator draws the
+        indices of each epoch itself.
 
     Raises
     ------
     TypeError
         The data source has no length, `replacement` is not a boolean, or the generator has another type.
     ValueError
-        `num_samples` is not an integer of 1 or more, or is larger than the dataset without replacement.
+        `num_samples` is not an integer of 1 or more, or the dataset is empty.
 
     Examples
     --------
@@ -126,26 +158,23 @@ class RandomSampler(Sampler):
         data_source: Sized,
         replacement: bool = False,
         num_samples: int | None = None,
-        generator: Iterator[int] | np.random.Generator | np.random.RandomState | None = None,
+        generator: Iterator[int] | GeneratorLike = None,
     ) -> None:
         super().__init__(check_sized("data_source", data_source))
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, got {replacement!r}")
-        if not isinstance(generator, Iterator | np.random.Generator | np.random.RandomState | None):
+        if is_torch_generator(generator):
+            self._seed_from(generator)
+        elif isinstance(generator, Iterator | np.random.Generator | np.random.RandomState | None):
+            self.generator = generator
+        else:
             raise TypeError(
-                "generator must be an iterator of indices, a numpy.random.Generator or a "
+                "generator must be a torch.Generator, an iterator of indices, a numpy.random.Generator or a "
                 f"numpy.random.RandomState, got {type(generator).__name__}"
             )
         self.replacement = replacement
-        self.generator = generator
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
-        count = len(data_source)
-        if not replacement and self.num_samples > count:
-            raise ValueError(
-                f"num_samples must be at most {count}, the length of the data source, got {num_samples}; "
-                "pass replacement=True to draw samples repeatedly"
-            )
-        if replacement and self.num_samples and not count:
+        if self.num_samples and not len(data_source):
             raise ValueError(f"num_samples={num_samples}, but the data source is empty")
 
     @property
@@ -159,29 +188,32 @@ class RandomSampler(Sampler):
     def __iter__(self) -> Iterator[int]:
         count = len(self.data_source)
         generator = self.generator
-        if generator is None:
-            return iterate(self._draw(_draw_seed(), 0))
+        if generator is None or self._seed is not None:
+            return super().__iter__()
         if isinstance(generator, Iterator):
             return itertools.islice(generator, self.num_samples)
         if not self.replacement:
-            return iter(generator.permutation(count)[: self.num_samples].tolist())
+            turns = range(0, self.num_samples, max(count, 1))
+            drawn = itertools.chain.from_iterable(generator.permutation(count).tolist() for _ in turns)
+            return itertools.islice(drawn, self.num_samples)
         draw = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
         return iter(draw(count, size=self.num_samples).tolist())
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch, or None if a generator or a subclass's `__iter__` yields them."""
-        if self.generator is not None or type(self).__iter__ is not RandomSampler.__iter__:
+        """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
+        drawn = self.generator is not None and self._seed is None
+        if drawn or type(self).__iter__ is not RandomSampler.__iter__:
             return None
-        return self._draw(seed, epoch)
+        return self._draw(seed if self._seed is None else self._seed, epoch)
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        count = len(self.data_source)
+        count, draws = len(self.data_source), self.num_samples
         if self.replacement:
-            return Drawn(count, self.num_samples, seed, epoch)
-        return Shuffled(count, seed, epoch, self._num_samples)
+            return Drawn(count, draws, seed, epoch)
+        return Shuffled(count, seed, epoch, draws) if draws <= count else Repeated(count, draws, seed, epoch)
 
 
-class WeightedRandomSampler(Sampler):
+class WeightedRandomSampler(_Seeded):
     """A sampler of random indices, each drawn with a probability proportional to its weight.
 
     Parameters
@@ -192,11 +224,13 @@ class WeightedRandomSampler(Sampler):
         Number of indices per epoch, 1 or more.
     replacement : bool
         Whether an index may be drawn repeatedly. If not, at least `num_samples` weights must be above 0.
+    generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
+        Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
 
     Raises
     ------
     TypeError
-        `replacement` is not a boolean.
+        `replacement` is not a boolean, or the generator has another type.
     ValueError
         The weights are not finite numbers of 0 or more, too few are above 0, or `num_samples` is not an
         integer of 1 or more.
@@ -207,42 +241,42 @@ class WeightedRandomSampler(Sampler):
     [1, 1, 1]
     """
 
-    def __init__(self, weights: ArrayLike, num_samples: int, replacement: bool = True) -> None:
+    def __init__(
+        self,
+        weights: ArrayLike,
+        num_samples: int,
+        replacement: bool = True,
+        generator: GeneratorLike = None,
+    ) -> None:
         super().__init__()
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, got {replacement!r}")
         self.num_samples = check_count("num_samples", num_samples)
         self.replacement = replacement
         self.weights: NDArray[np.float64] = as_weights(weights, self.num_samples, replacement)
+        self._seed_from(generator)
 
     def __len__(self) -> int:
         return self.num_samples
-
-    def __iter__(self) -> Iterator[int]:
-        return iterate(self._draw(_draw_seed(), 0))
-
-    def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
-        return self._draw(seed, epoch) if type(self).__iter__ is WeightedRandomSampler.__iter__ else None
 
     def _draw(self, seed: int, epoch: int) -> Order:
         return Weighted(self.weights, self.num_samples, self.replacement, seed, epoch)
 
 
-class SubsetRandomSampler(Sampler):
+class SubsetRandomSampler(_Seeded):
     """A sampler of the given indices in random order.
 
     Parameters
     ----------
     indices : sequence of int
-        One index or more.
+        The indices; there may be none.
+    generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
+        Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
 
     Raises
     ------
     TypeError
-        `indices` is not a list of integers.
-    ValueError
-        `indices` is empty.
+        `indices` is not a list of integers, or the generator has another type.
 
     Examples
     --------
@@ -250,21 +284,13 @@ class SubsetRandomSampler(Sampler):
     [3, 5, 7]
     """
 
-    def __init__(self, indices: Sequence[int] | NDArray[np.integer]) -> None:
+    def __init__(self, indices: Sequence[int] | NDArray[np.integer], generator: GeneratorLike = None) -> None:
         super().__init__()
         self.indices = as_indices("indices", indices)
-        if not self.indices.size:
-            raise ValueError("indices must contain at least one index, got none")
+        self._seed_from(generator)
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return iterate(self._draw(_draw_seed(), 0))
-
-    def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
-        return self._draw(seed, epoch) if type(self).__iter__ is SubsetRandomSampler.__iter__ else None
 
     def _draw(self, seed: int, epoch: int) -> Order:
         return Mapped(Shuffled(len(self.indices), seed, epoch), self.indices)
@@ -280,8 +306,3 @@ def check_sized(name: str, value: object) -> Sized:
         raise TypeError(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
     len(value)  # an iterable dataset raises its own explanation
     return value
-
-
-def _draw_seed() -> int:
-    """Return a seed from NumPy's global random state."""
-    return int(np.random.randint(2**63 - 1, dtype=np.int64))

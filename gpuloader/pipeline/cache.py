@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_word
-from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.errors import LoaderError, SampleError, StagingMemoryError
 from gpuloader.base.platforms import available_memory
 from gpuloader.collate.structure import Structure
 from gpuloader.devices.base import Device, DeviceMemory
+from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
@@ -28,6 +29,9 @@ from gpuloader.transforms.operations import GatherRows, Permute, Spec
 from gpuloader.transforms.program import Program, Programmer, Step, Transform
 
 CACHES = ("host", "device")
+_ONE_FORM = (
+    "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +116,15 @@ def materialise(
     ------
     StagingMemoryError
         The arrays need more memory than the host has; the message gives both numbers.
+    SampleError
+        A sample has another structure, or a field of another shape or dtype, than the first one.
     LoaderError
         A sample has a field that is not an array, or the dataset is empty.
     """
     arrays: list[Array] = []
     structure: Structure | None = None
     filled = 0
-    for batch in batches:
+    for batch in _advise(batches):
         if structure is None:
             structure = Structure.of(batch)
             if others := [leaf.name for leaf in structure.leaves if not leaf.is_array]:
@@ -132,7 +138,7 @@ def materialise(
             if reserve is not None:
                 reserve(specs)
             arrays = _make_room(specs, count)
-        parts = structure.flatten(batch)
+        parts = _check_alike(structure, arrays, batch, filled)
         size = len(parts[0])
         for array, part in zip(arrays, parts, strict=True):
             array[filled : filled + size] = part
@@ -140,6 +146,35 @@ def materialise(
     if structure is None:
         raise LoaderError("the dataset is empty: there is nothing to cache")
     return ArraySource(tuple(arrays), None, structure)
+
+
+def _advise(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches; give errors about samples of different shapes the advice that suits a cache."""
+    try:
+        yield from batches
+    except SampleError as error:
+        error.problem = error.problem.replace(IF_IT_VARIES, _ONE_FORM)
+        raise
+
+
+def _check_alike(structure: Structure, arrays: Sequence[Array], batch: Any, filled: int) -> Sequence[Any]:
+    """Return the fields of a batch whose samples have the form of the `filled` samples before them."""
+    found = Structure.of(batch)
+    if found != structure:
+        raise SampleError(
+            f"expected {structure.describe()} as in sample 0, got {found.describe()}; {_ONE_FORM}",
+            dataset_index=filled,
+        )
+    parts = structure.flatten(batch)
+    for leaf, array, part in zip(structure.leaves, arrays, parts, strict=True):
+        if array.dtype != part.dtype or array.shape[1:] != part.shape[1:]:
+            expected, got = (describe_field(one.shape[1:], one.dtype) for one in (array, part))
+            raise SampleError(
+                f"expected {expected} as in sample 0, got {got}; {_ONE_FORM}",
+                dataset_index=filled,
+                field=leaf.name,
+            )
+    return parts
 
 
 def _make_room(specs: Sequence[Spec], count: int) -> list[Array]:

@@ -158,7 +158,7 @@ class Epoch:
                 self._count_compute(asked)
             nvtx = push_range("next")
             try:
-                step = pipeline.next_step()
+                presented = self._present(pipeline.next_step())
             except QueueClosed:
                 self.close()
                 if self._ended is not None:
@@ -169,7 +169,6 @@ class Epoch:
                 raise
             finally:
                 pop_range(nvtx)
-            presented = self._present(step)
             first, self._handed = not self._handed, perf_counter_ns()
             self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
             if self._steering is not None and not self._steering.after_step(pipeline):

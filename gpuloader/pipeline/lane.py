@@ -17,7 +17,7 @@ from gpuloader.pipeline.copy_timing import CopyTimer
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.lease import Lease, lease_views
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging.ring import GROWTH, Ring, Slot
 from gpuloader.transforms.program import Program, Programmer
 from gpuloader.watch.stats import Meter
 
@@ -146,6 +146,7 @@ class Lane:
             if slot.memory.nbytes >= nbytes:
                 return slot
             # Too small: dropping the slot frees its memory after its last use, and its events.
+            nbytes = int(nbytes * GROWTH)
         return DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
 
     def deliver(self, landing: Landing) -> list[Any]:

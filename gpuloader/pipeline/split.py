@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,7 +219,7 @@ def check_last(size: int | None, places: int) -> None:
 
 
 def add_mask(batch: Any, mask: Any) -> Any:
-    """Return a batch with its mask: last in a list, or under the key ``mask`` in a dict.
+    """Return a batch, which nobody else holds, with its mask: last in a list or tuple, or a dict's ``mask``.
 
     Raises
     ------
@@ -231,11 +231,14 @@ def add_mask(batch: Any, mask: Any) -> Any:
     >>> add_mask(["images", "labels"], "mask"), add_mask({"image": "images"}, "mask")
     (['images', 'labels', 'mask'], {'image': 'images', 'mask': 'mask'})
     """
-    if isinstance(batch, dict):
+    if isinstance(batch, MutableMapping):
         if "mask" in batch:
             raise LoaderError(
                 "the samples have a field 'mask', which is the key of the mask of a padded shard; rename the "
                 "field, or choose remainder='drop' or, with shard, uneven='drop'"
             )
-        return {**batch, "mask": mask}
-    return [*batch, mask] if type(batch) is list else [batch, mask]
+        batch["mask"] = mask
+        return batch
+    if type(batch) in (list, tuple):
+        return type(batch)((*batch, mask))
+    return [batch, mask]

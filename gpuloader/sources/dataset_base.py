@@ -1,27 +1,36 @@
-"""The base classes of datasets, `TensorDataset`, and checks that several datasets share."""
+"""The base classes of datasets, what ``+`` makes of two, and checks that several datasets share."""
 
 from __future__ import annotations
 
+import itertools
 import operator
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from gpuloader.base.errors import SampleError
-from gpuloader.fields.spec import is_stageable
+from gpuloader.base.errors import SampleError, describe_error
+from gpuloader.sources.frameworks import is_iterable_only
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
 """Reads the samples at several indices in one call."""
 
 
+class Readable(Protocol[S]):
+    """Anything with samples to read by index or key."""
+
+    def __getitem__(self, index: Any, /) -> S:
+        """Return the sample at an index, or at a key."""
+
+
 class MapStyle(Protocol[S]):
     """What a map-style dataset must have; a list has it too."""
 
-    def __getitem__(self, index: int, /) -> S:
-        """Return one sample."""
+    def __getitem__(self, index: Any, /) -> S:
+        """Return the sample at an index, or at a key."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -29,6 +38,8 @@ class MapStyle(Protocol[S]):
 
 class Dataset(Generic[S]):
     """The base class of map-style datasets: a subclass defines `__getitem__` and `__len__`.
+
+    ``a + b`` is the `ConcatDataset` of two.
 
     Examples
     --------
@@ -38,8 +49,8 @@ class Dataset(Generic[S]):
     ...
     ...     def __len__(self):
     ...         return 10
-    >>> Squares()[3]
-    9
+    >>> Squares()[3], len(Squares() + Squares())
+    (9, 20)
     """
 
     def __getitem__(self, index: int) -> S:
@@ -52,12 +63,17 @@ class Dataset(Generic[S]):
             f"{type(self).__name__} must define __len__, which returns the number of samples"
         )
 
+    def __add__(self, other: MapStyle[Any]) -> Dataset[Any]:
+        return ConcatDataset([self, other])
+
 
 class IterableDataset(Dataset[S]):
     """The base class of iterable datasets: a subclass defines `__iter__`.
 
     With ``worker_type='thread'``, several threads iterate over the same dataset at once. So each call of
     `__iter__` must keep its position in local variables, not on the dataset.
+
+    A subclass that defines `__len__` gives its loader a length too. ``a + b`` is the `ChainDataset` of two.
 
     Examples
     --------
@@ -66,6 +82,8 @@ class IterableDataset(Dataset[S]):
     ...         return iter([3, 2, 1])
     >>> list(Countdown())
     [3, 2, 1]
+    >>> list(Countdown() + Countdown())
+    [3, 2, 1, 3, 2, 1]
     """
 
     def __iter__(self) -> Iterator[S]:
@@ -79,76 +97,138 @@ class IterableDataset(Dataset[S]):
     def __len__(self) -> int:
         # `list` asks for the length, and continues without one only after a TypeError.
         raise TypeError(
-            f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no length"
+            f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no length "
+            "unless it defines __len__"
         )
 
+    def __add__(self, other: Iterable[Any]) -> Dataset[Any]:  # type: ignore[override]  # as in PyTorch
+        return ChainDataset([self, other])
 
-class TensorDataset(Dataset[tuple[Any, ...]]):
-    """The rows of arrays: a sample is a tuple of one row from each array.
+
+class ConcatDataset(Dataset[S]):
+    """Map-style datasets one after another.
 
     Parameters
     ----------
-    *arrays : array-like
-        Arrays of numbers with the same number of rows, or one list of such arrays. They are not copied.
+    datasets : sequence of map-style datasets
+        One or more datasets.
 
     Attributes
     ----------
-    arrays : tuple of ndarray
-        The arrays as NumPy arrays.
+    datasets : list
+        The datasets.
+    cumulative_sizes : list of int
+        For each dataset, the number of samples in it and in those before it.
 
     Raises
     ------
     TypeError
-        There are no arrays, or one does not hold numbers.
+        A dataset is not map-style.
     ValueError
-        An array has no first dimension, or the numbers of rows differ.
+        There are no datasets.
 
     Examples
     --------
-    >>> TensorDataset([np.zeros((2, 3)), [[7], [8]]])[1]
-    (array([0., 0., 0.]), array([8]))
+    >>> both = ConcatDataset(["ab", "cde"])
+    >>> both[2], both[-1], len(both)
+    ('c', 'e', 5)
     """
 
-    arrays: tuple[NDArray[Any], ...]
+    def __init__(self, datasets: Iterable[MapStyle[S]]) -> None:
+        self.datasets: list[MapStyle[S]] = check_all(datasets)
+        self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
 
-    def __init__(self, *arrays: ArrayLike | Sequence[ArrayLike]) -> None:
-        given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
-        if not given:
-            raise TypeError("a TensorDataset needs at least one array, got none")
-        self.arrays = tuple(_as_rows(position, array) for position, array in enumerate(given))
-        lengths = [len(array) for array in self.arrays]
-        for position, length in enumerate(lengths):
-            if length != lengths[0]:
-                raise ValueError(
-                    f"arrays must have the same number of rows, but array 0 has {lengths[0]} "
-                    f"and array {position} has {length}"
-                )
-
-    @property
-    def tensors(self) -> tuple[NDArray[Any], ...]:
-        """The arrays, under the name that PyTorch and Paddle use."""
-        return self.arrays
-
-    def __getitem__(self, index: int | slice) -> tuple[Any, ...]:
-        row = index if isinstance(index, slice) else check_index(self, index)
-        return tuple([array[row] for array in self.arrays])
+    def __getitem__(self, index: int) -> S:
+        which, position = self._find(index)
+        return self.datasets[which][position]
 
     def __len__(self) -> int:
-        return len(self.arrays[0])
+        return self.cumulative_sizes[-1]
+
+    @property
+    def __getitems__(self) -> Many:
+        """Reads several samples at once; exists only if one of the datasets has it."""
+        return pass_on(self, ConcatDataset, self._read, self.datasets)
+
+    def _find(self, index: int) -> tuple[int, int]:
+        """Return the position of the dataset that holds a sample, and the sample's index in it."""
+        position = check_index(self, index)
+        which = bisect_right(self.cumulative_sizes, position)
+        return which, position - (self.cumulative_sizes[which - 1] if which else 0)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        found = [self._find(index) for index in indices]
+        samples: list[Any] = [None] * len(found)
+        for which in {which for which, _ in found}:
+            slots = [slot for slot, (owner, _) in enumerate(found) if owner == which]
+            read = read_many(self.datasets[which], [found[slot][1] for slot in slots])
+            for slot, sample in zip(slots, read, strict=True):
+                samples[slot] = sample
+        return samples
 
 
-def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
+class ChainDataset(IterableDataset[S]):
+    """Iterable datasets one after another.
+
+    Parameters
+    ----------
+    datasets : sequence of IterableDataset
+        One or more iterable datasets, of this package, PyTorch or Paddle. Each starts when the previous one
+        has ended.
+
+    Raises
+    ------
+    TypeError
+        A dataset is not an `IterableDataset`.
+    ValueError
+        There are no datasets.
+
+    Examples
+    --------
+    >>> class Letters(IterableDataset[str]):
+    ...     def __iter__(self):
+    ...         return iter("ab")
+    >>> list(ChainDataset([Letters(), Letters()]))
+    ['a', 'b', 'a', 'b']
+    """
+
+    def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ValueError("datasets must hold at least one dataset, got none")
+        for position, dataset in enumerate(self.datasets):
+            if not (isinstance(dataset, IterableDataset) or is_iterable_only(dataset)):
+                raise TypeError(
+                    f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
+                    "for map-style datasets, use ConcatDataset"
+                )
+
+    def __iter__(self) -> Iterator[S]:
+        for dataset in self.datasets:
+            yield from dataset
+
+    def __len__(self) -> int:
+        return sum(count_items(dataset) for dataset in self.datasets)
+
+
+def count_items(dataset: object) -> int:
+    """Return the length of an iterable dataset; raise `TypeError` if it has none.
+
+    Always a TypeError, because `list` asks for a length, and does without one only after a TypeError.
+
+    >>> count_items({3, 4})
+    2
+    """
+    name = type(dataset).__name__
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"an iterable dataset has no length unless it defines __len__, and {name} does not")
     try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
-        ) from None
-    if not is_stageable(array.dtype):
-        raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
-    if array.ndim == 0:
-        raise ValueError(f"array {position} must have a first dimension, got the single number {array}")
-    return array
+        return len(dataset)
+    except TypeError:
+        raise
+    except Exception as error:  # Paddle's own class raises RuntimeError
+        problem = f"the length of the iterable dataset is unknown: {name}.__len__ raised"
+        raise TypeError(f"{problem} {describe_error(error)}") from error
 
 
 def check_index(dataset: Sized, index: SupportsIndex) -> int:
@@ -163,13 +243,42 @@ def check_index(dataset: Sized, index: SupportsIndex) -> int:
     return position + length if position < 0 else position
 
 
+def select_many(index: object) -> slice | NDArray[Any] | None:
+    """Return what selects several rows of an array, or None if `index` stands for a single sample.
+
+    Parameters
+    ----------
+    index : object
+        The index that a dataset was asked for. A slice is returned as it is. A list, range, NumPy array or
+        tensor, of integers or of booleans, becomes a NumPy array. A number, of any type, is a single sample.
+
+    Raises
+    ------
+    TypeError
+        It holds neither integers nor booleans.
+
+    >>> select_many([2, 0]), select_many(slice(1, 3)), select_many(4)
+    (array([2, 0]), slice(1, 3, None), None)
+    """
+    if isinstance(index, slice):
+        return index
+    if not (isinstance(index, list | range) or getattr(index, "ndim", None)):
+        return None
+    found = np.asarray(index)
+    if not found.size:
+        return found.astype(np.int64)
+    if found.dtype.kind not in "iub":
+        raise TypeError(f"indices must be integers or booleans, got {type(index).__name__} of {found.dtype}")
+    return found
+
+
 def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
     """Return `dataset` if it is map-style, else raise `TypeError`.
 
     >>> check_map_style("dataset", "abc")
     'abc'
     """
-    if isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
         raise TypeError(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise TypeError(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
@@ -204,3 +313,15 @@ def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> M
     if own or not any(hasattr(one, "__getitems__") for one in inner):
         raise AttributeError(f"{type(outer).__name__!r} object has no attribute '__getitems__'")
     return read
+
+
+def check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
+    """Return the datasets as a list; raise `TypeError` unless all are map-style, `ValueError` if none.
+
+    >>> check_all(["ab", [1, 2, 3]])
+    ['ab', [1, 2, 3]]
+    """
+    checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
+    if not checked:
+        raise ValueError("datasets must hold at least one dataset, got none")
+    return checked

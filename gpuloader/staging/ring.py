@@ -15,7 +15,10 @@ from gpuloader.staging.arena import Arena, PageLocker
 from gpuloader.staging.layout import Layout, align
 
 GROWTH = 1.25
-"""A slot grows to this multiple of the size it needs, so slowly growing batches rarely grow it again."""
+"""A slot grows to this multiple of the size it needs, so slowly growing batches rarely grow it again.
+
+This applies to slots on hosts and on devices.
+"""
 
 
 class Slot:

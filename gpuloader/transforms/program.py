@@ -187,10 +187,10 @@ class Programmer:
         last, program = self._last
         if last is staged and program is not None:  # comparing layouts would take longer than all else here
             return program
-        key = staged, drawn
+        key = staged, drawn, tuple(names), tuple(levels)
         program = self._made.get(key)
         if program is None:
-            if len(self._made) > 32:  # a batch sampler may use a new batch size every time
+            if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
             program = self._made[key] = _Planner(self, names, levels, staged, drawn).plan()
         self._last = staged, program

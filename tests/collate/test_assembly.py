@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, data
-from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.assembly import Assembler, describe_error
 from gpuloader.collate.form import Collation
 from gpuloader.collate.reading import Reading
 from gpuloader.staging.ring import Slot
-from tests.fakes import wait_until
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 
 
@@ -143,24 +141,17 @@ def test_a_batch_of_a_process_lies_in_the_mapping_it_wrote_to():
 
 
 def test_parts_of_a_batch_in_any_order():
-    """As threads fetch it: the last part first, and the first part settles the form."""
+    """As threads fetch it: the last part first; the first part settles the form, and no part waits for it."""
     for collation in (
         Collation(),
         Collation(ragged=frozenset(["x"])),
         Collation(function=lambda samples: [sample["x"] for sample in samples]),
     ):
         assembler = Assembler([{"x": np.full(2, index), "y": f"{index}"} for index in range(6)], collation)
-        for number in range(2):
+        for number, parts in enumerate([[(4, 6), (2, 4), (0, 2)], [(0, 2), (2, 6)], [(2, 6), (0, 2)]]):
             assembly = assembler.begin(number, np.arange(6), make_slot)
-            if number or collation.whole:
-                assembly.fetch(4, 6)
-                assembly.fetch(2, 4)
-                assembly.fetch(0, 2)
-            else:
-                late = threading.Thread(target=assembly.fetch, args=(2, 6))
-                late.start()
-                assembly.fetch(0, 2, settles=True)
-                late.join()
+            for start, stop in parts:
+                assembly.fetch(start, stop)
             staged = assembly.finish()
             views = staged.slot.views(staged.layout)
             values = views[0] if not collation.whole else np.concatenate(views)
@@ -169,26 +160,42 @@ def test_parts_of_a_batch_in_any_order():
                 assert staged.objects == (["0", "1", "2", "3", "4", "5"],)
 
 
-def test_who_waits_for_the_form_is_let_go():
-    assembler = Assembler([1, 2], Collation())
-    raised = []
+def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
+    """A part that was fetched in the meantime keeps only the samples that came before the form."""
+    first_is_written, second_is_fetched = threading.Event(), threading.Event()
+    written = []
 
-    def wait():
-        with pytest.raises(QueueClosed) as caught:
-            assembler.begin(0, [0, 1], make_slot).fetch(1, 2)
-        raised.append(caught.value)
+    def make(index):
+        if index == 0:
+            assert second_is_fetched.wait(10)
+        if index == 2:
+            second_is_fetched.set()
+            assert first_is_written.wait(10)
+        if index == 3:
+            written.extend(slots[0].written)
+        return np.full((2, 2), index)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    assembler.give_up()
-    thread.join()
-    wait_until(lambda: raised)
+    slots = []
+
+    def reserve(nbytes):
+        slots.append(make_slot(nbytes, WatchedSlot))
+        return slots[-1]
+
+    assembly = Assembler(Made(make), Collation()).begin(0, range(4), reserve)
+    late = threading.Thread(target=assembly.fetch, args=(2, 4))
+    late.start()
+    assembly.fetch(0, 2)
+    first_is_written.set()
+    late.join()
+    staged = assembly.finish()
+    assert [row for row, _ in written] == [0, 1, 2]
+    assert slots[0].views(staged.layout)[0][:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_declared_feeds_need_no_first_sample():
     feeds = (data("x", [None, 2]), data("y", [None, 1], "int64"))
     assembler = Assembler([([1, 2], 3)], Collation(feeds=feeds))
-    assert assembler.wait_for_form().declared
+    assert assembler.forms.declared.form.declared
     staged = assembler.assemble(0, [0, 0], make_slot)
     assert [view.tolist() for view in staged.slot.views(staged.layout)] == [[[1, 2], [1, 2]], [[3], [3]]]
 
@@ -199,7 +206,8 @@ def test_free_dimensions_are_settled_batch_by_batch():
     assert [batch[0].shape for batch in loader] == [(2, 2), (1, 3)]
     samples = [(np.zeros((1, 2)),), (np.zeros((2, 3)),)]
     with pytest.raises(
-        SampleError, match=r"sample 1, .*expected shape \(1, 2\) as in the batch's first sample"
+        SampleError,
+        match=r"sample 1, .*shape \(1, 2\) as in the batch's first sample.*lod_level=1.*bucketing",
     ):
         list(DataLoader(samples, [data("x", [None, None, None])], "cpu", batch_size=2))
 
@@ -208,7 +216,16 @@ def test_tables_of_ever_new_sizes_do_not_pile_up():
     assembler = Assembler(list(range(60)), Collation())
     for count in range(1, 40):
         assembler.assemble(count, range(count), make_slot)
-    assert len(assembler._tables) < 12
+    [known] = assembler.forms.recent
+    assert len(known._tables) < 12
+
+
+def test_forms_of_ever_new_shapes_do_not_pile_up():
+    assembler = Assembler([np.zeros(length) for length in range(40)], Collation())
+    for number in range(40):
+        staged = assembler.assemble(number, [number, number], make_slot)
+        assert staged.layout.fields[0].shape == (2, number)
+    assert len(assembler.forms.recent) < 12
 
 
 def test_errors_say_where_and_by_whom():

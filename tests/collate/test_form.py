@@ -11,20 +11,19 @@ from gpuloader.collate.structure import Structure
 
 
 def test_the_first_sample_settles_the_form():
-    form = settle_form({"a": np.zeros((2, 3), ">f4"), "b": ("x", 1), "c": True}, Collation())
+    form = settle_form([{"a": np.zeros((2, 3), ">f4"), "b": ("x", 1), "c": True}], Collation())
     assert [(feed.name, feed.shape, feed.dtype) for feed in form.feeds] == [
         ("a", (None, 2, 3), np.dtype("f4")),
         ("b.1", (None,), np.dtype("i8")),
         ("c", (None,), np.dtype("?")),
     ]
-    assert (form.levels, form.declared, form.varying) == ((0, 0, 0), False, False)
+    assert (form.levels, form.declared) == ((0, 0, 0), False)
     assert pickle.loads(pickle.dumps(form)) == form
 
 
 def test_fields_that_vary():
     sample = {"a": np.zeros((4, 3), "i2"), "b": [1, 2], "c": np.zeros(5)}
-    form = settle_form(sample, Collation(ragged=frozenset(["a"]), pads={"b": -1}))
-    assert form.varying
+    form = settle_form([sample], Collation(ragged=frozenset(["a"]), pads={"b": -1}))
     assert form.levels == (1, 0, 0)
     assert [(feed.shape, feed.lod_level) for feed in form.feeds] == [
         ((None, 3), 1),
@@ -49,7 +48,7 @@ def test_fields_that_vary():
             "a",
             "expected an array of varying length, got a number",
         ),
-        ({"a": []}, Collation(pads={"a": 0}), "a", "the first sample's list is empty"),
+        ({"a": []}, Collation(pads={"a": 0}), "a", "the lists of all samples of the batch are empty"),
         ({"a": [[1], [2, 3]]}, Collation(pads={"a": 0}), "a", "expected an array of numbers"),
         (
             {"a": np.zeros(2, int)},
@@ -62,8 +61,20 @@ def test_fields_that_vary():
 )
 def test_a_first_sample_that_settles_nothing(sample, collation, field, message):
     with pytest.raises(SampleError, match=message) as caught:
-        settle_form(sample, collation)
+        settle_form([sample], collation)
     assert caught.value.field == field
+
+
+def test_an_empty_list_leaves_the_dtype_to_the_next_sample():
+    samples = [{"a": []}, {"a": ()}, {"a": [[1, 2]]}, {"a": [[0.5, 1]]}]
+    form = settle_form(samples, Collation(ragged=frozenset("a")))
+    assert [(feed.shape, feed.dtype) for feed in form.feeds] == [((None, 2), np.dtype("i8"))]
+    with pytest.raises(SampleError, match="expected a dict with the keys") as caught:
+        settle_form([{"a": []}, {"b": [1]}], Collation(ragged=frozenset("a")))
+    assert caught.value.index == 1
+    with pytest.raises(SampleError, match="expected numbers, got text") as caught:
+        settle_form([{"a": []}, {"a": []}, {"a": "x"}], Collation(ragged=frozenset("a")))
+    assert (caught.value.index, caught.value.field) == (2, "a")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +98,7 @@ def test_what_short_rows_may_be_filled_up_with(fill, dtype, fits):
 def test_declared_forms():
     feeds = [data("x", [None, 3]), data("y", [None], "int64", 1), data("z", [None], "int64", 2)]
     form = declared_form(feeds, {"y": 0})
-    assert (form.levels, form.declared, form.varying) == ((0, 0, 2), True, True)
+    assert (form.levels, form.declared) == ((0, 0, 2), True)
     assert form.structure == Structure.flat(["x", "y", "z"])
 
 
@@ -95,5 +106,5 @@ def test_batches_are_built_of_arrays_and_objects():
     structure = Structure.of({"a": 1, "b": ("x", 2), "c": None})
     batch = build_batch(structure, [1, 0], ["values", "splits", "array"], [["x", "y"], [None, None]])
     assert (batch["a"].values, batch["a"].row_splits) == ("values", ("splits",))
-    assert (batch["b"], batch["c"]) == ((["x", "y"], "array"), [None, None])
+    assert (batch["b"], batch["c"]) == ([["x", "y"], "array"], [None, None])
     assert build_batch(Structure.of("a"), [], [], [["b", "c"]]) == ["b", "c"]

@@ -91,13 +91,22 @@ def test_a_state_that_cannot_be_loaded_again_is_not_kept():
     assert [state.state for _, _, state in batches_of(stream_of(dataset))] == [None, None]
 
 
-@pytest.mark.parametrize(("size", "index"), [(1, 0), (2, 0), (3, 2)])
-def test_an_item_unlike_the_first(size, index):
-    stream = stream_of([1, 2, "x", 4], size)
+def test_an_item_unlike_the_first_of_its_batch():
+    stream = stream_of([1, 2, "x", 4], 3)
     with pytest.raises(SampleError, match="got text: 'x'") as caught:
-        for number in range(3):
-            stream.stage(number, make_slot)
-    assert (caught.value.batch, caught.value.index, caught.value.field) == (2 // size, index, "0")
+        stream.stage(0, make_slot)
+    assert (caught.value.batch, caught.value.index, caught.value.field) == (0, 2, "0")
+
+
+@pytest.mark.parametrize("names", [(), ("x",)])
+def test_each_batch_has_the_form_of_its_own_first_item(names):
+    items = [{"x": np.arange(length)} for length in (2, 2, 3, 3, 1, 1)] + [{"y": "a"}, {"y": "b"}]
+    found = batches_of(stream_of(items[: 6 if names else 8], collation=Collation(ragged=frozenset(names))))
+    if names:
+        assert [arrays[1] for arrays, _, _ in found] == [[0, 2, 4], [0, 3, 6], [0, 1, 2]]
+    else:
+        assert [np.shape(arrays) for arrays, _, _ in found] == [(1, 2, 2), (1, 2, 3), (1, 2, 1), (0,)]
+        assert found[-1][1] == [["a", "b"]]
 
 
 def test_items_are_read_no_further_than_asked():

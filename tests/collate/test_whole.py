@@ -7,7 +7,7 @@ from gpuloader import Ragged, SampleError, data
 from gpuloader.collate.form import Collation, build_batch
 from gpuloader.collate.whole import stage_whole
 from gpuloader.staging.ring import Slot
-from tests.sample_sets import assert_same
+from tests.sample_sets import Pair, assert_same
 
 BY_USER = Collation(function=list)
 UNBATCHED = Collation(batched=False)
@@ -25,8 +25,8 @@ def build(value, collation):
     return build_batch(staged.structure, staged.levels, staged.slot.views(staged.layout), staged.objects)
 
 
-def test_arrays_are_staged_and_numbers_of_a_collate_fn_stay():
-    """As in Paddle: a count returned along with a batch is a number, not an array."""
+def test_arrays_are_staged_and_numbers_stay():
+    """A count returned along with a batch is a number, not an array; so is a number in a single sample."""
     value = {
         "x": np.arange(3, dtype=">i2"),
         "n": 3,
@@ -36,13 +36,22 @@ def test_arrays_are_staged_and_numbers_of_a_collate_fn_stay():
         "z": np.array(7),
     }
     assert_same(build(value, BY_USER), {**value, "x": np.arange(3, dtype="i2")})
-    arrays = {name: np.asarray(entry) for name, entry in value.items()}
-    assert_same(build(value, UNBATCHED), {**arrays, "x": np.arange(3, dtype="i2")})
+    wanted = {**value, "x": np.arange(3, dtype="i2"), "s": np.array(2, "f4")}
+    assert_same(build(value, UNBATCHED), wanted)
+
+
+def test_tuples_of_a_collate_fn_stay_and_those_of_a_sample_become_lists():
+    """As torch does it, whose default_convert returns lists."""
+    value = (np.arange(2), {"a": (np.zeros(1), "x")}, Pair(1, (np.ones(1),)))
+    assert_same(build(value, BY_USER), value)
+    wanted = [np.arange(2), {"a": [np.zeros(1), "x"]}, Pair(1, [np.ones(1)])]
+    assert_same(build(value, UNBATCHED), wanted)
 
 
 @pytest.mark.parametrize("value", [None, "a", b"a", [], {}, (), [[], {}], object(), {"a": None}])
 def test_a_value_without_arrays(value):
-    assert_same(build(value, BY_USER), list(value) if type(value) is tuple else value)
+    assert_same(build(value, BY_USER), value)
+    assert_same(build(value, UNBATCHED), list(value) if type(value) is tuple else value)
 
 
 def test_ragged_values():

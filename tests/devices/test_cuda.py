@@ -358,6 +358,21 @@ class TestKernelsFail:
         with pytest.raises(RuntimeError, match="no kernel of mine"):
             device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
 
+    def test_an_error_of_the_package_is_not_wrapped_again(self, runtime):
+        """It is a RuntimeError too, and its message may quote the library that is missing."""
+        device = open_device(CUDAPlace(0))
+        error = LoaderError("cannot compile a kernel: libnvrtc.so.13 is missing")
+
+        class Failing:
+            room = LAYOUT
+
+            def run_on_device(self, arrays, stream):
+                raise error
+
+        with pytest.raises(LoaderError) as caught:
+            device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
+        assert caught.value is error
+
 
 class TestAStreamBeingCaptured:
     """Our events and waits would become part of the user's graph, so asking for a batch is an error."""

@@ -1,6 +1,7 @@
 """Places are values; their devices are opened only when they are used."""
 
 import pickle
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,6 +53,9 @@ def test_an_index_is_a_number_of_0_or_more(index):
         ("gpu", CUDAPlace(0)),
         ("gpu:0", CUDAPlace(0)),
         ("gpu:12", CUDAPlace(12)),
+        ("cuda", CUDAPlace(0)),
+        ("cuda:0", CUDAPlace(0)),
+        ("cuda:3", CUDAPlace(3)),
         ("gpu_pinned", CUDAPinnedPlace()),
     ],
 )
@@ -59,7 +63,77 @@ def test_strings_name_places(text, place):
     assert parse_place(text) == place
 
 
-@pytest.mark.parametrize("text", ["", "CPU", "gpu:", "gpu:-1", "gpu:x", "cuda", 3, None])
+class device:  # noqa: N801 - named like PyTorch's class
+    """Stands in for ``torch.device``."""
+
+    __module__ = "torch"
+
+    def __init__(self, kind, index=None):
+        self.type, self.index = kind, index
+
+    def __str__(self):
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (device("cpu"), CPUPlace()),
+        (device("cpu", 0), CPUPlace()),
+        (device("cuda"), CUDAPlace(0)),
+        (device("cuda", 2), CUDAPlace(2)),
+    ],
+    ids=str,
+)
+def test_devices_of_pytorch_are_places(given, place):
+    assert parse_place(given) == place
+    assert parse_places(given) == parse_places([given]) == (place,)
+
+
+@pytest.mark.parametrize("kind", ["mps", "meta", "xpu"])
+def test_other_devices_of_pytorch_are_not(kind):
+    with pytest.raises(PlaceError, match=r"not a place: .* a torch\.device of type 'cpu' or 'cuda'"):
+        parse_place(device(kind))
+
+
+@pytest.mark.parametrize(("initialized", "index"), [(True, 2), (False, 0)])
+def test_cuda_without_a_number_is_pytorchs_current_device(monkeypatch, initialized, index):
+    cuda = SimpleNamespace(is_initialized=lambda: initialized, current_device=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert parse_place("cuda") == parse_place(device("cuda")) == CUDAPlace(index)
+    assert parse_place("gpu") == parse_place("cuda:0") == CUDAPlace(0)
+
+
+def paddle_place(name, *, what="", number=0, **members):
+    """Return an object that stands in for a place of Paddle."""
+    tests = {f"is_{kind}_place": lambda _, kind=kind: kind == what for kind in ("cpu", "gpu", "cuda_pinned")}
+    body = {"__module__": "paddle.base.libpaddle", "gpu_device_id": lambda _: number, **tests, **members}
+    return type(name, (), body)()
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (paddle_place("CPUPlace"), CPUPlace()),
+        (paddle_place("CUDAPlace", get_device_id=lambda _: 3), CUDAPlace(3)),
+        (paddle_place("CUDAPinnedPlace"), CUDAPinnedPlace()),
+        (paddle_place("Place", what="cpu"), CPUPlace()),
+        (paddle_place("Place", what="gpu", number=1), CUDAPlace(1)),
+        (paddle_place("Place", what="cuda_pinned"), CUDAPinnedPlace()),
+    ],
+    ids=["cpu", "gpu", "pinned", "of a tensor on the cpu", "of one on a gpu", "of a pinned one"],
+)
+def test_places_of_paddle_are_places(given, place):
+    assert parse_place(given) == place
+
+
+def test_other_places_of_paddle_are_not():
+    for other in (paddle_place("XPUPlace"), paddle_place("Place", what="xpu")):
+        with pytest.raises(PlaceError, match="not a place"):
+            parse_place(other)
+
+
+@pytest.mark.parametrize("text", ["", "CPU", "gpu:", "gpu:-1", "gpu:x", "cuda:", "cuda:x", "cpu:0", 3, None])
 def test_other_things_do_not(text):
     with pytest.raises(PlaceError, match="not a place") as caught:
         parse_place(text)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader import FeedSpec, SampleError, data
-from gpuloader.fields.spec import convert, fit, native, resolve_feeds
+from gpuloader.fields.convert import convert, fit
+from gpuloader.fields.spec import native, resolve_feeds
 
 
 class TestDeclaring:

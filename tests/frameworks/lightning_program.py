@@ -63,9 +63,8 @@ def load(options, **more):
     shuffle = (
         {"shuffle": True, "seed": 1} if options.dataset == "arrays" and more.pop("shuffle", False) else {}
     )
-    return DataLoader(
-        datasets[options.dataset], batch_size=4, places="cpu", output="torch", **{**shuffle, **given}
-    )
+    common = {"batch_size": 4, "places": "cpu", "output": "torch"}
+    return DataLoader(datasets[options.dataset], **{**common, **shuffle, **given})
 
 
 def main():

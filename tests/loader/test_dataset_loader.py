@@ -165,8 +165,17 @@ def test_a_class_that_cannot_be_made_again_becomes_a_plain_one():
                 raise RuntimeError("two, please")
             return super().__new__(cls, values)
 
-    [batch] = DataLoader([(Odd(1, 2), collections.defaultdict(int, a=3))], places="cpu")
-    assert_same(batch, [(np.array([1]), np.array([2])), {"a": np.array([3])}])
+    class Fixed(dict):
+        def __init__(self):
+            super().__init__(a=3)
+
+        def update(self, entries):
+            raise RuntimeError("fixed")
+
+    [batch] = DataLoader([(Odd(1, 2), Fixed())], places="cpu")
+    assert_same(batch, [[np.array([1]), np.array([2])], {"a": np.array([3])}])
+    [batch] = DataLoader([1], places="cpu", collate_fn=lambda samples: (Odd(1, np.zeros(1)), Fixed()))
+    assert_same(batch, ((1, np.zeros(1)), {"a": 3}))
 
 
 @by_workers
@@ -190,13 +199,12 @@ def test_without_batches_samples_come_one_by_one(workers):
     ]
     loader = DataLoader(samples, places="cpu", batch_size=None, **workers)
     wanted = [
-        [np.full(index, index), f"{index}", np.array(index), {"x": np.zeros((index, 2), "i2")}]
-        for index in range(4)
+        [np.full(index, index), f"{index}", index, {"x": np.zeros((index, 2), "i2")}] for index in range(4)
     ]
     assert_same(list(loader), wanted)
     assert len(loader) == 4
     assert loader.batch_size is None
-    assert_same(list(DataLoader(iter([1, 2]), places="cpu", batch_size=None)), [np.array(1), np.array(2)])
+    assert_same(list(DataLoader(iter([1, 0.5]), places="cpu", batch_size=None)), [1, 0.5])
 
 
 def test_without_batches_samples_are_converted_to_feeds():
@@ -215,10 +223,7 @@ def test_without_batches_samples_are_converted_to_feeds():
 
 COLLATIONS = {
     "array": (lambda samples: np.array(samples), lambda samples: np.array(samples)),
-    "tuple": (
-        lambda samples: (np.array(samples), len(samples)),
-        lambda samples: [np.array(samples), len(samples)],
-    ),
+    "tuple": (lambda samples: (np.array(samples), len(samples)),) * 2,
     "dict": (lambda samples: {"x": np.array(samples), "note": "n"},) * 2,
     "varying shape": (lambda samples: np.zeros((sum(samples), len(samples))),) * 2,
     "varying dtype": (lambda samples: np.array(samples, "fi"[samples[0] % 2]),) * 2,

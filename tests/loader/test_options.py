@@ -43,6 +43,14 @@ class Endless:
         return index
 
 
+class Repeating(IterableDataset):
+    def __init__(self, item):
+        self.item = item
+
+    def __iter__(self):
+        return iter([self.item] * 4)
+
+
 class Unfinished(Dataset):
     """A dataset that does not override `__len__`."""
 
@@ -55,7 +63,7 @@ BAD_OPTIONS = {
     "a function": ({"dataset": lambda: [1]}, TypeError, "got function.*use DataLoader.from_generator"),
     "no length": ({"dataset": Endless()}, TypeError, "without a sampler must have a length, got Endless"),
     "no __len__": ({"dataset": Unfinished()}, NotImplementedError, "Unfinished must define __len__"),
-    "feed_list": ({"feed_list": 32}, TypeError, "feed_list must be a list of feeds, got int"),
+    "feed_list": ({"feed_list": 3.5}, TypeError, "feed_list must be a list of feeds, got float"),
     "no feeds": ({"feed_list": []}, ValueError, "feed_list is empty"),
     "unknown feed": ({"feed_list": ["nobody"]}, ValueError, "no feed named 'nobody'"),
     "places": ({"places": "tpu"}, PlaceError, "not a place: 'tpu'"),
@@ -66,13 +74,13 @@ BAD_OPTIONS = {
     "batch_size 2.0": ({"batch_size": 2.0}, ValueError, "batch_size must be an integer"),
     "batch_size true": ({"batch_size": True}, ValueError, "batch_size must be an integer"),
     "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
-    "shuffle none": ({"shuffle": None}, TypeError, "shuffle must be True or False"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
     "drop_last alone": ({"batch_size": None, "drop_last": True}, ValueError, "no last batch to drop"),
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
     "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),
     "use_buffer_reader": ({"use_buffer_reader": 2}, TypeError, "use_buffer_reader must be True or False"),
+    "num_workers none": ({"num_workers": None}, ValueError, "must be 'auto' or an integer .* got None"),
     "prefetch_factor": ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be an integer of 1"),
     "timeout": ({"timeout": -1}, ValueError, "timeout must be a number of seconds"),
     "timeout nan": ({"timeout": float("nan")}, ValueError, "timeout must be a number of seconds"),
@@ -213,7 +221,7 @@ def test_fields_that_vary_may_be_named_by_an_iterator():
 
 
 BAD_SAMPLES = {
-    "another shape": (np.zeros(3), np.zeros(4), None, r"shape \(3,\) as in the first sample, got \(4,\)"),
+    "another shape": (np.zeros(3), np.zeros(4), None, r"shape \(3,\) .* got \(4,\).*ragged.*pad.*bucketing"),
     "would broadcast": (np.zeros((2, 3)), np.zeros(3), None, r"expected shape \(2, 3\) .*, got \(3,\)"),
     "one dimension more": (np.zeros((2, 3)), np.zeros((1, 2, 3)), None, r"expected shape \(2, 3\)"),
     "as many numbers": (np.zeros((2, 3)), np.zeros((3, 2)), None, r"shape \(2, 3\) .*, got \(3, 2\)"),
@@ -221,20 +229,20 @@ BAD_SAMPLES = {
     "an array for a number": (1, np.array([1]), None, r"expected shape \(\) .*, got \(1,\)"),
     "a number for an array": (np.array([1]), 1, None, r"expected shape \(1,\) .*, got \(\)"),
     "a list for a number": (1, [1], None, r"expected shape \(\) .*, got \(1,\)"),
-    "a fraction": (1, 0.5, None, "expected int64 as in the first sample, got float64"),
-    "a whole fraction": (1, 2.0, None, "expected int64 as in the first sample, got float64"),
+    "a fraction": (1, 0.5, None, "expected int64 as in the batch's first sample, got float64"),
+    "a whole fraction": (1, 2.0, None, "expected int64 as in the batch's first sample, got float64"),
     "an array of fractions": (np.arange(2), np.zeros(2), None, "expected int64 .*, got float64"),
-    "a number for a flag": (True, 1, None, "expected bool as in the first sample, got int64"),
-    "complex": (1.0, 1j, None, "expected float64 as in the first sample, got complex128"),
+    "a number for a flag": (True, 1, None, "expected bool as in the batch's first sample, got int64"),
+    "complex": (1.0, 1j, None, "expected float64 as in the batch's first sample, got complex128"),
     "too big": (np.uint8(1), 256, None, "expected numbers of dtype uint8"),
     "negative": (np.uint8(1), np.int64(-1), None, "expected numbers of dtype uint8"),
     "too big a float": (np.float16(1), 7e4, None, r"expected numbers of dtype float16 \(at most 65504"),
-    "text": (1, "2", None, "expected numbers as in the first sample, got text: '2'"),
+    "text": (1, "2", None, "expected numbers as in the batch's first sample, got text: '2'"),
     "none": (1, None, None, "expected numbers, got None"),
     "an object": (1, object(), None, "expected an array of numbers, got dtype object"),
     "a dict": (1, {"a": 1}, None, "expected an array of numbers, got dtype object"),
     "fewer fields": ((1, 2), (1,), False, r"expected 2 fields \(0, 1\), got 1"),
-    "more fields": ((1, "a"), (1, "a", 2), False, "a tuple of 2 as in the first sample, got a tuple of 3"),
+    "more fields": ((1, "a"), (1, "a", 2), False, "a tuple of 2 as in .* first sample, got a tuple of 3"),
     "no tuple": ((1, 2), 3, False, "expected a tuple with one value per field, got int"),
     "another key": ({"a": 1}, {"b": 1}, False, r"expected a dict with the keys \['a'\] .* the keys \['b'\]"),
     "a key more": ({"a": 1}, {"a": 1, "b": 2}, False, r"expected a dict with the keys \['a'\]"),
@@ -269,7 +277,7 @@ def test_a_sample_unlike_the_first_in_a_process():
     dataset = [{"a": np.zeros(3 if index == 5 else 2)} for index in range(9)]
     loader = DataLoader(dataset, places="cpu", batch_sampler=[[0, 1], [7, 8, 5], [3]], **PROCESSES)
     with pytest.raises(
-        SampleError, match=r"expected shape \(2,\) as in the first sample, got \(3,\)"
+        SampleError, match=r"expected shape \(2,\) as in the batch's first sample, got \(3,\)"
     ) as caught:
         list(loader)
     error = caught.value
@@ -288,7 +296,7 @@ FIRST_SAMPLES = {
 @by_workers
 def test_a_first_sample_without_a_form(case, workers):
     sample, message, field = FIRST_SAMPLES[case]
-    for dataset, index in (([sample] * 4, 0), (iter([sample] * 4), None)):
+    for dataset, index in (([sample] * 4, 0), (Repeating(sample), None)):
         with pytest.raises(SampleError, match=message) as caught:
             list(DataLoader(dataset, places="cpu", batch_size=2, **workers))
         error = caught.value
@@ -519,7 +527,9 @@ def test_ragged_fields_may_be_lists(workers):
     samples = [{"x": [1, 2]}, {"x": []}, {"x": (3,)}, {"x": np.array([4], "i4")}]
     [batch] = DataLoader(samples, places="cpu", batch_size=4, ragged=["x"], **workers)
     assert_same(batch["x"].values, np.array([1, 2, 3, 4]))
-    with pytest.raises(SampleError, match=r"field 'x'.*: the first sample's list is empty"):
+    [batch] = DataLoader(samples[1:], places="cpu", batch_size=3, ragged=["x"], **workers)
+    assert_same(batch["x"].values, np.array([3, 4]))
+    with pytest.raises(SampleError, match=r"field 'x'.*: the lists of all samples of the batch are empty"):
         list(DataLoader(samples[1:], places="cpu", ragged=["x"], **workers))
 
 
@@ -530,7 +540,7 @@ def test_ragged_fields_in_processes():
 
 
 VARYING = {
-    "another dtype": ({"x": np.zeros(2)}, "x", "expected int64 as in the first sample, got float64"),
+    "another dtype": ({"x": np.zeros(2)}, "x", "expected int64 as in the batch's first sample, got float64"),
     "other steps": ({"x": np.zeros((2, 2), int)}, "x", r"expected shape \(-,\) .*, got \(2, 2\)"),
     "a number": ({"x": 3}, "x", r"expected shape \(-,\) .*, got \(\)"),
     "another form": ({"y": np.arange(2)}, None, r"expected a dict with the keys \['x'\]"),

@@ -22,7 +22,7 @@ from gpuloader import (
     cpu_places,
 )
 from gpuloader.testing import simulated_places
-from tests.sample_sets import INLINE, PROCESSES, WORKERS, Counting, Stateful
+from tests.sample_sets import INLINE, PROCESSES, WORKERS, Counting, Made, Stateful, name_workers
 
 
 class Backwards(Sampler):
@@ -270,3 +270,41 @@ def test_without_a_seed_numpys_global_state_decides():
         return run(DataLoader(list(range(20)), places="cpu", batch_size=20, shuffle=True))
 
     assert order() == order()
+
+
+@pytest.mark.parametrize("options", [*WORKERS, PROCESSES], ids=name_workers)
+def test_a_batch_sampler_as_sampler_reads_whole_batches(options):
+    """As in PyTorch: with batch_size=None, the dataset gets the list of a batch's indices."""
+
+    class Rows(Made):
+        def __getitem__(self, indices):
+            assert type(indices) is list
+            return np.array(indices)
+
+    def loader():
+        sampler = BatchSampler(sampler=RandomSampler(range(7)), batch_size=3)
+        return DataLoader(Rows(None), places="cpu", sampler=sampler, batch_size=None, seed=1, **options)
+
+    order = RandomSampler(range(7)).order(1, 0).slice(0, 7).tolist()
+    one = loader()
+    assert len(one) == 3
+    assert [batch.tolist() for batch in one] == [order[:3], order[3:6], order[6:]]
+    assert [batch.tolist() for batch in one] != [order[:3], order[3:6], order[6:]]
+    interrupted = loader()
+    next(iter(interrupted))
+    resumed = loader()
+    resumed.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
+    assert [batch.tolist() for batch in resumed] == [order[3:6], order[6:]]
+
+
+def test_a_batch_sampler_as_sampler_reads_a_tensor_dataset():
+    dataset = TensorDataset(np.arange(10.0).reshape(5, 2), np.arange(5))
+    sampler = BatchSampler(dataset, batch_size=2, drop_last=True)
+    batches = list(DataLoader(dataset, places="cpu", sampler=sampler, batch_size=None))
+    assert [labels.tolist() for _, labels in batches] == [[0, 1], [2, 3]]
+    assert batches[1][0].tolist() == [[4, 5], [6, 7]]
+
+
+def test_a_batch_sampler_as_sampler_cannot_be_divided_among_ranks():
+    with pytest.raises(ValueError, match="which BatchSampler does not guarantee"):
+        DataLoader(range(5), shard=(0, 2), uneven="drop", batch_size=None, sampler=BatchSampler(range(5)))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuloader.order.batch_sampler import BatchSampler
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.sampler import (
     RandomSampler,
@@ -152,6 +153,69 @@ def test_with_replacement_any_number_can_be_drawn(count, wanted):
         assert set(indices) <= set(range(count))
 
 
+@given(count=st.integers(1, 40), wanted=st.integers(1, 200), seed=st.integers(0, 2**64 - 1))
+def test_more_samples_than_there_are_take_one_permutation_after_another(count, wanted, seed):
+    sampler = RandomSampler(range(count), num_samples=wanted)
+    for indices in (list(sampler), ordered(sampler, seed)):
+        assert len(indices) == len(sampler) == wanted
+        for start in range(0, wanted, count):
+            part = indices[start : start + count]
+            assert len(set(part)) == len(part)
+            assert set(part) <= set(range(count))
+
+
+def test_permutations_that_follow_one_another_differ():
+    indices = ordered(RandomSampler(range(100), num_samples=300), 1, 2)
+    assert indices[:100] == Shuffled(100, 1, 2).slice(0, 100).tolist()
+    assert len({tuple(indices[start : start + 100]) for start in (0, 100, 200)}) == 3
+    order = RandomSampler(range(100), num_samples=300).order(1, 2)
+    assert order.slice(95, 260).tolist() == indices[95:260]
+    assert pickle.loads(pickle.dumps(order)).slice(0, 300).tolist() == indices
+
+
+@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
+def test_a_numpy_generator_draws_one_permutation_after_another(make):
+    indices = list(RandomSampler(FIVE, num_samples=12, generator=make(5)))
+    assert [sorted(indices[start : start + 5]) for start in (0, 5)] == [list(range(5))] * 2
+    assert len(indices) == 12
+
+
+SEEDED = {
+    "weighted": lambda generator: WeightedRandomSampler(range(1, 41), 30, generator=generator),
+    "subset": lambda generator: SubsetRandomSampler(range(40), generator),
+}
+
+
+@pytest.mark.parametrize("make", SEEDED.values(), ids=SEEDED)
+@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState])
+def test_a_generator_gives_the_seed(make, kind):
+    """It is drawn once, so an epoch's order is the same wherever a loader resumes, whatever its own seed."""
+    first, same, other = (make(kind(seed)) for seed in (5, 5, 6))
+    assert ordered(first, 1, 2) == ordered(first, 99, 2) == ordered(same, 1, 2)
+    assert ordered(first, 1, 2) != ordered(first, 1, 3)
+    assert ordered(first, 1, 2) != ordered(other, 1, 2)
+    assert list(first) == list(same)
+    assert list(first) != list(first)
+
+
+def test_a_subset_may_be_empty():
+    assert list(SubsetRandomSampler([])) == ordered(SubsetRandomSampler([])) == []
+    assert len(SubsetRandomSampler([])) == 0
+
+
+def test_samplers_can_be_annotated_with_their_indices():
+    assert Sampler[int].__origin__ is Sampler
+    assert issubclass(BatchSampler, Sampler)
+
+    class Names(Sampler[str]):
+        def __iter__(self):
+            return iter(["a"])
+
+    assert list(Names()) == ["a"]
+    with pytest.raises(TypeError, match="Names has no data_source"):
+        len(Names())
+
+
 def test_a_data_set_that_grows_is_read_whole():
     samples = [1, 2, 3]
     sampler = RandomSampler(samples)
@@ -218,7 +282,7 @@ def test_a_subset_is_shuffled():
         (lambda: RandomSampler(FIVE, num_samples=0), ValueError, "num_samples must be .* 1 or more, got 0"),
         (lambda: RandomSampler(FIVE, True, 2.5), ValueError, "num_samples must be .* 1 or more, got 2.5"),
         (lambda: RandomSampler(FIVE, True, True), ValueError, "num_samples must be .* 1 or more, got True"),
-        (lambda: RandomSampler(FIVE, num_samples=6), ValueError, "at most 5, .*, got 6"),
+        (lambda: RandomSampler([], False, 6), ValueError, "num_samples=6, but the data source is empty"),
         (lambda: RandomSampler([], True, 6), ValueError, "num_samples=6, but the data source is empty"),
         (lambda: RandomSampler(FIVE, generator=3), TypeError, "an iterator of indices, .*, got int"),
         (lambda: RandomSampler(FIVE, generator=[1]), TypeError, "an iterator of indices, .*, got list"),
@@ -229,7 +293,8 @@ def test_a_subset_is_shuffled():
         (lambda: WeightedRandomSampler([], 1), ValueError, "0 weights are above 0"),
         (lambda: WeightedRandomSampler([1, 0], 2, False), ValueError, "without replacement: 1 weights"),
         (lambda: WeightedRandomSampler(None, 2), ValueError, "weights must be "),
-        (lambda: SubsetRandomSampler([]), ValueError, "at least one index, got none"),
+        (lambda: SubsetRandomSampler([1], 5), TypeError, "generator must be a torch.Generator, .*, got int"),
+        (lambda: WeightedRandomSampler([1], 1, True, [5]), TypeError, "torch.Generator, .*, got list"),
         (lambda: SubsetRandomSampler(5), TypeError, "indices must be a list of integers, got int"),
         (lambda: SubsetRandomSampler(["a"]), TypeError, "got list of <U1"),
         (lambda: SubsetRandomSampler([True]), TypeError, "boolean mask"),

@@ -469,13 +469,33 @@ class TestWhatCannotBeKept:
 
     def test_samples_of_several_sizes(self):
         samples = [np.zeros(one) for one in (2, 2, 3)]
-        with pytest.raises(SampleError, match=r"dataset index 2.*expected shape \(2,\).*, got \(3,\)"):
+        with pytest.raises(
+            SampleError, match=r"dataset index 2.*expected shape \(2,\).*, got \(3,\)"
+        ) as caught:
             list(DataLoader(samples, places="cpu", cache="host"))
+        assert "a cache needs all samples to have one form; leave cache out" in str(caught.value)
+        assert "ragged" not in str(caught.value)
 
     def test_samples_of_another_size_later_on(self):
         samples = [np.zeros(3)] * 64 + [np.zeros(1)]  # alone in its batch, and would broadcast to the row
-        with pytest.raises(SampleError, match=r"dataset index 64.*expected shape \(3,\).*, got \(1,\)"):
+        message = r"dataset index 64, field '0': expected shape \(3,\) and dtype float64 .*, got shape \(1,\)"
+        with pytest.raises(SampleError, match=f"{message}.*a cache needs all samples to have one form"):
             list(DataLoader(samples, places="cpu", cache="host"))
+
+    @pytest.mark.parametrize("cache", ["host", "device"])
+    @pytest.mark.parametrize(
+        ("first", "later", "message"),
+        [
+            (1, 0.5, r"field '0': expected shape \(\) and dtype int64 as in sample 0, got .* dtype float64"),
+            ({"a": 1}, {"b": 1}, r"expected a dict with the keys \['a'\] .* as in sample 0, got .*\['b'\]"),
+            ((1, 2), (1, 2, 3), "expected a list of 2 .* as in sample 0, got a list of 3"),
+            ((1, 2), {"a": 1}, "expected a list of 2 .* as in sample 0, got a dict"),
+        ],
+    )
+    def test_samples_of_another_form_later_on(self, first, later, message, cache):
+        places = "cpu" if cache == "host" else simulated_places(1)
+        with pytest.raises(SampleError, match=f"dataset index 64.*{message}.*leave cache out"):
+            list(DataLoader([first] * 64 + [later] * 3, places=places, cache=cache))
 
     def test_no_samples(self):
         with pytest.raises(LoaderError, match="the dataset is empty: there is nothing to cache"):

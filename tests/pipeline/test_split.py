@@ -1,5 +1,7 @@
 """Shards: a step is one batch in equal parts, one per place, and masks mark which samples count."""
 
+import collections
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -13,6 +15,7 @@ from gpuloader.order.plan import OrderedPlan, SampledPlan
 from gpuloader.pipeline.split import Masks, ShardedPlan, add_mask, cut
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind
+from tests.sample_sets import Pair
 
 
 class Numbers(Dataset):
@@ -247,7 +250,13 @@ class TestMasks:
 
     def test_stand_last(self):
         assert add_mask([1, 2], 3) == [1, 2, 3]
-        assert add_mask((1, 2), 3) == [(1, 2), 3]  # a (named) tuple stays a tuple
+        assert add_mask((1, 2), 3) == (1, 2, 3)
+        assert add_mask(Pair(1, 2), 3) == [Pair(1, 2), 3]  # its class has no room for a mask
+        assert add_mask("text", 3) == ["text", 3]
+
+    def test_stand_in_a_dict_of_the_same_class(self):
+        batch = add_mask(collections.defaultdict(list, a=1), 3)
+        assert (type(batch), batch) == (collections.defaultdict, {"a": 1, "mask": 3})
 
 
 class TestErrors:

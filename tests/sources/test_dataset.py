@@ -105,7 +105,7 @@ class TestTensorDataset:
         dataset = TensorDataset((images, labels))
         assert dataset.arrays[0] is images
         assert dataset.arrays[1] is labels
-        assert dataset.tensors is dataset.arrays
+        assert dataset.tensors == dataset.arrays
 
     def test_one_array_is_one_field(self):
         (row,) = TensorDataset(np.arange(6).reshape(3, 2))[2]
@@ -120,11 +120,33 @@ class TestTensorDataset:
         dataset = TensorDataset([[[1, 2], [3, 4]], Arraylike(), range(2), memoryview(b"ab")])
         assert [array.dtype for array in dataset.arrays] == [np.int64, np.float32, np.int64, np.uint8]
 
-    def test_a_slice_gives_several_rows(self):
-        assert TensorDataset([range(5)])[1:3][0].tolist() == [1, 2]
+    @pytest.mark.parametrize(
+        ("index", "rows"),
+        [
+            (slice(1, 3), [1, 2]),
+            ([3, 0, -1], [3, 0, 4]),
+            (range(2), [0, 1]),
+            (np.array([4, 0], np.uint8), [4, 0]),
+            (np.array([False, True, False, False, True]), [1, 4]),
+            ([True, False, False, False, False], [0]),
+            ([], []),
+            (np.array([]), []),
+        ],
+        ids=repr,
+    )
+    def test_several_rows_at_once(self, index, rows):
+        found = TensorDataset([range(5), np.arange(10).reshape(5, 2)])[index]
+        assert type(found) is tuple
+        assert [field.tolist() for field in found] == [rows, [[2 * row, 2 * row + 1] for row in rows]]
 
-    def test_numpy_integers_are_indices(self):
-        assert TensorDataset([range(5)])[np.int32(2)] == (2,)
+    @pytest.mark.parametrize("index", [np.int32(2), np.array(2), True + 1])
+    def test_any_whole_number_is_one_row(self, index):
+        assert TensorDataset([range(5)])[index] == (2,)
+
+    @pytest.mark.parametrize("index", [[0.5], ["a"], np.array([1.0]), [[0], 1.5]])
+    def test_other_lists_are_no_indices(self, index):
+        with pytest.raises((TypeError, ValueError)):
+            TensorDataset([range(5)])[index]
 
     @pytest.mark.parametrize("index", [3, -4, 100])
     def test_no_such_sample(self, index):
@@ -201,8 +223,17 @@ class TestChainDataset:
         chained = ChainDataset(iter([Letters("ab"), Letters(""), Letters("c")]))
         assert list(chained) == list(chained) == ["a", "b", "c"]
         assert isinstance(chained, IterableDataset)
-        with pytest.raises(TypeError, match="ChainDataset is an IterableDataset"):
+        with pytest.raises(TypeError, match=r"Letters is an IterableDataset: .* no length unless it"):
             len(chained)
+
+    def test_its_length_is_that_of_its_data_sets(self):
+        class Counted(Letters):
+            def __len__(self):
+                return len(self.letters)
+
+        assert len(ChainDataset([Counted("ab"), Counted(""), Counted("c")])) == 3
+        with pytest.raises(TypeError, match="Letters is an IterableDataset"):
+            len(ChainDataset([Counted("ab"), Letters("c")]))
 
     def test_the_next_is_started_when_the_one_before_has_ended(self):
         class Failing(IterableDataset):
@@ -276,6 +307,51 @@ class TestSubset:
     def test_negative_indices_count_from_the_end_of_a_list(self):
         assert list(Subset("abc", [-1, -3])) == ["c", "a"]
 
+    def test_it_takes_any_list_of_indices(self):
+        for indices in (slice(1, None, 2), range(1, 5, 2), np.array([1, 3]), (1, 3), [1, 3]):
+            subset = Subset(Squares(5), indices)
+            assert list(subset) == [1, 9], indices
+            assert list(subset.indices) == [1, 3]
+
+    def test_its_indices_stay_what_was_passed(self):
+        """As in PyTorch: two lists can be joined, and assigning others takes effect."""
+        subset = Subset(Squares(5), [4, 0])
+        more = [1]
+        assert subset.indices + more == [4, 0, 1]
+        subset.indices = [2]
+        assert list(subset) == [4]
+
+    def test_several_of_them_are_asked_of_the_data_set_at_once(self):
+        subset = Subset(TensorDataset([range(10, 20)]), [4, 0, 7])
+        for index in ([0, 2], slice(0, None, 2), np.array([0, 2]), np.array([True, False, True])):
+            assert subset[index][0].tolist() == [14, 17]
+        assert Subset(subset, [2, 1])[[0, 1]][0].tolist() == [17, 10]
+        with pytest.raises(IndexError):
+            subset[[0, 3]]
+
+    def test_keys_of_a_data_set_like_a_dict(self):
+        animals = {"cat": 1, "dog": 2, 7: 3, ("a", 0): 4}
+        assert list(Subset(animals, ["dog", 7])) == [2, 3]
+        assert Subset(animals, [("a", 0), "cat"])[-1] == 1
+        assert sorted(Subset(animals, animals.keys())) == [1, 2, 3, 4]
+        assert Subset({-5: "x"}, [-5])[0] == "x"
+        with pytest.raises(KeyError, match="bird"):
+            Subset(animals, ["bird"])[0]
+        with pytest.raises(IndexError, match="Subset of 2 samples has no sample 2"):
+            Subset(animals, ["cat", "dog"])[2]
+
+    def test_keys_of_a_data_set_of_its_own_kind(self):
+        class ByName(Dataset):
+            def __getitem__(self, name):
+                return len(name)
+
+            def __len__(self):
+                return 3
+
+        subset = Subset(ByName(), ["one", "three"])
+        assert list(subset) == [3, 5]
+        assert list(pickle.loads(pickle.dumps(Subset({"a": 1}, ["a"])))) == [1]
+
     @pytest.mark.parametrize("index", [2, -3])
     def test_no_such_sample(self, index):
         with pytest.raises(IndexError, match=f"Subset of 2 samples has no sample {index}"):
@@ -302,6 +378,29 @@ class TestSubset:
     def test_what_does_not_fit(self, dataset, indices, kind, problem):
         with pytest.raises(kind, match=problem):
             Subset(dataset, indices)
+
+
+class TestAddingDataSets:
+    def test_the_sum_of_two_is_one_after_the_other(self):
+        both = Squares(3) + Squares(2)
+        assert isinstance(both, ConcatDataset)
+        assert list(both) == [0, 1, 4, 0, 1]
+        assert both.cumulative_sizes == [3, 5]
+        assert [len(one) for one in both.datasets] == [3, 2]
+        assert list(both + Subset([5, 6, 7], [2])) == [0, 1, 4, 0, 1, 7]
+
+    def test_iterable_data_sets_are_chained(self):
+        both = Letters("ab") + Letters("c")
+        assert isinstance(both, ChainDataset)
+        assert list(both) == ["a", "b", "c"]
+
+    def test_what_does_not_fit(self):
+        with pytest.raises(TypeError, match="dataset 1 must have __getitem__ and __len__, got int"):
+            Squares(3) + 5
+        with pytest.raises(TypeError, match="dataset 1 must be map-style, got the IterableDataset Letters"):
+            Squares(3) + Letters()
+        with pytest.raises(TypeError, match="dataset 1 must be an IterableDataset, got Squares"):
+            Letters() + Squares(3)
 
 
 WRAPPED = [
@@ -414,7 +513,7 @@ class TestRandomSplit:
             (["5"], None, ValueError, "numbers of 0 or more, got '5'"),
             ([True, 4], None, ValueError, "numbers of 0 or more, got True"),
             ([5], -1, ValueError, "generator must be an integer from 0 to .*, got -1"),
-            ([5], "seed", TypeError, "a seed or a NumPy generator, got str"),
+            ([5], "seed", TypeError, "a seed, a NumPy generator or a torch.Generator, got str"),
             ([5], True, ValueError, "generator must be an integer from 0 to .*, got True"),
         ],
     )
@@ -431,7 +530,7 @@ class TestArraySource:
     def test_of_a_tensor_dataset_it_is_its_arrays(self):
         dataset = TensorDataset([np.zeros((3, 2)), np.zeros(3)])
         arrays, rows = array_source(dataset)
-        assert arrays is dataset.arrays
+        assert all(found is array for found, array in zip(arrays, dataset.arrays, strict=True))
         assert rows is None
 
     @given(data=st.data(), depth=st.integers(1, 4))

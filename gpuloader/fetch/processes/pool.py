@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import LoaderError
-from gpuloader.collate.form import Form
 from gpuloader.collate.items import ItemState
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all
 from gpuloader.fetch.processes.starting import Start
-from gpuloader.fetch.processes.wire import NO_ROW, Board, Kind, Message, dumps, dumps_for_stranger
+from gpuloader.fetch.processes.wire import NO_ROW, Board, dumps, dumps_for_stranger
 
 MOST_DEATHS = 3
 """With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error."""
@@ -67,9 +66,6 @@ class Pool:
 
     def __init__(self, start: Start, ahead: int, columns: int, count: int) -> None:
         self.start = start
-        collation = start.setup.reading.collation
-        self.form: Form | None = None
-        self.is_settled = collation.whole or collation.feeds is not None
         self.process = os.getpid()
         self.serial = 0
         self.board, self._descriptor = Board.create(ahead, columns)
@@ -104,14 +100,6 @@ class Pool:
     def dumps(self, value: Any) -> bytes:
         """Pickle a value for the workers."""
         return dumps(value) if self.start.method == "fork" else dumps_for_stranger(value)
-
-    def settle(self, form: Form, by: WorkerProcess) -> None:
-        """Adopt the form that one worker settled, and send it to the others."""
-        self.form, self.is_settled = form, True
-        payload = self.dumps(form)
-        for other in self.workers:
-            if other is not by:
-                other.send(Message(Kind.FORM, payload=payload))
 
     def write_indices(self, job: Job) -> tuple[int, bytes]:
         """Return the row of the board to which a job's indices were written, or NO_ROW and them pickled."""

@@ -44,19 +44,18 @@ class Kind(IntEnum):
     # From the loader.
     SETUP = 1  # descriptor: the parcel with the dataset
     BOARD = 2  # descriptor: the board; a: rows, b: columns
-    EPOCH = 3  # b: seed, c: epoch, d: serial; payload: form and item state
-    FORM = 4  # payload: the form that another worker settled
-    ARENA = 5  # descriptor: memory of slots; a: the arena's number, b: its bytes
-    FORGET = 6  # a: number of an arena that no longer exists
-    TASK = 7  # a: row of the board, b: batch, c: samples; arena, d: offset, e: size of the slot (0: none yet)
-    SLOT = 8  # answers NEED; arena, d: offset, e: size of the slot (0: refused)
+    EPOCH = 3  # b: seed, c: epoch, d: serial; payload: item state
+    ARENA = 4  # descriptor: memory of slots; a: the arena's number, b: its bytes
+    FORGET = 5  # a: number of an arena that no longer exists
+    TASK = 6  # a: row of the board, b: batch, c: samples; arena, d: offset, e: size of the slot (0: none yet)
+    SLOT = 7  # answers NEED; arena, d: offset, e: size of the slot (0: refused)
     # From the worker.
-    NEED = 9  # asks for a slot; b: batch, c: bytes; payload: the worker's form
-    DONE = 10  # b: batch, c: start, d: end of the work, ns; payload: layout, objects and state if new
-    END = 11  # b: batch; there is no batch, because the items ran out or the epoch is over
-    ERROR = 12  # b: batch or NO_BATCH; payload: the exception
+    NEED = 8  # asks for a slot; b: batch, c: bytes
+    DONE = 9  # b: batch, c: start, d: end of the work, ns; payload: layout, objects and state if new
+    END = 10  # b: batch; there is no batch, because the items ran out or the epoch is over
+    ERROR = 11  # b: batch or NO_BATCH; payload: the exception
     # To the worker, before SETUP.
-    LIST = 13  # descriptor: a packed list of the dataset
+    LIST = 12  # descriptor: a packed list of the dataset
 
 
 @dataclass(slots=True)

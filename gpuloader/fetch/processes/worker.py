@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.platforms import keep_freed_memory
 from gpuloader.base.processes import die_with_parent
-from gpuloader.collate.form import Form
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import as_failure
@@ -115,11 +114,7 @@ class _Worker:
 
     def _begin_epoch(self, message: Message) -> None:
         seed, epoch, self._serial = message.b, message.c, message.d
-        form: Form | None
-        reached: ItemState | None
-        form, reached = pickle.loads(message.payload)
-        if form is not None:
-            self._assembler.adopt(form)
+        reached: ItemState | None = pickle.loads(message.payload)
         begin_draws(seed, epoch)
         self._seeds = seed, epoch
         setup, reading = self._setup, self._setup.reading
@@ -134,13 +129,10 @@ class _Worker:
         tell_worker(info)
 
     def _take(self, message: Message) -> None:
-        """Handle a message that is not a task: memory to map or to forget, or a form."""
+        """Handle a message that is not a task: memory to map or to forget."""
         if message.kind == Kind.FORGET:
             self._arenas.pop(message.a, None)
             self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
-            return
-        if message.kind == Kind.FORM:
-            self._assembler.adopt(pickle.loads(message.payload))
             return
         assert message.descriptor is not None
         try:
@@ -192,8 +184,7 @@ class _Worker:
         return listed
 
     def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
-        form = self._assembler.form
-        self._tell(Message(Kind.NEED, b=number, c=nbytes, payload=dumps(form)))
+        self._tell(Message(Kind.NEED, b=number, c=nbytes))
         while (message := self._receive()).kind != Kind.SLOT:
             if message.kind in (Kind.TASK, Kind.EPOCH):
                 self._inbox.append(message)

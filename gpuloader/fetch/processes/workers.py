@@ -27,8 +27,7 @@ from gpuloader.watch.tracing import WORKER, mark
 class ProcessWorkers:
     """Fetches one epoch with a pool of worker processes; only the consumer calls the methods.
 
-    A task goes to the worker with the fewest, or for an iterable dataset to each worker in turn. The batch
-    that settles the form is sent alone, so that no two workers settle different forms.
+    A task goes to the worker with the fewest, or for an iterable dataset to each worker in turn.
 
     Parameters
     ----------
@@ -66,6 +65,7 @@ class ProcessWorkers:
         pool.board.serial[0] = pool.serial
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}
+        self._full: set[int] = set()
         for worker in pool.workers:
             self._listen_to(worker)
             self._begin(worker)
@@ -73,11 +73,12 @@ class ProcessWorkers:
     def _listen_to(self, worker: WorkerProcess) -> None:
         for descriptor in (worker.link.fileno(), worker.sentinel):
             self._by_descriptor[descriptor] = worker
+            self._full.discard(descriptor)  # a dead worker's link may have had the same number
             self._poll.register(descriptor, select.POLLIN)
 
     def _begin(self, worker: WorkerProcess) -> None:
         terms, pool = self._terms, self._pool
-        payload = pool.dumps((pool.form, self._reached.get(worker.number)))
+        payload = pool.dumps(self._reached.get(worker.number))
         worker.send(Message(Kind.EPOCH, b=terms.seed, c=terms.epoch, d=pool.serial, payload=payload))
 
     def resize(self, workers: int, ahead: int) -> None:
@@ -144,8 +145,8 @@ class ProcessWorkers:
             raise
 
     def _hand_out(self) -> None:
-        pool, window = self._pool, self._window
-        while (pool.is_settled or window.is_idle) and (worker := self._next_worker()) is not None:
+        window = self._window
+        while (worker := self._next_worker()) is not None:
             job = window.next_job()
             if job is None:
                 return
@@ -173,17 +174,32 @@ class ProcessWorkers:
 
     def _hear(self, milliseconds: float | None) -> bool:
         """Handle the answers and deaths that arrive in time (None: no limit); return False if none does."""
+        self._watch_full_links()
         ready = self._poll.poll(milliseconds)
         try:
-            for descriptor, _ in ready:
+            for descriptor, events in ready:
                 worker = self._by_descriptor[descriptor]
-                if descriptor == worker.sentinel or not self._receive(worker):
+                if events == select.POLLOUT:
+                    worker.flush()
+                elif descriptor == worker.sentinel or not self._receive(worker):
                     self._bury(worker)
                     break  # the other ready descriptors may have been closed and reused
         except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
         return bool(ready)
+
+    def _watch_full_links(self) -> None:
+        """Wake `_hear` as soon as a link has room for messages that wait.
+
+        A worker that has asked for a slot says nothing until it has one, and the answer may be one of them.
+        """
+        full = {worker.link.fileno() for worker in self._pool.workers if worker.unsent}
+        for descriptor in full ^ self._full:
+            if descriptor in self._by_descriptor:
+                events = select.POLLIN | (select.POLLOUT if descriptor in full else 0)
+                self._poll.modify(descriptor, events)
+        self._full = full
 
     def _receive(self, worker: WorkerProcess) -> bool:
         """Receive and handle one message of a worker; return False if it closed the link and so has ended."""
@@ -233,10 +249,7 @@ class ProcessWorkers:
 
     def _grant(self, worker: WorkerProcess, job: Job, message: Message) -> None:
         """Answer a worker's request for a slot: send it one, or refuse and end the job with the error."""
-        pool = self._pool
         try:
-            if not pool.is_settled:
-                pool.settle(pickle.loads(message.payload), worker)
             if self._closing:
                 raise LoaderError("the epoch is over")
             slot = self._window.reserve(job, message.c)

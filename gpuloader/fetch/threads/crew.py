@@ -136,17 +136,15 @@ class Threads:
         held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
         return timed_out(who, self._process, self._timeout, job.number, held or job.indices)
 
-    def close(self, window: Window, give_up: Callable[[], object] | None = None) -> bool:
+    def close(self, window: Window) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end.
 
-        `give_up` wakes threads that wait for the form. In a forked process it does nothing: the threads do
-        not exist there, and locks they held may still be locked.
+        In a forked process it does nothing: the threads do not exist there, and locks they held may still be
+        locked.
         """
         if os.getpid() != self._process:
             return False
         self.closed.set()
-        if give_up is not None:
-            give_up()
         for tasks in self._queues:
             tasks.put(None)
         deadline = monotonic() + CLOSING_TIME

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter_ns
 
-from gpuloader.base.errors import QueueClosed, SampleError
+from gpuloader.base.errors import SampleError
 from gpuloader.collate.assembly import Assembler, Assembly
 from gpuloader.collate.gather import Gatherer, Gathering
 from gpuloader.collate.items import ItemStream
@@ -36,31 +36,24 @@ class _Parts:
         self._error: tuple[int, int, BaseException] | None = None
         self._lock = threading.Lock()
 
-    def run(self, start: int, stop: int, give_up: Callable[[], object] | None, worker: int) -> None:
-        """Fetch a part; the thread that fetches the last one finishes the job.
-
-        Only the part that settles the form has a `give_up`. If it fails, this wakes the threads that wait for
-        the form.
-        """
+    def run(self, start: int, stop: int, worker: int) -> None:
+        """Fetch a part; the thread that fetches the last one finishes the job."""
         begun = perf_counter_ns()
         error: BaseException | None = None
         try:
             if self._error is None and not self._threads.closed.is_set():
-                self._assembly.fetch(start, stop, settles=give_up is not None)
+                self._assembly.fetch(start, stop)
         except BaseException as raised:
             error = raised
         ended = perf_counter_ns()
         mark("fetch", begun, ended)
         with self._lock:
-            # Keep the error that is first in the batch's order, not in time. A part that gave up waiting for
-            # the form has only a `QueueClosed`, which ranks last.
-            if error is not None and (self._error is None or _rank(start, error) < _rank(*self._error[1:])):
+            # Keep the error that is first in the batch's order, not in time.
+            if error is not None and (self._error is None or start < self._error[1]):
                 self._error = worker, start, error
             self._job.busy += ended - begun
             self._left -= 1
             is_last = not self._left
-        if error is not None and give_up is not None:
-            give_up()
         if is_last:
             self._finish(worker)
 
@@ -75,10 +68,6 @@ class _Parts:
         except BaseException as raised:
             error = raised
         _end_job(self._job, staged, error, worker, self._threads)
-
-
-def _rank(start: int, error: BaseException) -> tuple[bool, int]:
-    return isinstance(error, QueueClosed), start
 
 
 def _end_job(
@@ -115,7 +104,6 @@ class ThreadWorkers:
         self._window = window
         self._count = crew.count
         self._meter = meter
-        self._settled = False
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._threads = Threads(crew, [self._tasks] * crew.count)
 
@@ -136,8 +124,7 @@ class ThreadWorkers:
         """Return the next batch, or None if `get` would wait."""
         self._threads.check()
         window = self._window
-        self._settled = self._settled or _is_settled(self._assembler)
-        while (self._settled or window.is_idle) and (job := window.next_job()) is not None:
+        while (job := window.next_job()) is not None:
             self._hand_out(job)
         return deliver(window, self._meter)
 
@@ -150,47 +137,33 @@ class ThreadWorkers:
             return
         samples = len(job.indices)
         count = min(self._count, samples) or 1
-        give_up: Callable[[], object] | None = None
-        if isinstance(assembler, Assembler):
-            give_up = None if self._settled else assembler.give_up
-        elif isinstance(assembly, Gathering):
+        if isinstance(assembly, Gathering):
             count = max(min(count, assembly.layout.nbytes // PART_NBYTES), 1)
         parts = _Parts(job, assembly, count, self._threads)
         for part in range(count):
             start, stop = part * samples // count, (part + 1) * samples // count
-            run = partial(parts.run, start, stop, give_up if part == 0 else None)
-            self._tasks.put((run, job, start, stop))
+            self._tasks.put((partial(parts.run, start, stop), job, start, stop))
 
     def close(self) -> bool:
         """Stop the threads; return False if one did not end in time."""
-        give_up = self._assembler.give_up if isinstance(self._assembler, Assembler) else None
-        return self._threads.close(self._window, give_up)
-
-
-def _is_settled(assembler: Assembler | Gatherer) -> bool:
-    """Return whether the form is known; until then only one batch is in progress, to settle it."""
-    if isinstance(assembler, Gatherer):
-        return True
-    return assembler.form is not None or assembler.collation.whole
+        return self._threads.close(self._window)
 
 
 class ThreadStreams:
     """Threads that each read an iterable dataset; their batches are delivered in turn.
 
-    The parameters are those of `ThreadWorkers`, plus `streams`, one per thread, and `turn`, the number of the
-    thread that yields the first batch.
+    The parameters are those of `ThreadWorkers`, except that `streams`, one per thread, take the place of the
+    assembler; `turn` is the number of the thread that yields the first batch.
     """
 
     def __init__(
         self,
-        assembler: Assembler,
         streams: Sequence[ItemStream | ShareStream],
         window: Window,
         crew: Crew,
         meter: Meter,
         turn: int,
     ) -> None:
-        self._assembler = assembler
         self._streams = streams
         self._window = window
         self._meter = meter
@@ -213,7 +186,7 @@ class ThreadStreams:
 
     def _hand_out(self) -> None:
         window = self._window
-        while self._turns and (_is_settled(self._assembler) or window.is_idle):
+        while self._turns:
             job = window.next_job()
             if job is None:
                 return

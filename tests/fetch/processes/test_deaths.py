@@ -157,10 +157,10 @@ def begin_and_die(number):
 
 
 def test_a_worker_that_dies_before_it_has_anything_to_do_is_not_replaced_for_ever():
-    """The first batch, which settles the form, is sent alone, so the second worker has no task."""
+    """There is only one batch, so the second worker has no task."""
     slow = partial(time.sleep, 2)
     one = loader(
-        Faulty(actions={0: slow}),
+        Faulty(4, actions={0: slow}),
         worker_init_fn=begin_and_die,
         on_worker_death="respawn",
         start_method="forkserver",

@@ -1,0 +1,200 @@
+"""The one place that validates values and converts them to their fields."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import LoaderError, SampleError
+from gpuloader.fields.casting import cast, cast_exactly
+from gpuloader.fields.spec import Array, Dims, describe, is_stageable, native
+from gpuloader.fields.tensors import describe_dtype, is_tensor, tensor_array
+
+Conversion = Callable[[object, np.dtype[Any], Dims], Array]
+"""`convert` or `convert_alike`: returns a value as an array of a dtype and shape, or raises `SampleError`."""
+
+IF_IT_VARIES = (
+    "if its length varies, name the field in ragged or pad, or choose batches of samples of equal length "
+    "(bucketing) with a batch_sampler"
+)
+"""The ways out of samples of different shapes in one batch, for error messages."""
+
+
+def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
+    """Return one sample's value as an array of `dtype` and `shape`.
+
+    Accepts numbers, nested lists, arrays and numeric strings. A value of another shape is reshaped if the
+    element counts match and it contradicts no fixed dimension (28 x 28 to 784, a number to [1]). Finite
+    numbers are cast as NumPy casts them: in an integer field 3.7 becomes 3, as in Paddle.
+
+    Parameters
+    ----------
+    value : object
+        The value from the reader.
+    dtype : numpy.dtype
+        The field's dtype.
+    shape : tuple of int or None
+        Shape of one sample; None stands for any size.
+
+    Raises
+    ------
+    SampleError
+        The value is not numeric, is a ragged list, has a shape that does not fit, is NaN or infinity for an
+        integer field, or is outside the range of the field's dtype. The caller adds batch, sample and field.
+
+    Examples
+    --------
+    >>> convert([1, 2, 3, 4], np.dtype("float32"), (2, 2))
+    array([[1., 2.],
+           [3., 4.]], dtype=float32)
+    """
+    return fit(cast(as_numbers(value, dtype), dtype), shape)
+
+
+def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str = IF_IT_VARIES) -> Array:
+    """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
+
+    For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays what it is.
+
+    Raises
+    ------
+    SampleError
+        The value has another shape, which the `advice` is about if no dimension is free, or numbers that
+        `dtype` cannot hold exactly.
+
+    Examples
+    --------
+    >>> convert_alike(0.5, np.dtype("int64"), ())
+    Traceback (most recent call last):
+    gpuloader.base.errors.SampleError: expected int64 as in the batch's first sample, got float64
+    """
+    if isinstance(value, str | bytes):
+        raise SampleError(f"expected numbers as in the batch's first sample, got text: {_shorten(value)}")
+    if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
+        # An empty sequence fits steps of any shape and dtype.
+        return np.empty([size or 0 for size in shape], dtype)
+    array = as_numbers(value, dtype if is_tensor(value) else None)
+    if not _matches(array.shape, shape):
+        advice = "" if None in shape else f"; {advice}"
+        raise SampleError(
+            f"expected shape {describe(shape)} as in the batch's first sample, got {describe(array.shape)}"
+            f"{advice}"
+        )
+    return cast_exactly(array, dtype)
+
+
+def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
+    """Return `value` as an array of numbers in native byte order.
+
+    A tensor of a dtype that NumPy lacks becomes its bits; see `bits_dtype`. Text becomes float64.
+
+    Parameters
+    ----------
+    value : object
+        Numbers in any form that NumPy or torch knows.
+    wanted : numpy.dtype or None
+        The dtype that the array will be cast to, if known. Text then becomes an integer if this is an integer
+        dtype, because a float keeps only 53 bits of an id. A tensor's numbers then stay numbers.
+
+    Raises
+    ------
+    SampleError
+        The value does not consist of numbers, or has masked ones.
+    """
+    if value is None:
+        raise SampleError("expected numbers, got None: every sample needs a value in every field")
+    try:
+        if is_tensor(value):
+            return tensor_array(value, wanted)
+        array = np.asarray(value)
+    except (LoaderError, MemoryError):
+        raise
+    except Exception as error:  # `__array__` of another library may raise anything
+        raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
+    _check_mask(value)
+    if array.dtype.kind in "US":
+        try:
+            array = _parse_text(array, wanted)
+        except ValueError as error:
+            raise SampleError(f"expected numbers, got text: {_shorten(value)}") from error
+    if array.dtype == object and wanted is not None and wanted.kind == "f" and _is_real(array):
+        array = array.astype(np.float64)
+    if not is_stageable(array.dtype):
+        raise SampleError(
+            f"expected an array of numbers, got dtype {array.dtype} from {type(value).__name__} "
+            f"{_shorten(value)}; convert it in the reader, e.g. with numpy.asarray(value, 'float32')"
+        )
+    return array if array.dtype.isnative else array.astype(native(array.dtype))
+
+
+def _check_mask(value: object) -> None:
+    """Raise `SampleError` if masked elements would become numbers."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is None or type(value) is np.ndarray:
+        return
+    values = value if isinstance(value, list | tuple) else (value,)
+    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, masked.MaskedArray)}
+    if kinds and any(masked.is_masked(one) for one in values if type(one) in kinds):
+        raise SampleError(
+            "expected numbers, got an array with masked elements, which a batch cannot hold; fill them, e.g. "
+            "with value.filled(0), and return the mask as another field"
+        )
+
+
+def _is_real(array: Array) -> bool:
+    """Return whether an array of objects consists of Decimals, fractions and large integers."""
+    return all(isinstance(one, numbers.Number) and not isinstance(one, complex) for one in array.flat)
+
+
+def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
+    if wanted is not None and wanted.kind in "iu":
+        with contextlib.suppress(ValueError, OverflowError):  # "2.5" or out of range: left to `cast`
+            if wanted.kind == "u" and any("-" in text for text in array.astype(str).flat):
+                return array.astype(np.float64)  # NumPy 1.26 would parse "-1" as 2**64 - 1
+            return array.astype(f"{wanted.kind}8")
+    floats = array.astype(np.float64)
+    infinite = np.isinf(floats)
+    if infinite.any() and any("inf" not in text.lower() for text in array[infinite].astype(str).flat):
+        raise SampleError(
+            f"expected numbers up to {np.finfo(np.float64).max}, got text: {array[infinite][0]}"
+        )
+    return floats
+
+
+def fit(array: Array, shape: Dims) -> Array:
+    """Return `array` reshaped to `shape` if the element counts match, or raise `SampleError`."""
+    if _matches(array.shape, shape):
+        return array
+    unknown = sum(size is None for size in shape)
+    known = math.prod(size for size in shape if size is not None)
+    if unknown == 0 and array.size == known:
+        return array.reshape([size or 0 for size in shape])
+    if unknown == 1 and known and array.size % known == 0 and array.ndim != len(shape):
+        return array.reshape([-1 if size is None else size for size in shape])
+    raise SampleError(f"expected shape {describe(shape)}, got {describe(array.shape)}")
+
+
+def _matches(got: tuple[int, ...], expected: Dims) -> bool:
+    return len(got) == len(expected) and all(
+        size is None or size == actual for size, actual in zip(expected, got, strict=True)
+    )
+
+
+def describe_field(shape: Dims, dtype: np.dtype[Any]) -> str:
+    """Return the shape and the dtype of a field's samples as text.
+
+    >>> describe_field((None, 784), np.dtype("float32"))
+    'shape (-, 784) and dtype float32'
+    """
+    return f"shape {describe(shape)} and dtype {describe_dtype(dtype)}"
+
+
+def _shorten(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,167 @@
+"""Torch's tensors as NumPy arrays, without importing torch, and the dtypes of torch that NumPy lacks.
+
+A tensor of such a dtype, for example bfloat16, is staged as its bits. The bits' dtype is a structured one
+whose only field has the torch dtype's name, so that no bits are ever taken for numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.spec import Array
+
+_PREFIX = "torch."
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+"""The integers of each size that hold bits; every release of torch exchanges these with NumPy."""
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is torch's tensor.
+
+    >>> is_tensor(np.zeros(2))
+    False
+    """
+    torch = sys.modules.get("torch")
+    # `import torch` may still be running in another thread.
+    kind = getattr(torch, "Tensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def can_stage(value: object) -> bool:
+    """Return whether a value is anything but a tensor that is sparse, nested, quantized or on another device.
+
+    >>> can_stage(np.zeros(2))
+    True
+    """
+    return not is_tensor(value) or not _find_obstacle(value)
+
+
+def _find_obstacle(tensor: Any) -> str:
+    """Return why a tensor cannot be staged, for an error message; empty if it can."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not sys.modules["torch"].strided:
+        return f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    return "" if tensor.device.type == "cpu" else f"a tensor on {tensor.device}"
+
+
+def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
+    """Return a tensor's numbers as an array, sharing its memory where possible.
+
+    The gradient is left behind, and pending conjugations and negations are carried out.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        The tensor.
+    wanted : numpy.dtype or None
+        The dtype that the numbers will be cast to, if known. Numbers of a dtype that NumPy lacks then become
+        float32 or complex64, which hold them exactly. Otherwise they become bits.
+
+    Raises
+    ------
+    SampleError
+        The tensor is not dense, or not in host memory.
+    """
+    array: Array
+    with suppress(RuntimeError, TypeError):
+        array = tensor.numpy()
+        return array
+    if obstacle := _find_obstacle(tensor):
+        raise SampleError(
+            f"expected a dense tensor in host memory, got {obstacle}; only a collate_fn may return one, and "
+            "it is delivered as it is"
+        )
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    with suppress(TypeError):  # a dtype that NumPy lacks
+        array = plain.numpy()
+        return array
+    return _as_bits(plain) if wanted is None or torch_name(wanted) is not None else _widen(plain, wanted)
+
+
+def _as_bits(tensor: Any) -> Array:
+    integers = getattr(sys.modules["torch"], _INTEGERS[tensor.element_size()])
+    bits: Array = tensor.view(integers).numpy()
+    return bits.view(bits_dtype(str(tensor.dtype).removeprefix(_PREFIX), bits.itemsize))
+
+
+def _widen(tensor: Any, wanted: np.dtype[Any]) -> Array:
+    torch: Any = sys.modules["torch"]
+    try:
+        wide: Array = tensor.to(torch.complex64 if tensor.dtype.is_complex else torch.float32).numpy()
+    except (RuntimeError, TypeError) as error:
+        raise SampleError(f"expected {wanted}, got {tensor.dtype}, which cannot be converted") from error
+    return wide
+
+
+@cache
+def bits_dtype(name: str, itemsize: int) -> np.dtype[Any]:
+    """Return the dtype of the bits of torch's dtype with this name.
+
+    >>> bits_dtype("bfloat16", 2).itemsize
+    2
+    """
+    return np.dtype([(_PREFIX + name, _INTEGERS[itemsize])])
+
+
+def torch_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name of the torch dtype whose bits a dtype holds; None for a dtype of numbers.
+
+    >>> torch_name(bits_dtype("bfloat16", 2)), torch_name(np.dtype("float32"))
+    ('bfloat16', None)
+    """
+    names = dtype.names
+    if names is None or len(names) != 1 or not names[0].startswith(_PREFIX):
+        return None
+    return names[0].removeprefix(_PREFIX)
+
+
+def describe_dtype(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name for messages.
+
+    >>> describe_dtype(bits_dtype("bfloat16", 2)), describe_dtype(np.dtype("float32"))
+    ('torch.bfloat16', 'float32')
+    """
+    name = torch_name(dtype)
+    return str(dtype) if name is None else _PREFIX + name
+
+
+def as_integers(array: Array) -> Array:
+    """Return bits, or numbers of a dtype that NumPy itself lacks, as integers over the same memory.
+
+    >>> as_integers(np.zeros(2, bits_dtype("bfloat16", 2))).dtype
+    dtype('int16')
+    """
+    return array.view(_INTEGERS[array.itemsize])
+
+
+def bits_of(number: float, dtype: np.dtype[Any]) -> Array:
+    """Return a number as an array without dimensions that holds its bits in torch's dtype.
+
+    Raises
+    ------
+    SampleError
+        The dtype cannot hold the number, not even rounded.
+    """
+    torch: Any = sys.modules["torch"]
+    name = torch_name(dtype)
+    assert name is not None
+    held_as = getattr(torch, name)
+    wide = torch.complex128 if held_as.is_complex else torch.float64
+    try:
+        held = torch.tensor(number, dtype=wide).to(held_as)
+        back = held.to(wide).item()
+    except (RuntimeError, TypeError) as error:
+        raise SampleError(f"no number can be converted to {describe_dtype(dtype)}") from error
+    # Rounding moves a number by less than half of it; out of range, it becomes NaN, infinity or the limit.
+    if not (back == number or abs(back - number) < abs(number) / 2 or (number != number and back != back)):
+        raise SampleError(f"{describe_dtype(dtype)} cannot hold {number!r}")
+    return _as_bits(held)

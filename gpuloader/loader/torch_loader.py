@@ -1,0 +1,204 @@
+"""What `gpuloader.torch` has of its own: a loader, a split and collate functions like those of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gpuloader.loader import dataset_loader
+from gpuloader.order.generators import GeneratorLike, draw_seed
+from gpuloader.sources import dataset_subset
+from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
+
+
+class DataLoader(dataset_loader.DataLoader[S]):
+    """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
+
+    Batches are tensors of PyTorch in host memory, so a program that moves them to a device runs unchanged.
+    With ``places="cuda"`` they arrive on the GPU; then delete ``.to(device)``.
+
+    Parameters
+    ----------
+    dataset : object
+        A map-style or iterable dataset, of PyTorch or of this package.
+    batch_size : int or None
+        Samples per batch. None delivers single samples.
+    shuffle : bool or None
+        True draws a new order for every epoch.
+    sampler : iterable or None
+        Yields indices. Excludes shuffle.
+    batch_sampler : iterable or None
+        Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last.
+    num_workers : int or 'auto'
+        0 loads in the calling thread; n starts n worker processes; 'auto' finds the number.
+    collate_fn : callable or None
+        Makes a batch from a list of samples. None stacks the samples field by field.
+    pin_memory, pin_memory_device : bool and str
+        Accepted, without effect: batches for a GPU are always copied from page-locked memory.
+    drop_last : bool
+        True drops an incomplete last batch.
+    timeout : float
+        Seconds to wait for a batch from a worker; 0 means no limit.
+    worker_init_fn : callable or None
+        Called in each worker with the worker's number, before its first sample.
+    multiprocessing_context : str, multiprocessing context, or None
+        How worker processes start.
+    generator : torch.Generator or None
+        Gives the loader its seed, which is drawn once, when the loader is made. None draws the seed from
+        PyTorch's global generator at the first epoch, so that ``torch.manual_seed`` determines it.
+    prefetch_factor : int or None
+        Batches in progress per worker; None means 2.
+    persistent_workers : bool
+        True keeps worker processes from one epoch to the next.
+    in_order : bool
+        True delivers batches in the sampler's order.
+    places : place, str, torch.device, or list of them, or None
+        Where batches land; None uses the first GPU, or host memory if there is none.
+    output : str or None
+        The library whose arrays make up a batch.
+    **options
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``shard`` or ``transforms``.
+
+    Raises
+    ------
+    ValueError
+        Options exclude each other, or a value is out of range.
+    TypeError
+        A value has the wrong type, or an option does not exist.
+    ImportError
+        PyTorch is not installed.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> torch = pytest.importorskip("torch")
+    >>> from gpuloader.torch import DataLoader, TensorDataset  # was: from torch.utils.data import …
+    >>> dataset = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([7, 8, 9]))
+    >>> for images, labels in DataLoader(dataset, 2, num_workers=2, pin_memory=True):
+    ...     print(tuple(images.shape), labels)
+    (2, 2) tensor([7, 8])
+    (1, 2) tensor([9])
+    """
+
+    def __init__(
+        self,
+        dataset: Readable[S] | Iterable[S],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | str = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: Any = None,
+        generator: GeneratorLike = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        places: Any = "cpu",
+        output: str | None = "torch",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=_keep if collate_fn is None and batch_size is None else collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            places=places,
+            output=output,
+            **options,
+        )
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:
+        """The function that was passed, or PyTorch's function for what the loader does by itself."""
+        function = super().collate_fn
+        if function is None:
+            return default_collate
+        return default_convert if function is _keep else function
+
+    @staticmethod
+    def _draw_seed() -> int:
+        import torch
+
+        return draw_seed(torch.default_generator)
+
+
+def _keep(sample: Any) -> Any:
+    """Return a single sample unchanged: its arrays become tensors, and its numbers stay, as in PyTorch."""
+    return sample
+
+
+def default_collate(samples: Sequence[Any]) -> Any:
+    """Return the batch that PyTorch's own ``default_collate`` makes of a list of samples.
+
+    A loader without a ``collate_fn`` collates by itself, with the same results but faster. Use this function
+    inside your own ``collate_fn``, for example after sorting or padding the samples.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> _ = pytest.importorskip("torch")
+    >>> default_collate([{"label": 1, "name": "cat"}, {"label": 2, "name": "dog"}])
+    {'label': tensor([1, 2]), 'name': ['cat', 'dog']}
+    """
+    from torch.utils.data import default_collate
+
+    return default_collate(samples)
+
+
+def default_convert(sample: Any) -> Any:
+    """Return a sample with PyTorch's tensors in place of NumPy's arrays, as ``batch_size=None`` does.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> _ = pytest.importorskip("torch")
+    >>> default_convert({"image": np.zeros(2, "float32"), "name": "cat"})
+    {'image': tensor([0., 0.]), 'name': 'cat'}
+    """
+    from torch.utils.data import default_convert
+
+    return default_convert(sample)
+
+
+def random_split(
+    dataset: MapStyle[S], lengths: Sequence[float], generator: int | GeneratorLike = None
+) -> list[Subset[S]]:
+    """Split a dataset at random, into the same parts as ``torch.utils.data.random_split``.
+
+    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator
+    PyTorch's global one is used, so that ``torch.manual_seed`` determines the parts.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> torch = pytest.importorskip("torch")
+    >>> _ = torch.manual_seed(0)
+    >>> train, test = random_split(range(5), [0.8, 0.2])
+    >>> list(train), list(test)
+    ([4, 0, 1, 3], [2])
+    """
+    if generator is None:
+        import torch
+
+        generator = torch.default_generator
+    return dataset_subset.random_split(dataset, lengths, generator)

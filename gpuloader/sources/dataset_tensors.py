@@ -1,0 +1,106 @@
+"""`TensorDataset`: the rows of arrays, or of PyTorch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpuloader.fields.spec import is_stageable
+from gpuloader.sources.dataset_base import Dataset, check_index, select_many
+from gpuloader.sources.frameworks import is_torch_tensor
+
+
+class TensorDataset(Dataset[tuple[Any, ...]]):
+    """The rows of arrays: a sample is a tuple of one row from each array.
+
+    Parameters
+    ----------
+    *arrays : array-like
+        Arrays of numbers with the same number of rows, or one list of such arrays. They are not copied.
+
+    Attributes
+    ----------
+    tensors : tuple
+        What was passed: PyTorch's tensors as they are, anything else as NumPy arrays.
+
+    Raises
+    ------
+    TypeError
+        There are no arrays, or one does not hold numbers or is not in host memory.
+    ValueError
+        An array has no first dimension, or the numbers of rows differ.
+
+    Notes
+    -----
+    As in PyTorch, a slice, or a list, NumPy array or tensor of indices or booleans, selects several rows at
+    once. The rows of tensors are tensors.
+
+    Examples
+    --------
+    >>> dataset = TensorDataset([np.zeros((2, 3)), [[7], [8]]])
+    >>> dataset[1]
+    (array([0., 0., 0.]), array([8]))
+    >>> dataset[[1, 0]][1].tolist()
+    [[8], [7]]
+    """
+
+    tensors: tuple[Any, ...]
+
+    def __init__(self, *arrays: ArrayLike | Sequence[ArrayLike]) -> None:
+        given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
+        if not given:
+            raise TypeError("a TensorDataset needs at least one array, got none")
+        rows = [_as_rows(position, array) for position, array in enumerate(given)]
+        for position, array in enumerate(rows):
+            if len(array) != len(rows[0]):
+                raise ValueError(
+                    f"arrays must have the same number of rows, but array 0 has {len(rows[0])} "
+                    f"and array {position} has {len(array)}"
+                )
+        self.tensors = tuple(
+            one if is_torch_tensor(one) else array for one, array in zip(given, rows, strict=True)
+        )
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The rows as NumPy arrays, which share the memory of what was passed."""
+        return tuple([np.asarray(tensor) for tensor in self.tensors])
+
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        many = select_many(index)
+        rows = check_index(self, index) if many is None else many
+        return tuple([tensor[rows] for tensor in self.tensors])
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
+        were_tensors = [is_torch_tensor(tensor) for tensor in self.tensors]
+        return {**vars(self), "tensors": self.arrays, "were_tensors": were_tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        were_tensors = state.pop("were_tensors")
+        vars(self).update(state)
+        if any(were_tensors):
+            wrap = import_module("torch").from_numpy
+            pairs = zip(self.tensors, were_tensors, strict=True)
+            self.tensors = tuple(wrap(array) if was_tensor else array for array, was_tensor in pairs)
+
+
+def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch: the tensor requires a gradient
+        raise TypeError(
+            f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
+        ) from None
+    if not is_stageable(array.dtype):
+        raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
+    if array.ndim == 0:
+        raise ValueError(f"array {position} must have a first dimension, got the single number {array}")
+    return array

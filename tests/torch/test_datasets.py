@@ -1,0 +1,230 @@
+"""Datasets and samplers beside PyTorch's."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+theirs = pytest.importorskip("torch.utils.data")
+
+import gpuloader as ours  # noqa: E402
+
+X, Y = torch.arange(12.0).reshape(4, 3), torch.arange(4)
+MASK = [True, False, True, False]
+INDICES = [
+    2, -1, np.int64(1), torch.tensor(2), np.array(1), slice(1, 3), [2, 0], range(2), np.array([2, 0]),
+    torch.tensor([2, 0]), torch.tensor(MASK), np.array(MASK), MASK, [], [-1, 3],
+]  # fmt: skip
+
+
+def equal(one, other):
+    return len(one) == len(other) and all(
+        type(a) is type(b) and a.dtype == b.dtype and torch.equal(a, b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+class Doubled(ours.Dataset):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getitem__(self, index):
+        x, _ = self.inner[index]
+        return x.mul(2)  # a method of tensors
+
+    def __len__(self):
+        return len(self.inner)
+
+
+class TestTensorDataset:
+    @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+    @pytest.mark.parametrize("index", INDICES, ids=repr)
+    def test_it_is_indexed_like_pytorchs(self, index):
+        assert equal(ours.TensorDataset(X, Y)[index], theirs.TensorDataset(X, Y)[index])
+
+    @pytest.mark.parametrize("index", [4, -5, [4], torch.tensor([0, -5]), (0, 1)], ids=repr)
+    def test_what_is_not_there(self, index):
+        for kind in (ours, theirs):
+            with pytest.raises((IndexError, TypeError)):
+                kind.TensorDataset(X, Y)[index]
+
+    def test_tensors_stay_tensors_and_share_their_memory(self):
+        values = torch.zeros(3, 2)
+        dataset = ours.TensorDataset(values, np.zeros(3))
+        assert dataset.tensors[0] is values
+        assert isinstance(dataset.tensors[1], np.ndarray)
+        values[1] = 5
+        assert dataset[1][0].tolist() == [5, 5]
+        assert dataset.arrays[0][1].tolist() == [5, 5]
+        loader = ours.DataLoader(dataset, 3, places="cpu")
+        assert next(iter(loader))[0].tolist() == [[0, 0], [5, 5], [0, 0]]
+
+    def test_it_is_gathered_as_arrays_and_read_by_workers(self):
+        dataset = ours.TensorDataset(X, Y)
+        for subset in (dataset, ours.Subset(dataset, torch.tensor([3, 1]))):
+            rows = [int(label) for _, label in subset]
+            loader = ours.DataLoader(subset, 4, places="cpu")
+            assert loader._loading.configuration.reads == "arrays"
+            assert next(iter(loader))[1].tolist() == rows
+        feeds = [ours.data("x", [None, 3]), ours.data("y", [None, 1], "int64")]
+        loader = ours.DataLoader(dataset, feeds, "cpu", batch_size=4, num_workers=1)
+        assert next(iter(loader))[0].tolist() == X.tolist()
+
+    def test_a_copy_has_tensors_and_a_pickle_holds_their_memory_apart(self):
+        """Workers then map that memory, and do not unpickle it."""
+        dataset = ours.TensorDataset(torch.arange(10**5), np.arange(10**5))
+        memory = []
+        pickled = pickle.dumps(dataset, protocol=5, buffer_callback=memory.append)
+        assert len(pickled) < 10**4
+        for again in (pickle.loads(pickled, buffers=memory), copy.deepcopy(dataset), copy.copy(dataset)):
+            assert [type(field) for field in again.tensors] == [torch.Tensor, np.ndarray]
+            assert int(again[[5, 7]][0][1]) == 7
+        assert copy.copy(dataset).tensors[0].data_ptr() == dataset.tensors[0].data_ptr()
+
+    @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+    def test_workers_read_tensors(self, start_method):
+        dataset = Doubled(ours.TensorDataset(X, Y))
+        options = {"num_workers": 1, "start_method": start_method}
+        loader = ours.DataLoader(dataset, 4, places="cpu", **options)
+        assert next(iter(loader)).tolist() == (X * 2).tolist()
+
+    @pytest.mark.parametrize("tensor", [torch.zeros(2, requires_grad=True), torch.zeros(2, device="meta")])
+    def test_tensors_that_cannot_be_read(self, tensor):
+        with pytest.raises(TypeError, match="array 0: cannot make an array of numbers from Tensor"):
+            ours.TensorDataset(tensor)
+
+
+class TestSubset:
+    @pytest.mark.parametrize(
+        "indices", [[3, 1], range(1, 3), torch.tensor([3, 1]), np.array([3, 1])], ids=repr
+    )
+    @pytest.mark.parametrize("index", [0, -1, [0, 1], slice(0, 2)], ids=repr)
+    def test_it_is_indexed_like_pytorchs(self, indices, index):
+        if torch.is_tensor(indices) and isinstance(index, list):
+            pytest.skip("PyTorch takes the list of tensors for an index of two dimensions")
+        found = ours.Subset(ours.TensorDataset(X, Y), indices)[index]
+        assert equal(found, theirs.Subset(theirs.TensorDataset(X, Y), indices)[index])
+
+    def test_it_is_indexed_by_tensors_too(self):
+        """PyTorch's refuses them unless its indices are a tensor."""
+        found = ours.Subset(ours.TensorDataset(X, Y), [3, 1])[torch.tensor([1, 0])]
+        assert found[1].tolist() == [1, 3]
+
+    def test_keys(self):
+        animals = {"cat": 1, "dog": 2}
+        assert list(map(ours.Subset(animals, ["dog", "cat"]).__getitem__, range(2))) == [2, 1]
+        loader = ours.torch.DataLoader(ours.Subset(animals, ["dog", "cat"]), 2)
+        assert next(iter(loader)).tolist() == [2, 1]
+
+    def test_data_sets_of_pytorch_are_data_sets(self):
+        dataset = theirs.TensorDataset(X, Y)
+        assert [int(y) for _, y in ours.Subset(dataset, [2, 0])] == [2, 0]
+        both = ours.ConcatDataset([dataset, ours.TensorDataset(X, Y)])
+        assert both.cumulative_sizes == theirs.ConcatDataset([dataset, dataset]).cumulative_sizes
+        assert [int(y) for _, y in both] == [0, 1, 2, 3] * 2
+        assert len(ours.TensorDataset(X, Y) + dataset) == len(dataset + ours.TensorDataset(X, Y)) == 8
+
+
+class Letters(theirs.IterableDataset):
+    def __iter__(self):
+        return iter("ab")
+
+    def __len__(self):
+        return 2
+
+
+class OwnLetters(ours.IterableDataset):
+    def __iter__(self):
+        return iter("cd")
+
+
+def test_iterable_data_sets_of_pytorch_can_be_chained():
+    chained = OwnLetters() + Letters()
+    assert list(chained) == ["c", "d", "a", "b"]
+    assert (
+        len(ours.ChainDataset([Letters(), Letters()]))
+        == len(theirs.ChainDataset([Letters(), Letters()]))
+        == 4
+    )
+    with pytest.raises(TypeError, match="dataset 0 must be map-style, got the IterableDataset Letters"):
+        ours.ConcatDataset([Letters()])
+
+
+def seeded(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+SAMPLERS = {
+    "random": lambda kind, generator: kind.RandomSampler(range(40), generator=generator),
+    "more": lambda kind, generator: kind.RandomSampler(range(40), num_samples=100, generator=generator),
+    "replaced": lambda kind, generator: kind.RandomSampler(range(40), True, 100, generator),
+    "subset": lambda kind, generator: kind.SubsetRandomSampler(range(10, 50), generator),
+    "weighted": lambda kind, generator: kind.WeightedRandomSampler([0.5] * 40, 30, generator=generator),
+    "weighted once": lambda kind, generator: kind.WeightedRandomSampler([0.5] * 40, 30, False, generator),
+}
+
+
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+class TestSamplersWithAGenerator:
+    def test_it_draws_as_many_indices_as_pytorchs(self, make):
+        one, other = make(ours, seeded()), make(theirs, seeded())
+        assert len(one) == len(other) == len(list(one)) == len(list(other))
+        assert set(one) <= set(range(50))
+        assert one.generator.device.type == "cpu"
+
+    def test_the_generator_determines_its_order(self, make):
+        assert list(make(ours, seeded())) == list(make(ours, seeded())) != list(make(ours, seeded(6)))
+        sampler = make(ours, seeded())
+        assert list(sampler) != list(sampler)
+
+    def test_in_a_loader_it_gives_the_seed(self, make):
+        def load(generator, **options):
+            loader = ours.DataLoader(range(50), 7, places="cpu", sampler=make(ours, generator), **options)
+            return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+        one = load(seeded(), seed=1)
+        assert one == load(seeded(), seed=99)
+        assert one != load(seeded(6), seed=1)
+        assert one[0] != one[1]
+
+    def test_it_resumes(self, make):
+        def loader():
+            return ours.DataLoader(range(50), 7, places="cpu", sampler=make(ours, seeded()))
+
+        interrupted = loader()
+        epoch = iter(interrupted)
+        next(epoch)
+        state, rest = interrupted.state_dict(), [batch.tolist() for batch in epoch]
+        again = loader()
+        again.load_state_dict(state)
+        assert [batch.tolist() for batch in again] == rest
+
+
+def test_more_samples_than_there_are_repeat_permutations():
+    """As PyTorch's: each run of as many samples as there are holds all of them."""
+    for kind in (ours, theirs):
+        drawn = list(kind.RandomSampler(range(3), num_samples=8, generator=seeded()))
+        assert [sorted(drawn[start : start + 3]) for start in (0, 3)] == [[0, 1, 2]] * 2
+        assert len(drawn) == len(kind.RandomSampler(range(3), num_samples=8)) == 8
+
+
+def test_an_empty_subset():
+    for kind in (ours, theirs):
+        assert list(kind.SubsetRandomSampler([])) == []
+        assert len(kind.SubsetRandomSampler([])) == 0
+
+
+def test_a_split_by_a_generator_is_pytorchs():
+    for lengths in ([6, 4], [0.33, 0.33, 0.34]):
+        one = [list(part.indices) for part in ours.random_split(range(10), lengths, seeded())]
+        assert one == [list(part.indices) for part in theirs.random_split(range(10), lengths, seeded())]
+
+
+def test_subscripts():
+    for kind in (ours, theirs):
+        assert kind.Dataset[int].__origin__ is kind.Dataset
+        assert kind.Sampler[int].__origin__ is kind.Sampler
+        assert kind.DataLoader[int].__origin__ is kind.DataLoader
+        assert issubclass(kind.BatchSampler, kind.Sampler)

@@ -1,0 +1,93 @@
+"""The module gpuloader.torch: its names, and that it never stands in PyTorch's way."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import gpuloader
+import gpuloader.torch as drop_in
+
+PACKAGE = Path(gpuloader.__file__).parent
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+def run(code, *, cwd=None):
+    """Run code in a fresh interpreter that finds the package by PYTHONPATH."""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, *code] if isinstance(code, list) else [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_importing_it_imports_no_torch():
+    done = run(
+        "import gpuloader.torch, sys; print('torch' in sys.modules, sorted(gpuloader.torch.__all__)[0])"
+    )
+    assert done.stdout == "False BatchSampler\n", done.stderr
+
+
+def test_a_star_import_brings_the_names_and_nothing_else():
+    names = {}
+    exec("from gpuloader.torch import *", names)
+    assert set(names) - {"__builtins__"} == set(drop_in.__all__)
+    assert "torch" not in gpuloader.__all__  # `from gpuloader import *` must not replace PyTorch
+
+
+def test_its_classes_are_those_of_the_package():
+    assert issubclass(drop_in.DataLoader, gpuloader.DataLoader)
+    for name in set(drop_in.__all__) & set(gpuloader.__all__) - {"DataLoader", "random_split"}:
+        assert getattr(drop_in, name) is getattr(gpuloader, name), name
+    assert drop_in.SequentialSampler is gpuloader.SequenceSampler
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"module 'gpuloader\.torch' has no attribute 'Nobody'"):
+        drop_in.Nobody  # noqa: B018
+
+
+@needs_torch
+def test_every_name_of_torch_can_be_imported_from_here():
+    import torch.utils.data as theirs
+
+    public = [name for name in theirs.__all__ if not name.startswith("_")]
+    assert [name for name in public if not hasattr(drop_in, name)] == []
+    assert drop_in.DistributedSampler is theirs.DistributedSampler
+    assert drop_in.StackDataset is theirs.StackDataset
+
+
+class TestInThePackagesFolder:
+    """Python then looks for modules there first, and finds torch.py."""
+
+    @needs_torch
+    def test_import_torch_finds_pytorch(self):
+        done = run(
+            "import torch; from gpuloader.torch import DataLoader; print(torch.ones(2) * 2)", cwd=PACKAGE
+        )
+        assert done.stdout == "tensor([2., 2.])\n", done.stderr
+
+    @needs_torch
+    def test_a_submodule_of_pytorch_is_found_too(self):
+        done = run("from torch.utils.data import DataLoader; print(DataLoader.__module__)", cwd=PACKAGE)
+        assert done.stdout == "torch.utils.data.dataloader\n", done.stderr
+
+    def test_without_pytorch_it_is_missing_as_anywhere_else(self):
+        code = """
+            import sys
+            sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry]
+            try:
+                import torch
+            except ModuleNotFoundError as error:
+                print(error)
+            print("torch" in sys.modules)
+        """
+        done = run(textwrap.dedent(code), cwd=PACKAGE)
+        assert done.stdout == "No module named 'torch'\nFalse\n", done.stderr
+
+    def test_the_command_line_starts(self):
+        pytest.importorskip("typer")
+        done = run(["-m", "gpuloader", "--version"], cwd=PACKAGE)
+        assert done.stdout.startswith("gpuloader "), done.stderr
