@@ -22,20 +22,36 @@ class Iteration(Iterator[Any]):
     ----------
     begin : callable
         Begins the loader's next epoch.
+    length : callable
+        Returns the number of steps in a whole epoch, or raises TypeError.
 
     Examples
     --------
     >>> from gpuloader import DataLoader
     >>> loader = DataLoader(range(4), places="cpu", batch_size=2)
     >>> unused, used = iter(loader), iter(loader)
-    >>> next(used), loader.state_dict()["epoch"]
-    (array([0, 1]), 0)
+    >>> next(used), loader.state_dict()["epoch"], len(used)
+    (array([0, 1]), 0, 2)
     """
 
-    def __init__(self, begin: Callable[[], Epoch]) -> None:
+    def __init__(self, begin: Callable[[], Epoch], length: Callable[[], int]) -> None:
+        self._length = length
         self._begin: Callable[[], Epoch] | None = begin
         self._epoch: Epoch | None = None
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of steps in a whole epoch, however many of them have been delivered.
+
+        Raises
+        ------
+        TypeError
+            The number is unknown.
+        """
+        return self._length()
+
+    def __bool__(self) -> bool:
+        return True  # not the length, which may be unknown
 
     def __next__(self) -> Any:
         epoch = self._epoch

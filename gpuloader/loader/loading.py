@@ -68,8 +68,10 @@ class Loading:
         The workers that were passed.
     seed : int or None
         The seed of the order; None until it is drawn.
-    places : list of str
-        The names of the places.
+    places : tuple of Place
+        Where batches land.
+    devices : list of str
+        The names of the places' devices.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class Loading:
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
-        self.places = [device.name for device in delivery.devices]
+        self.places = delivery.places
+        self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
         self._dataset = dataset
         self._batching = batching

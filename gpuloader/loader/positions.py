@@ -36,7 +36,15 @@ class Positions:
         batching = self.batching
         step = 1 if batching.sharding is not None else batching.step
         steps, base = divmod(position, step) if batching.sharding is None else (0, position)
-        progress = Progress(seed, epoch, steps * self.shards, crew=crew, size=self.size, shards=self.shards)
+        progress = Progress(
+            seed,
+            epoch,
+            steps * self.shards,
+            crew=crew,
+            size=self.size,
+            shards=self.shards,
+            order_size=batching.order_size,
+        )
         if batching.sharding is not None or base:
             progress.step, progress.base, progress.total = step, base, self._count()
             progress.dealt = batching.is_dealt
@@ -61,6 +69,11 @@ class Positions:
             from another number of workers and the order depends on it, or it comes from another dataset.
         """
         batching = self.batching
+        if progress.order_size != batching.order_size:
+            raise ValueError(
+                f"the state is a position in {_name_order(progress.order_size)}, but this loader reads "
+                f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size"
+            )
         is_sharded = batching.sharding is not None
         same = (progress.size, progress.shards) == (self.size, self.shards)
         if not is_sharded and progress.step is None and same:
@@ -104,6 +117,10 @@ class Positions:
             return self.batching.count() if self.batching.is_dealt else self.batching.count_samples()
         except TypeError:
             return None
+
+
+def _name_order(size: int | None) -> str:
+    return "an order for any batch size" if size is None else f"an order for batches of {size} samples"
 
 
 def _check_end(what: str, reached: int, total: int) -> None:

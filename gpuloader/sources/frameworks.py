@@ -104,3 +104,13 @@ def _make_finder(module: Any) -> Callable[[], Any]:
         return _translate(module, info)
 
     return find
+
+
+def has_told_torch() -> bool:
+    """Return whether PyTorch's ``get_worker_info`` describes a worker of ours in the calling thread.
+
+    >>> has_told_torch()
+    False
+    """
+    ask = getattr(sys.modules.get(_WORKER_MODULES[0]), "get_worker_info", None)
+    return ask is not None and ask() is not None
