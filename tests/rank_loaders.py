@@ -34,7 +34,7 @@ def numbers(batch):
         return batch.tolist()
     values, mask = batch
     assert mask.dtype == bool
-    assert mask.shape == values.shape
+    assert mask.shape == values.shape[:1]
     return values[mask].tolist()
 
 
