@@ -17,6 +17,7 @@ MODULES = (
     "gpuloader.io",
     "gpuloader.torch",
     "gpuloader.keras",
+    "gpuloader.accelerate",
     "gpuloader.reader",
     "gpuloader.transforms",
     "gpuloader.prometheus",
