@@ -13,7 +13,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import dataset_start, datasets, files, footprint, overlap, starts, watching
+from benchmarks import (
+    dataset_start,
+    datasets,
+    files,
+    footprint,
+    huggingface,
+    overlap,
+    starts,
+    tokens,
+    watching,
+)
 from benchmarks.measure import describe_machine
 from benchmarks.script import make_parser, run_script
 from gpuloader.bench.report import Report
@@ -21,6 +31,8 @@ from gpuloader.bench.report import Report
 CASES = {
     **datasets.beside_peers(),
     "parquet": files.parquet,
+    "huggingface": huggingface.huggingface,
+    "tokens": tokens.tokens,
     "worker_start": dataset_start.worker_start,
     "worker_memory": dataset_start.worker_memory,
     "starts": starts.starts,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuloader.base.lazy import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader import fluid, io, reader
+    from gpuloader import dataset, fluid, io, reader
     from gpuloader.base.errors import (
         ComposeNotAligned,
         DataFileError,
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     )
     from gpuloader.devices.opening import cuda_places
     from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+    from gpuloader.fields.declaring import data
     from gpuloader.fields.ragged import Ragged
-    from gpuloader.fields.spec import FeedSpec, data
+    from gpuloader.fields.spec import FeedSpec
     from gpuloader.loader.dataset_loader import DataLoader
     from gpuloader.loader.feeder import DataFeeder
     from gpuloader.loader.from_ray import from_ray
     from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-    from gpuloader.order.randomness import sample_rng
+    from gpuloader.order.bucket_sampler import BucketSampler
+    from gpuloader.order.randomness import sample_rng, sample_rngs
     from gpuloader.order.sampler import (
         RandomSampler,
         Sampler,
@@ -56,13 +58,17 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.parquet import ParquetDataset
     from gpuloader.sources.files.tar import TarDataset
+    from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
+    from gpuloader.sources.tables.table import TableDataset
+    from gpuloader.sources.tokens import TokenWindows
     from gpuloader.watch.stats import LoaderStats
     from gpuloader.watch.tracing import span, trace
 
 __all__ = [
     "BatchSampler",
+    "BucketSampler",
     "CPUPlace",
     "CUDAPinnedPlace",
     "CUDAPlace",
@@ -83,6 +89,7 @@ __all__ = [
     "LoaderError",
     "LoaderStats",
     "MissingPackage",
+    "MixDataset",
     "PackedList",
     "ParquetDataset",
     "PlaceError",
@@ -96,8 +103,10 @@ __all__ = [
     "StagingMemoryError",
     "Subset",
     "SubsetRandomSampler",
+    "TableDataset",
     "TarDataset",
     "TensorDataset",
+    "TokenWindows",
     "WeightedRandomSampler",
     "WorkerError",
     "WorkerTimeout",
@@ -106,6 +115,7 @@ __all__ = [
     "cpu_places",
     "cuda_places",
     "data",
+    "dataset",
     "fluid",
     "from_ray",
     "get_worker_info",
@@ -113,6 +123,7 @@ __all__ = [
     "random_split",
     "reader",
     "sample_rng",
+    "sample_rngs",
     "span",
     "trace",
 ]
@@ -122,6 +133,7 @@ __getattr__ = import_on_demand(
     __name__,
     {
         "BatchSampler": "gpuloader.order.batch_sampler",
+        "BucketSampler": "gpuloader.order.bucket_sampler",
         "CPUPlace": "gpuloader.devices.places",
         "CUDAPinnedPlace": "gpuloader.devices.places",
         "CUDAPlace": "gpuloader.devices.places",
@@ -142,6 +154,7 @@ __getattr__ = import_on_demand(
         "LoaderError": "gpuloader.base.errors",
         "LoaderStats": "gpuloader.watch.stats",
         "MissingPackage": "gpuloader.base.errors",
+        "MixDataset": "gpuloader.sources.mix",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
         "PlaceError": "gpuloader.base.errors",
@@ -155,8 +168,10 @@ __getattr__ = import_on_demand(
         "StagingMemoryError": "gpuloader.base.errors",
         "Subset": "gpuloader.sources.dataset",
         "SubsetRandomSampler": "gpuloader.order.sampler",
+        "TableDataset": "gpuloader.sources.tables.table",
         "TarDataset": "gpuloader.sources.files.tar",
         "TensorDataset": "gpuloader.sources.dataset",
+        "TokenWindows": "gpuloader.sources.tokens",
         "WeightedRandomSampler": "gpuloader.order.sampler",
         "WorkerError": "gpuloader.base.errors",
         "WorkerTimeout": "gpuloader.base.errors",
@@ -164,7 +179,8 @@ __getattr__ = import_on_demand(
         "batch": "gpuloader.sources.readers.decorators",
         "cpu_places": "gpuloader.devices.places",
         "cuda_places": "gpuloader.devices.opening",
-        "data": "gpuloader.fields.spec",
+        "data": "gpuloader.fields.declaring",
+        "dataset": "gpuloader.dataset",
         "fluid": "gpuloader.fluid",
         "from_ray": "gpuloader.loader.from_ray",
         "get_worker_info": "gpuloader.order.worker_info",
@@ -172,6 +188,7 @@ __getattr__ = import_on_demand(
         "random_split": "gpuloader.sources.dataset",
         "reader": "gpuloader.reader",
         "sample_rng": "gpuloader.order.randomness",
+        "sample_rngs": "gpuloader.order.randomness",
         "span": "gpuloader.watch.tracing",
         "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
         "trace": "gpuloader.watch.tracing",

@@ -23,8 +23,16 @@ MODULES = (
     "gpuloader.sources.mnist",
     "gpuloader.fluid",
     "gpuloader.fluid.core",
+    "gpuloader.fluid.data_feeder",
+    "gpuloader.fluid.dataset",
+    "gpuloader.fluid.dygraph",
     "gpuloader.fluid.io",
     "gpuloader.fluid.layers",
+    "gpuloader.fluid.lod_tensor",
+    "gpuloader.fluid.reader",
+    "gpuloader.fluid.unique_name",
+    "gpuloader.dataset",
+    "gpuloader.dataset.mnist",
 )
 """The modules that users import from. The names in their ``__all__`` and the names' members are public."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuloader.base.errors import BadType, BadValue
+
 AUTO = "auto"
 """The value that lets the loader choose an option itself."""
 
@@ -15,8 +17,20 @@ def check_count(name: str, value: object) -> int:
     4
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be an integer of 1 or more, got {value!r}")
+        raise BadValue(f"{name} must be an integer of 1 or more, got {value!r}")
     return int(value)
+
+
+def check_integer(name: str, value: object) -> int:
+    """Return a whole number, such as 2.0, as an int; raise `ValueError` naming the parameter otherwise.
+
+    >>> check_integer("n", -1), check_integer("n", 2.0)
+    (-1, 2)
+    """
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise BadValue(f"{name} must be an integer, got {value!r}")
+    return int(number)
 
 
 def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bool = False) -> None:
@@ -26,7 +40,7 @@ def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bo
     """
     if value not in known and not (optional and value is None):
         words = ", ".join(map(repr, known)) + (" or None" if optional else "")
-        raise ValueError(f"{name} must be one of {words}, got {value!r}")
+        raise BadValue(f"{name} must be one of {words}, got {value!r}")
 
 
 def check_flags(**flags: object) -> None:
@@ -36,4 +50,4 @@ def check_flags(**flags: object) -> None:
     """
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+            raise BadType(f"{name} must be True or False, got {value!r}")

@@ -2,7 +2,7 @@
 
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
- │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also a ValueError)
+ │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
  ├── ReaderError        a reader, generator or setter is misused                (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
@@ -12,8 +12,12 @@ LoaderError             base class of them all                              (als
  ├── StagingMemoryError host or device memory for batches could not be reserved (also a MemoryError)
  ├── WorkerError        a worker process died
  │    └── WorkerTimeout a worker did not deliver its batch in time              (also a TimeoutError)
+ ├── Misuse             a method was called when or where it does not apply  (also an AssertionError)
  ├── QueueClosed        the other end of a queue or ring was closed
  └── EOFException       an epoch begun with start() has no more batches
+
+Invalid arguments raise builtin exceptions. Some of them are `BadValue` or one of its siblings below, which
+derive from two builtin exceptions: the one that Paddle raises, and the one that other libraries raise.
 
 An exception raised by the user's own reader is never wrapped: it reaches the consumer unchanged, with a
 note that names the batch (see :func:`note_batch`). An exception raised by a dataset becomes the cause of
@@ -86,7 +90,7 @@ class SampleError(LoaderError, ValueError):
         return f"{place}: {self.problem}" if place else self.problem
 
 
-class FeedError(SampleError):
+class FeedError(SampleError, AssertionError):
     """A sample passed to a `DataFeeder` does not fit its feed, or a feed list is invalid."""
 
 
@@ -212,12 +216,45 @@ class WorkerTimeout(WorkerError, TimeoutError):
     """A worker did not deliver its batch within the loader's ``timeout``."""
 
 
+class Misuse(LoaderError, AssertionError):
+    """A method was called when or where it does not apply, such as `reset` of a loader that is looped over.
+
+    >>> issubclass(Misuse, AssertionError)
+    True
+    """
+
+
 class QueueClosed(LoaderError):
     """The other end of a queue or ring was closed."""
 
 
 class EOFException(LoaderError):
     """The epoch begun with ``start()`` has no more batches; call ``reset()`` before the next ``start()``."""
+
+
+class BadValue(ValueError, AssertionError):
+    """An argument is out of range, or excludes another one; Paddle asserts most of these."""
+
+
+class BadType(TypeError, AssertionError):
+    """An argument has the wrong type; Paddle asserts most of these."""
+
+
+class BadTypeOrValue(TypeError, ValueError):
+    """An argument has the wrong type, for which Paddle raises ValueError in some places."""
+
+
+class BadIndex(IndexError, ValueError):
+    """A negative index is out of range, for which Paddle raises ValueError."""
+
+
+class NoIndices(TypeError, RuntimeError, AssertionError):
+    """An iterable dataset was indexed, asked for its length, or given to a sampler of indices.
+
+    Paddle raises RuntimeError for the first two, and AssertionError for the last.
+
+    A TypeError, because `list` asks for a length, and does without one only after a TypeError.
+    """
 
 
 def note_batch(error: BaseException, batch: int) -> None:

@@ -232,6 +232,15 @@ def kill_process(descriptor: int) -> bool:
     return True
 
 
+def kill_session(pid: int) -> None:
+    """Kill a process that leads a session of its own, and what it started; without sessions, it alone."""
+    with contextlib.suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+
+
 def allowed_cores() -> int:
     """Return the number of processor cores this process may run on.
 

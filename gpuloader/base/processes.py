@@ -45,7 +45,16 @@ after_fork(_begin_as_child)
 
 
 def start_process(process: Any) -> None:
-    """Start a `multiprocessing` process with any start method; the caller holds `starting()`."""
+    """Start a `multiprocessing` process with any start method; the caller holds `starting()`.
+
+    Every process started here ends with its parent. So a daemon may start one too, which `multiprocessing`
+    would refuse: a reader process whose reader is another `multiprocess_reader`, for example.
+    """
+    import multiprocessing
+
+    parent = multiprocessing.current_process()
+    if parent.daemon:
+        parent.daemon = False  # what its own parent knows about it does not change
     with warnings.catch_warnings():
         # Python warns about forking a multi-threaded process, because the child may need a lock that another
         # thread holds. The children here run only their own target and take no lock of the parent's.

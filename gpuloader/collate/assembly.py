@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError, describe_error
+from gpuloader.collate.block_assembly import BlockAssembly, find_take_block
+from gpuloader.collate.blocks import fits
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form
@@ -22,6 +24,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.whole import stage_whole
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
+from gpuloader.sources.block import Block
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -50,7 +53,13 @@ class Assembler:
         self.collation = collation
         self.worker = worker
         self.forms = KnownForms(collation)
+        self._take_block = find_take_block(dataset, collation)
         self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether batches are read in columns, which runs no Python code of the user's."""
+        return self._take_block is not None
 
     def settle(self, samples: Sequence[Any]) -> KnownForm:
         """Return the form of a batch, given its first sample, and its others if they have been fetched.
@@ -67,11 +76,23 @@ class Assembler:
                 error.index = 0
             raise
 
-    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
+    def find_form(self, block: Block) -> Form | None:
+        """Return the form that a block's first sample settles; None if its columns are not of that form."""
+        for known in self.forms.recent:
+            if fits(block, known.form):
+                return known.form
+        samples = iter(block)
+        form = self.settle(list(samples) if self.collation.keeps else [next(samples)]).form
+        return form if fits(block, form) else None
+
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly | BlockAssembly:
         """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
         # Datasets expect Python integers, not NumPy's.
         keys: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
-        return Assembly(self, number, keys, reserve)
+        assembly = Assembly(self, number, keys, reserve)
+        if self._take_block is None:
+            return assembly
+        return BlockAssembly(self, self._take_block, assembly, number, keys, reserve)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Fetch and stage batch `number` in the calling thread.

@@ -10,8 +10,8 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.stream import StagedBatch, fill_slot
-from gpuloader.fields.convert import as_numbers, fit
-from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
+from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring
@@ -59,7 +59,7 @@ class BatchStager:
         return bool(fields)
 
     def _check(self, item: Any) -> list[Array]:
-        values = self._check_fields(item)
+        values = [as_ragged(value) for value in self._check_fields(item)]
         levels = tuple(len(value.row_splits) if isinstance(value, Ragged) else 0 for value in values)
         arrays: list[Array] = []
         counts: dict[str, int] = {}
@@ -71,7 +71,8 @@ class BatchStager:
             except SampleError as error:
                 error.field = name
                 raise
-            counts[name] = len(value) if isinstance(value, Ragged) else len(pieces[0])
+            if not self._is_loose(index, value):
+                counts[name] = len(value) if isinstance(value, Ragged) else len(pieces[0])
             arrays += pieces
         if len(set(counts.values())) > 1:
             raise SampleError(f"all fields of a batch must have the same number of samples, got {counts}")
@@ -97,16 +98,19 @@ class BatchStager:
         if self._feeds is None:
             return array
         feed = self._feeds[index]
-        if feed.shape[0] is not None and feed.shape[0] != len(array):
-            raise SampleError(f"expected {feed.shape[0]} samples, got {len(array)}")
+        fitted = fit_if_alike if feed.keeps_shapes else fit
         try:
-            return fit(array, (len(array), *feed.sample_shape))
+            return fitted(array, (len(array), *feed.sample_shape))
         except SampleError:
             expected, got = describe((None, *feed.sample_shape)), describe(array.shape)
             raise SampleError(f"expected shape {expected}, got {got}") from None
 
+    def _is_loose(self, index: int, value: Any) -> bool:
+        """Return whether a value holds the steps of a ragged feed without their division into sequences."""
+        return self._feeds is not None and self._feeds[index].lod_level > 0 and not isinstance(value, Ragged)
+
     def _check_level(self, index: int, level: int) -> None:
-        if self._feeds is not None and self._feeds[index].lod_level != level:
+        if level and self._feeds is not None and self._feeds[index].lod_level != level:
             expected = self._feeds[index].lod_level
             raise SampleError(
                 f"expected a field of lod_level {expected}, got level {level}; "

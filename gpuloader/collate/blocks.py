@@ -17,7 +17,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Branch, Leaf
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Rows, row_parts
+from gpuloader.sources.block import Block, Chunked, Rows, row_parts, take_values
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 
@@ -37,35 +37,32 @@ def fits(block: Block, form: Form) -> bool:
             return False
         feed = next(feeds) if child.is_array else None
         pieces = block.pieces(child.name)
-        if not all(_holds(column, feed) for column, _ in pieces):
+        if not all(_holds(column, rows, feed, dtype) for column, rows, dtype in pieces):
             return False
         if feed is None and not is_object(_find_first(pieces)):
             return False
     return True
 
 
-def _holds(column: Any, feed: FeedSpec | None) -> bool:
-    if feed is None:
-        return not isinstance(column, np.ndarray | Ragged)
-    if isinstance(column, Ragged):
-        return (
-            feed.lod_level == 1
-            and column.values.dtype == feed.dtype
-            and column.values.shape[1:] == feed.sample_shape
-        )
-    return (
-        isinstance(column, np.ndarray)
-        and not feed.lod_level
-        and column.dtype == feed.dtype
-        and column.shape[1:] == feed.sample_shape
-    )
+def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
+    """Return whether rows of a column, converted to a dtype if one is given, match a field."""
+    piece = column.piece(0) if isinstance(column, Chunked) else column
+    if feed is None or not isinstance(piece, np.ndarray | Ragged):
+        return feed is None and not isinstance(piece, np.ndarray | Ragged)
+    values = piece.values if isinstance(piece, Ragged) else piece
+    if (dtype or values.dtype) != feed.dtype:
+        return False
+    if isinstance(piece, Ragged) == bool(feed.lod_level):
+        return bool(values.shape[1:] == feed.sample_shape)
+    # Lists may all have the length of a dense field, though their type does not say so.
+    return not feed.lod_level and all(part.shape == feed.sample_shape for part in row_parts(column, rows))
 
 
-def _find_first(pieces: list[tuple[Any, Rows]]) -> Any:
+def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
     """Return the value of a column of objects in the block's first sample."""
-    for column, rows in pieces:
+    for column, rows, _ in pieces:
         first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
-        if values := column.take(first):
+        if values := take_values(column, first):
             return values[0]
     return None
 
@@ -80,8 +77,8 @@ class DenseColumn:
         The shape of the whole field.
     dtype : numpy.dtype
         The dtype of its elements.
-    pieces : list of (numpy.ndarray, slice or numpy.ndarray)
-        The arrays, each with the rows to take from it.
+    pieces : list of tuple
+        The arrays, or `Chunked` columns of arrays, each with the rows to take from it.
 
     Examples
     --------
@@ -94,7 +91,7 @@ class DenseColumn:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    pieces: list[tuple[Array, Rows]]
+    pieces: list[tuple[Any, Rows]]
 
     def write(self, target: Array) -> None:
         """Write the field into an array of its shape and dtype, every element once."""
@@ -103,7 +100,12 @@ class DenseColumn:
             count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
             part = target[start : start + count]
             if isinstance(rows, slice):
-                np.copyto(part, array[rows])
+                np.copyto(part, array[rows], "unsafe")
+            elif isinstance(array, Chunked):
+                for position, (piece, row) in enumerate(array.find(rows)):
+                    part[position] = piece[row]
+            elif array.dtype != part.dtype:
+                part[...] = array[rows]
             else:
                 # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
                 array.take(rows, 0, part, "clip")
@@ -132,16 +134,18 @@ def stage_block(
     objects: list[list[Any]] = []
     feeds = iter(form.feeds)
     for leaf in form.structure.leaves:
-        pieces = block.pieces(leaf.name)
+        pieces = [(column, rows) for column, rows, _ in block.pieces(leaf.name)]
         if not leaf.is_array:
-            objects.append([value for column, rows in pieces for value in column.take(rows)])
+            objects.append([value for column, rows in pieces for value in take_values(column, rows)])
             continue
         feed = next(feeds)
         if feed.lod_level:
             columns += _varying(pieces, feed, collation.pads or {})
+        elif any(_is_ragged(column) for column, _ in pieces):
+            rows = [row for column, chosen in pieces for row in row_parts(column, chosen)]
+            columns.append(Column((len(block), *rows[0].shape), feed.dtype, rows))
         else:
-            shape = (len(block), *pieces[0][0].shape[1:])
-            columns.append(DenseColumn(shape, feed.dtype, pieces))
+            columns.append(DenseColumn((len(block), *_sizes(feed)), feed.dtype, pieces))
     layout = arrange(tuple((column.shape, column.dtype) for column in columns))
     slot = reserve(room_for(collation, form.structure, form.levels, layout))
     for view, column in zip(slot.views(layout), columns, strict=True):
@@ -149,11 +153,19 @@ def stage_block(
     return StagedBatch(slot, layout, form.levels, number, form.structure, tuple(objects))
 
 
+def _is_ragged(column: Any) -> bool:
+    return isinstance(column.piece(0) if isinstance(column, Chunked) else column, Ragged)
+
+
+def _sizes(feed: FeedSpec) -> tuple[int, ...]:
+    return tuple(size or 0 for size in feed.sample_shape)
+
+
 def _varying(pieces: list[tuple[Any, Rows]], feed: FeedSpec, pads: Mapping[str, float]) -> list[Column]:
     """Return a field of varying length as columns: one padded column, or its values and its row splits."""
     rows = [part for column, chosen in pieces for part in row_parts(column, chosen)]
     lengths = [len(row) for row in rows]
-    step = pieces[0][0].values.shape[1:]
+    step = _sizes(feed)
     if feed.name in pads:
         shape = (len(rows), max(lengths, default=0), *step)
         return [Column(shape, feed.dtype, rows, fill=pads[feed.name])]

@@ -14,13 +14,16 @@ from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.collate.structure import Structure
+from gpuloader.collate.structure import Leaf, Structure
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.stretch import Stretch
+from gpuloader.sources.array_rows import ArrayRows, Rows
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms.operations import Spec, span_specs
 from gpuloader.transforms.program import Programmer
+
+_PIECE = 32 << 10  # bytes of a strided array to gather at once
 
 
 class Gatherer:
@@ -30,8 +33,8 @@ class Gatherer:
     ----------
     arrays : sequence of numpy.ndarray
         The fields; each array holds all samples.
-    rows : numpy.ndarray or None
-        The row of each sample in the arrays, int64; None if sample i is row i.
+    rows : Rows or None
+        The row of each sample in the arrays; None if sample i is row i.
     collation : Collation or None
         Only its transforms and the names of its feeds are used.
     structure : Structure or None
@@ -41,7 +44,7 @@ class Gatherer:
     def __init__(
         self,
         arrays: Sequence[Array],
-        rows: NDArray[np.int64] | None,
+        rows: Rows | None,
         collation: Collation | None = None,
         structure: Structure | None = None,
     ) -> None:
@@ -191,8 +194,7 @@ class Gatherer:
                 # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
                 array.take(rows, 0, target, "clip")
             else:
-                for position, row in enumerate(rows.tolist()):
-                    target[position] = array[row]
+                _copy_rows(array, rows, target)
 
     def finish(self, gathering: Gathering) -> StagedBatch:
         """Return the staged batch; all its rows must have been taken."""
@@ -263,6 +265,31 @@ class Gathering:
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
         return self._gatherer.finish(self)
+
+
+def _copy_rows(array: Array, rows: NDArray[Any], target: Array) -> None:
+    """Write rows of an array of any strides into a target."""
+    step = _PIECE // max(target[:1].nbytes, 1)
+    if step < 2:
+        for position, row in enumerate(rows.tolist()):
+            target[position] = array[row]
+        return
+    # NumPy copies the selected rows once more, so select only as many as stay in the cache.
+    for start in range(0, len(rows), step):
+        target[start : start + step] = array[rows[start : start + step]]
+
+
+def structure_of(source: ArrayRows) -> Structure:
+    """Return how the arrays of a dataset make up a sample.
+
+    >>> structure_of(ArrayRows((np.zeros(2),), names=("label",))).build(["labels"])
+    {'label': 'labels'}
+    """
+    if source.bare:
+        return Structure(Leaf("0", True))
+    if source.names is not None:
+        return Structure.keyed(source.names)
+    return Structure.flat([str(field) for field in range(len(source.arrays))])
 
 
 @lru_cache(maxsize=8)

@@ -10,15 +10,14 @@ from typing import Any
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
-from gpuloader.collate.blocks import fits, stage_block
+from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
-from gpuloader.collate.form import Form
 from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
-from gpuloader.sources.block import Block, gives_blocks
+from gpuloader.sources.block import gives_blocks
 
 
 class ItemAssembler(Assembler):
@@ -92,21 +91,13 @@ class ItemAssembler(Assembler):
             problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
         with self.locate(number):
-            form = self._find_form(block)
+            form = self.find_form(block)
             if form is not None:
                 staged = stage_block(block, form, self.collation, number, reserve)
                 if self.collation.programmer is None:
                     return staged
                 return complete(self.collation, staged, self._keys(number, len(block)))
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
-
-    def _find_form(self, block: Block) -> Form | None:
-        """Return the form that a block's first sample settles; None if the columns are not of that form."""
-        for known in self.forms.recent:
-            if fits(block, known.form):
-                return known.form
-        form = self.settle([next(iter(block))]).form
-        return form if fits(block, form) else None
 
     def _stage_rows(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.packing import Packer, exact_types, list_packers, number_packers
-from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike
+from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
 
@@ -115,7 +115,8 @@ class SampleRows:
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` converted to its field; the `SampleError` names both."""
         feed = self.feeds[field]
-        return _locate(self.conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
+        conversion = convert_dtype if feed.keeps_shapes else self.conversion
+        return _locate(conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
 
     def arrange(self, count: int) -> Layout:
         """Return the layout of a batch of `count` dense samples."""

@@ -163,6 +163,11 @@ class Structure:
         """Return the structure of a tuple of array fields."""
         return cls(Branch(tuple, None, tuple(Leaf(name, True) for name in names), ""))
 
+    @classmethod
+    def keyed(cls, names: Sequence[str]) -> Structure:
+        """Return the structure of a dict of array fields."""
+        return cls(Branch(dict, tuple(names), tuple(Leaf(name, True) for name in names), ""))
+
     @property
     def array_names(self) -> list[str]:
         """Names of the leaves that are arrays."""

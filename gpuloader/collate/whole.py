@@ -11,7 +11,8 @@ from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure, is_proper_array, is_proper_value
-from gpuloader.fields.convert import as_numbers, convert
+from gpuloader.fields.casting import cast
+from gpuloader.fields.convert import as_numbers, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import arrange
@@ -69,9 +70,16 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
 
 
 def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
-    """Return a sample's value converted to its feed: an array, or `Ragged` for a feed of lod_level 2."""
+    """Return a sample's value converted to its feed: an array, or `Ragged` for a feed of lod_level 2.
+
+    As in Paddle, the samples may be whole batches, which then have the shape of the feed itself.
+    """
     if isinstance(value, Ragged):
         return value
     if feed.lod_level == 2:
         return Ragged.from_samples(value, feed.dtype, feed.sample_shape)
-    return convert(value, feed.dtype, (None, *feed.sample_shape) if feed.lod_level else feed.sample_shape)
+    array = cast(as_numbers(value, feed.dtype), feed.dtype)
+    batch = (None, *feed.sample_shape)
+    if feed.lod_level or matches(array.shape, batch):
+        return fit(array, batch)
+    return (fit_if_alike if feed.keeps_shapes else fit)(array, feed.sample_shape)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import cast
 
@@ -41,17 +44,44 @@ def open_device(place: Place) -> Device:
     return _open(place)
 
 
-def default_place(local_rank: int = 0) -> CPUPlace | CUDAPlace:
-    """Return the best available place: a GPU if CuPy can use one, otherwise the CPU.
+_guarded: ContextVar[Place | None] = ContextVar("gpuloader_place", default=None)
 
-    With several GPUs, `local_rank`, the number of this process on its machine, selects one. If a launcher
-    shows each process only its own GPU, there is no choice to make.
+
+@contextmanager
+def use_place(place: Place) -> Iterator[None]:
+    """Make `place` the default place inside a ``with`` block, in this thread.
+
+    >>> with use_place(CUDAPlace(1)):
+    ...     default_place()
+    CUDAPlace(1)
+    """
+    token = _guarded.set(place)
+    try:
+        yield
+    finally:
+        _guarded.reset(token)
+
+
+def guarded_place() -> Place | None:
+    """Return the place of the innermost `use_place`, or None outside of any."""
+    return _guarded.get()
+
+
+def default_place(local_rank: int = 0) -> Place:
+    """Return the place of the innermost `use_place`, or else the best one available.
+
+    That is a GPU if CuPy can use one, otherwise the CPU. With several GPUs, `local_rank`, the number of this
+    process on its machine, selects one. If a launcher shows each process only its own GPU, there is no choice
+    to make.
 
     Raises
     ------
     PlaceError
         There are several GPUs, but fewer than processes.
     """
+    guarded = guarded_place()
+    if guarded is not None:
+        return guarded
     try:
         open_device(CUDAPlace(0))
     except PlaceError:

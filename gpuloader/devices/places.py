@@ -139,10 +139,28 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     >>> cpu_places(2)
     [CPUPlace(), CPUPlace()]
     """
+    return [CPUPlace() for _ in range(_count_places(device_count))]
+
+
+def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
+    """Return `device_count` places in page-locked host memory; None counts as for `cpu_places`.
+
+    Raises
+    ------
+    ValueError
+        The count is not an integer of 1 or more.
+
+    >>> cuda_pinned_places(2)
+    [CUDAPinnedPlace(), CUDAPinnedPlace()]
+    """
+    return [CUDAPinnedPlace() for _ in range(_count_places(device_count))]
+
+
+def _count_places(device_count: int | None) -> int:
     count = environment_count("CPU_NUM", 1) if device_count is None else device_count
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"device_count must be an integer of 1 or more, got {count!r}")
-    return [CPUPlace() for _ in range(count)]
+    return count
 
 
 def environment_count(name: str, default: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuloader.base.platforms import check_processes
-from gpuloader.collate.gather import Gatherer
+from gpuloader.collate.gather import Gatherer, structure_of
 from gpuloader.collate.items import ItemState, ItemStream
 from gpuloader.collate.reading import Reading
 from gpuloader.collate.shares import ShareStream
@@ -22,7 +22,7 @@ from gpuloader.fetch.threads.workers import PART_NBYTES, ThreadStreams, ThreadWo
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import Indices
 from gpuloader.order.division import Standing
-from gpuloader.sources.dataset import array_source
+from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tuning import DEEPEST, Climb, Setting
@@ -64,7 +64,8 @@ class Fetching:
 
     A dataset that consists of arrays runs no Python code per sample. Threads gather its large batches, even
     if the user asked for processes. The consumer gathers its small ones, because one vectorized take costs
-    less than a message to a worker.
+    less than a message to a worker. A dataset whose samples lie in other columns, such as text, is read by
+    threads too: in a process, each value would have to be pickled.
 
     Parameters
     ----------
@@ -92,7 +93,8 @@ class Fetching:
         self._start_method = workers.start_method
         self._sent: object = None
         self.count = self._useful_count()
-        self.in_processes = self.count > 0 and workers.kind == "process" and self._gatherer is None
+        in_columns = self._gatherer is not None or self._assembler.reads_columns
+        self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns
         if self.in_processes:
             check_processes()
             self._prepare_server()
@@ -110,7 +112,9 @@ class Fetching:
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._reading.collation
         source = array_source(self._reading.dataset) if collation.fixed and collation.feeds is None else None
-        return None if source is None else Gatherer(*source, collation)
+        if source is None:
+            return None
+        return Gatherer(source.arrays, source.rows, collation, structure_of(source))
 
     def _renew_assembler(self) -> None:
         self._assembler = self._reading.make_assembler()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.checks import AUTO, check_count, check_flags, check_word
+from gpuloader.base.errors import BadValue
 from gpuloader.base.platforms import usable_cores
 from gpuloader.watch.tuning import BUDGET
 
@@ -103,7 +104,7 @@ class WorkerOptions:
         if tuned:
             num_workers = 1
         if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
-            raise ValueError(f"num_workers must be 'auto' or an integer of 0 or more, got {num_workers!r}")
+            raise BadValue(f"num_workers must be 'auto' or an integer of 0 or more, got {num_workers!r}")
         if memory_budget is not None and not (tuned or deepens):
             raise ValueError(
                 "memory_budget limits num_workers='auto' and prefetch='auto'; pass one of these, or leave "
@@ -114,10 +115,8 @@ class WorkerOptions:
         if start_method is not None:
             check_word("start_method", start_method, METHODS)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
-            raise ValueError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
+            raise BadValue(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
         check_worker_init(worker_init_fn)
-        if persistent_workers and not num_workers:
-            raise ValueError("persistent_workers needs num_workers of 1 or more")
         return cls(
             int(num_workers),
             worker_type,
@@ -125,7 +124,7 @@ class WorkerOptions:
             bool(in_order),
             float(timeout),
             worker_init_fn,
-            bool(persistent_workers),
+            bool(persistent_workers and num_workers),
             start_method,
             on_worker_death == "respawn",
             most_workers() if tuned else 0,

@@ -57,6 +57,22 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     return fit(cast(as_numbers(value, dtype), dtype), shape)
 
 
+def convert_dtype(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
+    """Return one sample's value as an array of `dtype`, without reshaping it.
+
+    Raises
+    ------
+    SampleError
+        As for `convert`, but a shape with another number of dimensions fits.
+
+    Examples
+    --------
+    >>> convert_dtype([1, 2, 3, 4], np.dtype("float32"), (None, 2)).shape
+    (4,)
+    """
+    return fit_if_alike(cast(as_numbers(value, dtype), dtype), shape)
+
+
 def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str = IF_IT_VARIES) -> Array:
     """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
 
@@ -80,7 +96,7 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str 
         # An empty sequence fits steps of any shape and dtype.
         return np.empty([size or 0 for size in shape], dtype)
     array = as_numbers(value, dtype if is_tensor(value) else None)
-    if not _matches(array.shape, shape):
+    if not matches(array.shape, shape):
         advice = "" if None in shape else f"; {advice}"
         raise SampleError(
             f"expected shape {describe(shape)} as in the batch's first sample, got {describe(array.shape)}"
@@ -169,7 +185,7 @@ def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
 
 def fit(array: Array, shape: Dims) -> Array:
     """Return `array` reshaped to `shape` if the element counts match, or raise `SampleError`."""
-    if _matches(array.shape, shape):
+    if matches(array.shape, shape):
         return array
     unknown = sum(size is None for size in shape)
     known = math.prod(size for size in shape if size is not None)
@@ -180,7 +196,17 @@ def fit(array: Array, shape: Dims) -> Array:
     raise SampleError(f"expected shape {describe(shape)}, got {describe(array.shape)}")
 
 
-def _matches(got: tuple[int, ...], expected: Dims) -> bool:
+def fit_if_alike(array: Array, shape: Dims) -> Array:
+    """Return `array` as it is; raise `SampleError` if a shape of as many dimensions contradicts `shape`."""
+    return fit(array, shape) if array.ndim == len(shape) else array
+
+
+def matches(got: tuple[int, ...], expected: Dims) -> bool:
+    """Return whether an array of the shape `got` has the shape `expected`, whose None stands for any size.
+
+    >>> matches((32, 784), (None, 784)), matches((784,), (None, 784))
+    (True, False)
+    """
     return len(got) == len(expected) and all(
         size is None or size == actual for size, actual in zip(expected, got, strict=True)
     )

@@ -98,6 +98,20 @@ class Ragged:
         return dense
 
 
+def as_ragged(value: Any) -> Any:
+    """Return a tensor with sequence lengths, such as Paddle's LoDTensor, as `Ragged`; others unchanged.
+
+    >>> as_ragged(np.arange(3))
+    array([0, 1, 2])
+    """
+    find = getattr(value, "recursive_sequence_lengths", None)
+    if find is None or isinstance(value, Ragged):
+        return value
+    array = np.asarray(value)
+    lengths = find()
+    return Ragged(array, tuple(_splits(level) for level in lengths)) if lengths else array
+
+
 def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
     """Return one value per field: an array as it is, or values and row splits combined into a `Ragged`.
 

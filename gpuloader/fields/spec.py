@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpuloader.base.errors import BadTypeOrValue
+
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
 Indices = Sequence[Any] | NDArray[np.int64]
@@ -26,7 +28,7 @@ class FeedSpec:
     shape : tuple of int or None
         Shape of a batch, batch dimension first; None stands for any size.
     dtype : numpy.dtype
-        The dtype samples are converted to.
+        The dtype samples are converted to; None means float32.
     lod_level : int
         0 for dense fields, 1 for sequences of varying length, 2 for sequences of such sequences.
 
@@ -45,7 +47,7 @@ class FeedSpec:
         self, name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a feed must be a non-empty string, got {name!r}")
+            raise BadTypeOrValue(f"the name of a feed must be a non-empty string, got {name!r}")
         if isinstance(lod_level, bool) or lod_level not in (0, 1, 2):
             raise ValueError(f"feed {name!r}: lod_level must be 0, 1 or 2, got {lod_level!r}")
         object.__setattr__(self, "name", name)
@@ -58,85 +60,15 @@ class FeedSpec:
         """Shape of one sample; for a ragged field, of one step of its sequence."""
         return self.shape[1:]
 
-
-def data(
-    name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0
-) -> FeedSpec:
-    """Declare a feed, as Paddle's ``fluid.data`` does.
-
-    Parameters
-    ----------
-    name : str
-        The field's name.
-    shape : sequence of int or None
-        Shape of a batch, batch dimension first; None and -1 stand for any size.
-    dtype : dtype-like
-        The dtype samples are converted to.
-    lod_level : int
-        0 for dense fields, 1 for sequences of varying length, 2 for sequences of such sequences.
-
-    Raises
-    ------
-    ValueError
-        The name is empty, a dimension is not None, -1 or an integer of 0 or more, the dtype is not
-        numeric, or the level is not 0, 1 or 2.
-
-    Examples
-    --------
-    >>> data("label", [-1, 1], "int64")
-    FeedSpec(name='label', shape=(None, 1), dtype=dtype('int64'), lod_level=0)
-    """
-    feed = _declared[name] = FeedSpec(name, shape, dtype, lod_level)
-    return feed
-
-
-_declared: dict[str, FeedSpec] = {}
-
-
-def resolve_feeds(feed_list: object) -> tuple[FeedSpec, ...]:
-    """Return the feed specs of a feed list, whose entries are specs or names declared with `data`.
-
-    Raises
-    ------
-    TypeError
-        `feed_list` is not a list, or an entry is neither a spec nor a string.
-    ValueError
-        The list is empty, or a name is unknown or occurs twice.
-
-    Examples
-    --------
-    >>> label = data("label", [None, 1], "int64")
-    >>> resolve_feeds(["label"]) == (label,)
-    True
-    """
-    if isinstance(feed_list, str) or not isinstance(feed_list, Iterable):
-        raise TypeError(f"feed_list must be a list of feeds, got {type(feed_list).__name__}")
-    feeds = tuple(_resolve_feed(entry) for entry in feed_list)
-    if not feeds:
-        raise ValueError("feed_list is empty: name at least one field, or pass None for plain lists")
-    names = [feed.name for feed in feeds]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"feed_list names {sorted(twice)} more than once")
-    return feeds
-
-
-def _resolve_feed(entry: object) -> FeedSpec:
-    if isinstance(entry, FeedSpec):
-        return entry
-    if not isinstance(entry, str):
-        raise TypeError(
-            f"feed_list must contain feed specs or names, got {type(entry).__name__}; see gpuloader.data"
-        )
-    if entry not in _declared:
-        raise ValueError(
-            f"no feed named {entry!r} was declared; declare it with gpuloader.data({entry!r}, …)"
-        )
-    return _declared[entry]
+    @property
+    def keeps_shapes(self) -> bool:
+        """Whether values are not reshaped, because two or more free dimensions leave their shape open."""
+        return not self.lod_level and self.shape.count(None) > 1
 
 
 def _parse_dims(name: str, shape: object) -> Dims:
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise ValueError(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
+        raise BadTypeOrValue(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
     dims: list[int | None] = []
     for size in shape:
         if size is None or (isinstance(size, int) and size == -1):
@@ -152,7 +84,7 @@ def _parse_dims(name: str, shape: object) -> Dims:
 
 def _parse_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
     try:
-        parsed = native(np.dtype(dtype))
+        parsed = native(np.dtype("float32" if dtype is None else dtype))  # NumPy takes None for float64
     except TypeError as error:
         raise ValueError(f"feed {name!r}: {dtype!r} is not a dtype") from error
     if not is_stageable(parsed):

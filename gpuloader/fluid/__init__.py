@@ -8,9 +8,18 @@ Callers: old programs of users; no other room.
 """
 
 from gpuloader.devices.opening import cuda_places
-from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
-from gpuloader.fields.spec import data
-from gpuloader.fluid import core, io, layers
+from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places
+from gpuloader.fields.declaring import (
+    Program,
+    data,
+    default_main_program,
+    default_startup_program,
+    program_guard,
+)
+from gpuloader.fluid import core, data_feeder, dataset, dygraph, io, layers, lod_tensor, reader, unique_name
+from gpuloader.fluid.core import is_compiled_with_cuda
+from gpuloader.fluid.dataset import DatasetFactory, InMemoryDataset, QueueDataset
+from gpuloader.fluid.lod_tensor import LoDTensor, create_lod_tensor
 from gpuloader.loader.feeder import DataFeeder
 
 __all__ = [
@@ -18,10 +27,27 @@ __all__ = [
     "CUDAPinnedPlace",
     "CUDAPlace",
     "DataFeeder",
+    "DatasetFactory",
+    "InMemoryDataset",
+    "LoDTensor",
+    "Program",
+    "QueueDataset",
     "core",
     "cpu_places",
+    "create_lod_tensor",
+    "cuda_pinned_places",
     "cuda_places",
     "data",
+    "data_feeder",
+    "dataset",
+    "default_main_program",
+    "default_startup_program",
+    "dygraph",
     "io",
+    "is_compiled_with_cuda",
     "layers",
+    "lod_tensor",
+    "program_guard",
+    "reader",
+    "unique_name",
 ]

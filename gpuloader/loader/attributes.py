@@ -1,10 +1,11 @@
-"""The attributes of a `DataLoader`, under PyTorch's names; its description and its copies."""
+"""The attributes of a `DataLoader`, under PyTorch's and Paddle's names; its description and its copies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gpuloader.devices.places import Place
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.loader.loading import Loading
 from gpuloader.order.batch_sampler import BatchSampler
@@ -129,6 +130,36 @@ class Described:
         return generator
 
     @property
+    def feed_list(self) -> Any:
+        """The feeds that were passed, or None."""
+        return self._given["feed_list"]
+
+    @property
+    def places(self) -> list[Place]:
+        """The places where batches land."""
+        return list(self._loading.places)
+
+    @property
+    def return_list(self) -> bool:
+        """Whether a batch has the form of a sample, also if there is a feed_list."""
+        return bool(self._given["return_list"])
+
+    @property
+    def use_buffer_reader(self) -> bool:
+        """Whether the next step is copied to a GPU while the current one is computed on."""
+        return bool(self._given["use_buffer_reader"])
+
+    @property
+    def use_shared_memory(self) -> bool:
+        """What was passed; it has no effect."""
+        return bool(self._given["use_shared_memory"])
+
+    @property
+    def auto_collate_batch(self) -> bool:
+        """Whether samples make up batches; False if they are delivered singly."""
+        return not self._batching.single
+
+    @property
     def pin_memory(self) -> bool:
         """What was passed; it has no effect."""
         return bool(self._given["pin_memory"])
@@ -153,7 +184,7 @@ class Described:
             _describe_batches(batching),
             _describe_order(self._given, batching),
             _describe_workers(self._loading.workers, self.num_workers),
-            f"on {', '.join(self._loading.places)}",
+            f"on {', '.join(self._loading.devices)}",
         ]
         if batching.division is not None:
             parts.insert(3, f"rank {batching.division.rank} of {batching.division.world_size}")

@@ -9,8 +9,10 @@ import numpy as np
 
 from gpuloader.base.checks import check_flags
 from gpuloader.fetch.worker_options import WorkerOptions
-from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.fields.declaring import resolve_feeds
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.attributes import Described
+from gpuloader.loader.from_dataset import from_dataset
 from gpuloader.loader.from_generator import from_generator
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
@@ -19,6 +21,7 @@ from gpuloader.loader.options import (
     check_delivery,
     check_seed,
     check_transforms,
+    may_ask_by_key,
 )
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import Resumable
@@ -26,9 +29,11 @@ from gpuloader.loader.state import Course
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike
+from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.split import Masks
 from gpuloader.sources.dataset import Readable, S
+from gpuloader.sources.tables.adapting import as_dataset
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
@@ -50,7 +55,9 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     dataset : object
         A map-style dataset, with ``__getitem__`` and ``__len__`` (optionally ``__getitems__(indices)``, which
         returns a list of samples), or an iterable. A sample is an array, a number, or any nesting of dicts,
-        tuples and lists of them. Anything else, such as text, stays a Python object.
+        tuples and lists of them. Anything else, such as text, stays a Python object. A data frame of pandas
+        or Polars, an Arrow table and a dict of columns are read as a `TableDataset`, a dataset of Hugging
+        Face from its Arrow columns.
     feed_list : list of FeedSpec or str, or None
         The fields, declared with `gpuloader.data`. Samples must then be tuples with one value per field,
         and are converted. None takes the fields from the first sample. A number in this position is PyTorch's
@@ -59,13 +66,14 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         Where batches land. None uses the first GPU, or host memory if there is none. With several places,
         consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
-        True returns a batch in the form of a sample. False returns a dict from field name to array and needs
-        a feed_list.
+        True returns a batch in the form of a sample. False returns a dict from field name to array, in a list
+        with one entry per place, if there is a feed_list.
     batch_sampler : iterable or None
         Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
         batches from those options.
     batch_size : int or None
-        Samples per batch. None delivers single samples without a batch dimension.
+        Samples per batch. None delivers each sample as it is: without a batch dimension, or as the batch
+        that it already is.
     shuffle : bool or None
         True draws a new order from the seed for every epoch. False and None keep the dataset's order.
     drop_last : bool
@@ -90,8 +98,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     worker_init_fn : callable or None
         Called in each worker with the worker's number, before the worker's first sample.
     persistent_workers : bool
-        True keeps worker processes, and their copies of the dataset, from one epoch to the next. False starts
-        new ones every epoch.
+        True keeps worker processes, if there are any, and their copies of the dataset from one epoch to the
+        next. False starts new ones every epoch.
     sampler : iterable or None
         Yields indices. Excludes shuffle. None reads in the dataset's order, or in random order with shuffle.
         If a sampler, a batch_sampler or the sampler in it has ``set_epoch``, the loader calls it with the
@@ -175,6 +183,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     (1, 2) [9]
     """
 
+    from_dataset = staticmethod(from_dataset)
     from_generator = staticmethod(from_generator)
 
     def __init__(
@@ -224,7 +233,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         )
         given = dict(locals())  # the options, for the attributes and for copies
         added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
-        iterable = check_dataset(dataset)
+        source = as_dataset(dataset, by_key=may_ask_by_key(sampler, batch_sampler))
+        iterable = check_dataset(source)
         check_flags(
             return_list=return_list,
             shuffle=shuffle,
@@ -232,8 +242,6 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             use_buffer_reader=use_buffer_reader,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        if not return_list and self._feeds is None:
-            raise ValueError("return_list=False returns dicts by field name, which need a feed_list")
         workers = WorkerOptions.of(
             num_workers=num_workers,
             worker_type=worker_type,
@@ -249,7 +257,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             on_worker_death=on_worker_death,
         )
         self._batching = Batching.choose(
-            dataset,
+            source,
             iterable=iterable,
             sampler=sampler,
             batch_sampler=batch_sampler,
@@ -257,7 +265,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=check_seed(resolve_seed(seed, generator)),
-        ).divide(shard, uneven, dataset=dataset, in_order=workers.in_order)
+        ).divide(shard, uneven, dataset=source, in_order=workers.in_order)
         transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
@@ -284,6 +292,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
         # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
         padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
+        self._source = source
         self._meter = Meter()
         presenter = Presenter(
             delivery,
@@ -292,7 +301,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             alike=delivery.shards > 1 and not collation.keeps,
         )
         self._loading = Loading(
-            dataset, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
+            source, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
         self._course = Course(self._loading.start_epoch)
         self._describe_as(given, added)
@@ -305,9 +314,9 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     def _open(self, **options: Any) -> None:
         DataLoader.__init__(self, **options)  # a subclass's own may take other parameters
 
-    def __call__(self) -> DataLoader[S]:
-        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
-        return self
+    def __call__(self) -> Iterator[Any]:
+        """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""
+        return iter(self)
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch.
@@ -330,19 +339,20 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
 
     def _read_all(self) -> ArraySource:
         """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""
-        source = ArraySource.of(self.dataset) if self._feeds is None else None
+        source = ArraySource.of(self._source) if self._feeds is None else None
         if source is not None:
             return source
         reading = DataLoader(
-            self.dataset,
+            self._source,
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
+            sampler=SequenceSampler(self._source),
             seed=self._loading.draw_seed(),
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None
-        return materialise(reading, len(self.dataset), promise)
+        return materialise(reading, len(self._source), promise)
 
     def _configuration(self) -> Configuration:
         return self._loading.configuration

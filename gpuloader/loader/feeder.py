@@ -19,8 +19,9 @@ from gpuloader.devices.places import (
     environment_count,
     parse_place,
 )
+from gpuloader.fields.declaring import Program, resolve_feeds
 from gpuloader.fields.ragged import gather_fields
-from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.pipeline.lane import send
 from gpuloader.sources.readers.contract import Reader, check_reader, iterate
 
@@ -36,8 +37,9 @@ class DataFeeder:
         The fields, in the order of a sample's values.
     place : place or str
         Where the arrays land.
-    program : object
-        Accepted for compatibility with Paddle and ignored; names refer to feeds declared by `gpuloader.data`.
+    program : Program or None
+        Where to look up names: the `gpuloader.fluid.Program` that was the current one when `gpuloader.data`
+        declared them. None means the current program.
 
     Raises
     ------
@@ -56,8 +58,10 @@ class DataFeeder:
     ((2, 2, 2), [[9], [1]])
     """
 
-    def __init__(self, feed_list: Sequence[FeedSpec | str], place: Any, program: object = None) -> None:  # noqa: ARG002
-        self._feeds = resolve_feeds(feed_list)
+    def __init__(
+        self, feed_list: Sequence[FeedSpec | str], place: Any, program: Program | None = None
+    ) -> None:
+        self._feeds = resolve_feeds(feed_list, program)
         self._place = parse_place(place)
         open_device(self._place)
 

@@ -102,7 +102,7 @@ class RayShard(IterableDataset[dict[str, Any]]):
     def iter_blocks(self, size: int) -> Iterator[Block]:
         """Yield the samples in columns, `size` per block; the last block may be shorter."""
         # Imported late: it needs pyarrow, which only users of Ray must have.
-        from gpuloader.sources.files.arrow import check_values, columns_of
+        from gpuloader.sources.tables.arrow import check_values, columns_of
 
         for table in self._shard.iter_batches(batch_size=size, batch_format="pyarrow"):
             if len(table):  # Ray yields one empty table for a shard without rows

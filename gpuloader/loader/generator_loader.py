@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from gpuloader.base.checks import check_count
-from gpuloader.base.errors import EOFException, LoaderError
+from gpuloader.base.errors import BadValue, Misuse
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.batches import BatchStager
 from gpuloader.collate.samples import SampleListStager, SampleStager
 from gpuloader.collate.stream import Reached, StagedBatch, stage_all
-from gpuloader.devices.opening import default_place
-from gpuloader.devices.places import parse_places
+from gpuloader.devices.opening import default_place, guarded_place
+from gpuloader.devices.places import Place, parse_places
 from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.inline import InlineFetch
 from gpuloader.fetch.thread import ThreadFetch
+from gpuloader.fields.declaring import resolve_feeds
 from gpuloader.fields.ragged import gather_fields
-from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.driving import Driven
 from gpuloader.loader.state import Course, Progress, read_state
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
@@ -34,7 +37,7 @@ from gpuloader.watch.stats import Meter
 Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
 
 
-class GeneratorLoader(Measured):
+class GeneratorLoader(Driven, Measured):
     """A loader over a reader, made by `DataLoader.from_generator`, which describes the parameters.
 
     Set its source with one of the three setters. Then loop over it (``iterable=True``), or call `start`,
@@ -57,11 +60,11 @@ class GeneratorLoader(Measured):
         output: str | None = None,
         stream: object = None,
     ) -> None:
+        super().__init__(iterable=iterable, has_feeds=feed_list is not None)
         self._output, self._output_stream = output, stream
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         self._double_buffer = use_double_buffer
-        self._iterable = iterable
         self._as_list = return_list or self._feeds is None
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
@@ -69,7 +72,6 @@ class GeneratorLoader(Measured):
         self._delivery: Delivery | None = None
         self._stream: Stream | None = None
         self._idle: deque[Road] = deque(maxlen=1)
-        self._started: Epoch | None = None
         self._course = Course(lambda epoch: Progress(None, epoch))
 
     def set_sample_generator(
@@ -165,17 +167,13 @@ class GeneratorLoader(Measured):
         items_a_batch: int = 1,
     ) -> GeneratorLoader:
         source = check_reader(reader)
+        parsed = self._choose_places(places)
         if self._started is not None:
-            raise LoaderError("the source cannot change while an epoch runs; call reset() first")
-        if places is None:
-            if self._iterable and self._feeds is not None:
-                raise ValueError(
-                    "an iterable loader with a feed_list needs places: pass where its batches land, "
-                    "e.g. places=gpuloader.CPUPlace()"
-                )
-            places = default_place()
+            warnings.warn(
+                "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
+            )
         self._delivery = Delivery.of(
-            parse_places(places),
+            parsed,
             self._output,
             self._output_stream,
             prefetch=int(self._double_buffer),
@@ -190,84 +188,22 @@ class GeneratorLoader(Measured):
         self._idle = deque(maxlen=1)
         return self
 
-    def __call__(self) -> GeneratorLoader:
-        """Return the loader itself, so that ``for batch in loader():`` works as in Paddle."""
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch and return its iterator.
-
-        Raises
-        ------
-        LoaderError
-            The loader has no source, or was made with ``iterable=False``.
-        """
-        if not self._iterable:
-            raise LoaderError(
-                "this loader was made with iterable=False: call start(), take batches with next(loader) "
-                "until EOFException, then reset(); or make it with iterable=True to loop over it"
+    def _choose_places(self, places: Any) -> tuple[Place, ...]:
+        if places is None:
+            if self._made_iterable and self._has_feeds and guarded_place() is None:
+                raise BadValue(
+                    "an iterable loader with a feed_list needs places: pass where its batches land, "
+                    "e.g. places=gpuloader.CPUPlace()"
+                )
+            places = default_place()
+        parsed = parse_places(places)
+        if len(parsed) > 1 and not self._made_iterable:
+            warnings.warn(
+                f"a loader made with iterable=False delivers one batch at a time, to one place: all go to "
+                f"{parsed[0]}, none to the other {len(parsed) - 1} places",
+                stacklevel=4,
             )
-        return self._begin()
-
-    def start(self) -> None:
-        """Begin an epoch of a loader made with ``iterable=False``.
-
-        Raises
-        ------
-        LoaderError
-            The loader is iterable, has no source, or its last epoch was not `reset`.
-        """
-        self._require_not_iterable("start()")
-        if self._started is not None:
-            raise LoaderError("start() was called twice; call reset() between epochs")
-        self._started = self._begin()
-
-    def reset(self) -> None:
-        """End the epoch that `start` began, whether or not it has reached its end.
-
-        Raises
-        ------
-        LoaderError
-            The loader is iterable.
-        """
-        self._require_not_iterable("reset()")
-        epoch, self._started = self._started, None
-        if epoch is not None:
-            epoch.close()
-
-    def next(self) -> Any:
-        """Return the next step of the epoch that `start` began.
-
-        Raises
-        ------
-        EOFException
-            The epoch is over; call `reset`.
-        LoaderError
-            `start` was not called, or the loader is iterable.
-
-        Examples
-        --------
-        >>> from gpuloader import DataLoader, EOFException
-        >>> loader = DataLoader.from_generator(capacity=2, iterable=False)
-        >>> _ = loader.set_sample_generator(lambda: [(1,), (2,)], batch_size=2, places="cpu")
-        >>> loader.start()
-        >>> next(loader)
-        [array([1, 2])]
-        >>> try:
-        ...     next(loader)
-        ... except EOFException:
-        ...     loader.reset()
-        """
-        self._require_not_iterable("next(loader)")
-        if self._started is None:
-            raise LoaderError("no epoch has begun: call start() first")
-        try:
-            return self._started.__next__()
-        except StopIteration:
-            raise EOFException("the epoch has no further batch; call reset(), then start()") from None
-
-    def __next__(self) -> Any:
-        return self.next()
+        return parsed if self._made_iterable else parsed[:1]
 
     def _configuration(self) -> Configuration:
         places = 1 if self._delivery is None else len(self._delivery.devices)
@@ -299,13 +235,9 @@ class GeneratorLoader(Measured):
             raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
         self._course.resume(progress)
 
-    def _require_not_iterable(self, call: str) -> None:
-        if self._iterable:
-            raise LoaderError(f"{call} is for loaders made with iterable=False; loop over this one instead")
-
     def _begin(self) -> Epoch:
         if self._stream is None or self._delivery is None:
-            raise LoaderError(
+            raise Misuse(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )

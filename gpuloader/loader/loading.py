@@ -66,8 +66,10 @@ class Loading:
         The workers that were passed.
     seed : int or None
         The seed of the order; None until it is drawn.
-    places : list of str
-        The names of the places.
+    places : tuple of Place
+        Where batches land.
+    devices : list of str
+        The names of the places' devices.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class Loading:
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
-        self.places = [device.name for device in delivery.devices]
+        self.places = delivery.places
+        self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
         self._dataset = dataset
         self._batching = batching
@@ -154,7 +157,13 @@ class Loading:
         step = size * (1 if division is None else division.world_size)
         steps, base = divmod(position, step)
         progress = Progress(
-            seed, epoch, steps * self._shards, crew=self._fetching.crew, size=self.size, shards=self._shards
+            seed,
+            epoch,
+            steps * self._shards,
+            crew=self._fetching.crew,
+            size=self.size,
+            shards=self._shards,
+            order_size=batching.order_size,
         )
         if division is not None or base:
             progress.step, progress.base, progress.total = step, base, self._count_samples()
@@ -170,6 +179,11 @@ class Loading:
             from another number of workers and the order depends on it, or it comes from another dataset.
         """
         batching, division = self._batching, self._batching.division
+        if progress.order_size != batching.order_size:
+            raise ValueError(
+                f"the state is a position in {_name_order(progress.order_size)}, but this loader reads "
+                f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size"
+            )
         same = (progress.size, progress.shards) == (self.size, self._shards)
         if division is None and progress.step is None and same:
             self._fetching.check_crew(progress.crew)
@@ -294,6 +308,7 @@ class Loading:
             meter=self._meter,
             ended=progress.end,
             steering=steering,
+            length=self.count_steps,
         )
 
     def _plan(
@@ -327,6 +342,10 @@ class Loading:
     def close(self) -> None:
         """End persistent worker processes."""
         self._fetching.close()
+
+
+def _name_order(size: int | None) -> str:
+    return "an order for any batch size" if size is None else f"an order for batches of {size} samples"
 
 
 def _check_end(what: str, reached: int, total: int) -> None:

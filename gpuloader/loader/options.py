@@ -14,8 +14,10 @@ from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.order.batch_sampler import BatchSampler
 from gpuloader.order.batching import Batching
 from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.sampler import Sampler
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.split import check_last, check_split
 from gpuloader.sources.dataset import IterableDataset
@@ -173,6 +175,21 @@ def check_dataset(dataset: object) -> bool:
         f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
         "neither (for a generator function, use DataLoader.from_generator)"
     )
+
+
+def may_ask_by_key(*samplers: object) -> bool:
+    """Return whether one of the user's samplers may yield something else than numbers.
+
+    >>> may_ask_by_key(None, [3, 1]), may_ask_by_key(["a.jpg"], None)
+    (False, True)
+    """
+    for sampler in samplers:
+        if sampler is None or isinstance(sampler, Sampler | BatchSampler):
+            continue
+        first = sampler[0] if isinstance(sampler, Sequence | np.ndarray) and len(sampler) else None
+        if not isinstance(first, int | np.integer):
+            return True
+    return False
 
 
 def check_seed(seed: object) -> int | None:

@@ -50,6 +50,8 @@ class Progress:
         Position in the epoch of the first sample of batch 0.
     total : int or None
         Samples in the epoch; None if unknown.
+    order_size : int or None
+        The batch size that the order was made for; None if the order does not depend on it.
     """
 
     seed: int | None
@@ -66,6 +68,7 @@ class Progress:
     step: int | None = None
     base: int = 0
     total: int | None = None
+    order_size: int | None = None
 
     @property
     def position(self) -> int | None:
@@ -112,8 +115,12 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""
-        if self.step is not None:
-            return self._to_position()
+        state = self._to_position() if self.step is not None else self._to_count()
+        if self.order_size is not None:
+            state["order_batch_size"] = self.order_size
+        return state
+
+    def _to_count(self) -> dict[str, Any]:
         state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": self.batches}
         if self.seed is not None:
             state["seed"] = self.seed
@@ -206,38 +213,45 @@ def read_state(state: object) -> Progress:
             "a loader's state_dict(), or was made by a later release"
         )
     try:
-        if version == _POSITIONED:
-            return _read_position(state)
-        workers = state.get("workers")
-        return Progress(
-            None if state.get("seed") is None else _count(state["seed"], 2**64),
-            _count(state["epoch"], 2**64),
-            _count(state["batches"]),
-            {_count(number) for number in state.get("beyond", ())},
-            {
-                worker: ItemState(worker, _count(batches), own, ended=ended == [True])
-                for worker, (batches, own, *ended) in enumerate(workers or ())
-            },
-            None if workers is None else len(workers),
-            _count(state.get("turn", 0), len(workers or ()) or 1),
-            state.get("source"),
-            None if state.get("batch_size") is None else _count(state["batch_size"]),
-            _count(state.get("shards", 1)),
-        )
+        return _read_position(state) if version == _POSITIONED else _read_count(state)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}): {dict(state)}") from error
 
 
+def _read_count(state: Mapping[str, Any]) -> Progress:
+    workers = state.get("workers")
+    return Progress(
+        None if state.get("seed") is None else _count(state["seed"], 2**64),
+        _count(state["epoch"], 2**64),
+        _count(state["batches"]),
+        {_count(number) for number in state.get("beyond", ())},
+        {
+            worker: ItemState(worker, _count(batches), own, ended=ended == [True])
+            for worker, (batches, own, *ended) in enumerate(workers or ())
+        },
+        None if workers is None else len(workers),
+        _count(state.get("turn", 0), len(workers or ()) or 1),
+        state.get("source"),
+        _count_or_none(state, "batch_size"),
+        _count(state.get("shards", 1)),
+        order_size=_count_or_none(state, "order_batch_size"),
+    )
+
+
 def _read_position(state: Mapping[str, Any]) -> Progress:
-    size = state.get("batch_size")
     return Progress(
         _count(state["seed"], 2**64),
         _count(state["epoch"], 2**64),
         beyond={_count(number) for number in state.get("beyond", ())},
-        size=None if size is None else _count(size),
+        size=_count_or_none(state, "batch_size"),
         step=1,
         base=_count(state["position"]),
+        order_size=_count_or_none(state, "order_batch_size"),
     )
+
+
+def _count_or_none(state: Mapping[str, Any], name: str) -> int | None:
+    return None if state.get(name) is None else _count(state[name])
 
 
 def _count(value: Any, limit: int | None = None) -> int:

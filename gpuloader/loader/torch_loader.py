@@ -104,6 +104,10 @@ class DataLoader(dataset_loader.DataLoader[S]):
         output: str | None = "torch",
         **options: Any,
     ) -> None:
+        if persistent_workers and not num_workers:
+            raise ValueError("persistent_workers needs num_workers of 1 or more")
+        if batch_size is None and drop_last:
+            raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
         super().__init__(
             dataset,
             batch_size=batch_size,

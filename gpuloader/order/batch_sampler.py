@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sized
 import numpy as np
 
 from gpuloader.base.checks import check_count, check_flags
+from gpuloader.base.errors import BadType, BadValue
 from gpuloader.order.computed import check_whole
 from gpuloader.order.order import InOrder, Order, Shard, Shuffled, iterate
 from gpuloader.order.ranks import find_rank
@@ -64,26 +65,25 @@ class BatchSampler(Sampler[list[int]]):
         if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
             # A list or a map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
             if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
-                raise TypeError(
+                raise BadType(
                     f"sampler must be an iterable of indices, got {sampler!r}; for PyTorch's order of "
                     "arguments with a list of indices, pass sampler= and batch_size= by name"
                 )
             batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
             dataset, given = None, dataset
         if (dataset is None) == (given is None):
-            raise ValueError(
-                f"pass either dataset or sampler, got {'neither' if dataset is None else 'both'}"
-            )
+            raise BadValue(f"pass either dataset or sampler, got {'neither' if dataset is None else 'both'}")
         if given is None:
             source = check_sized("dataset", dataset)
             self.sampler: Iterable[int] = RandomSampler(source) if shuffle else SequenceSampler(source)
         elif shuffle:
-            raise ValueError("shuffle must be False if a sampler is given: the sampler determines the order")
+            raise BadValue("shuffle must be False if a sampler is given: the sampler determines the order")
         elif not isinstance(given, Iterable):
-            raise TypeError(f"sampler must be an iterable of indices, got {type(given).__name__}")
+            raise BadType(f"sampler must be an iterable of indices, got {type(given).__name__}")
         else:
             self.sampler = given
         super().__init__()
+        self.shuffle = bool(shuffle)
         self.batch_size = check_count("batch_size", batch_size)
         self.drop_last = bool(drop_last)
 
@@ -159,7 +159,6 @@ class DistributedBatchSampler(BatchSampler):
         super().__init__(dataset, None, shuffle, batch_size, drop_last)
         found = find_rank() if num_replicas is None or rank is None else (rank, num_replicas)
         self.dataset = dataset
-        self.shuffle = shuffle
         self.nranks = check_count("num_replicas", found[1] if num_replicas is None else num_replicas)
         self.local_rank = check_whole("rank", found[0] if rank is None else rank, self.nranks)
         self.seed = check_whole("seed", seed, 2**64)
@@ -182,6 +181,16 @@ class DistributedBatchSampler(BatchSampler):
         # As in Paddle: without `set_epoch`, every epoch is shuffled differently.
         self.epoch += self.shuffle
         return _group(iterate(order), self.batch_size, self.drop_last)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per epoch on one rank, before `drop_last` drops any."""
+        return -(-len(self.dataset) // self.nranks)
+
+    @property
+    def total_size(self) -> int:
+        """Samples per epoch on all ranks together, repeated ones included."""
+        return self.num_samples * self.nranks
 
     def __len__(self) -> int:
         return _count_batches(len(self._share(0)), self.batch_size, self.drop_last)

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_count
+from gpuloader.base.errors import BadType, BadValue
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
+from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.computed import as_indices
 from gpuloader.order.division import ALONE, Division, find_division
+from gpuloader.order.mixed import Mixed
 from gpuloader.order.order import InOrder, Mapped, Order
 from gpuloader.order.plan import BulkPlan, DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
@@ -73,13 +76,13 @@ class Batching:
         if iterable:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
             if asked := [name for name, value in given.items() if value is not None and value is not False]:
-                raise ValueError(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
+                raise BadValue(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
         for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
             if value is not None and not isinstance(value, Iterable):
-                raise TypeError(f"{name} must be iterable, got {type(value).__name__}")
+                raise BadType(f"{name} must be iterable, got {type(value).__name__}")
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or drop_last or sampler is not None:
-                raise ValueError(
+                raise BadValue(
                     "batch_sampler determines the batches: batch_size, shuffle, sampler and drop_last "
                     "cannot be given as well"
                 )
@@ -89,13 +92,15 @@ class Batching:
             drop_last = isinstance(batch_sampler, BatchSampler) and batch_sampler.drop_last
             return cls(None, batch_sampler, None if size is None else int(size), None, drop_last, seed)
         if sampler is not None and shuffle:
-            raise ValueError("sampler determines the order: shuffle cannot be given as well")
-        if batch_size is None and drop_last:
-            raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
+            raise BadValue("sampler determines the order: shuffle cannot be given as well")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
-            sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
+            own = getattr(dataset, "default_sampler", None)  # as of a `MixDataset`
+            if callable(own):
+                sampler = own(shuffle)
+            else:
+                sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         return cls(sampler, None, size, batch_size, drop_last, seed)
 
     @property
@@ -191,6 +196,8 @@ class Batching:
     def is_seeded(self) -> bool:
         """Whether the order depends on the seed."""
         order = self.order(0, 0)
+        if isinstance(order, Mixed):
+            return order.shuffle
         return not isinstance(order.base if isinstance(order, Mapped) else order, InOrder | None)
 
     def order(self, seed: int, epoch: int) -> Order | None:
@@ -217,6 +224,11 @@ class Batching:
                 lists = OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last)
                 return BulkPlan(lists, base)
         return GroupedPlan(self.sampler, self.size, self.drop_last, base)
+
+    @property
+    def order_size(self) -> int | None:
+        """The batch size that the order was made for; None if the order does not depend on it."""
+        return self.size if isinstance(self.batch_sampler, BucketSampler) else None
 
     @property
     def counts_samples(self) -> bool:

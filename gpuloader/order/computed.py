@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.base.errors import BadValue
+
 Indices = NDArray[np.int64]
 
 _CHUNK = 4096
@@ -48,7 +50,7 @@ def check_whole(name: str, value: object, limit: int) -> int:
     1
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
-        raise ValueError(f"{name} must be an integer from 0 to {limit - 1}, got {value!r}")
+        raise BadValue(f"{name} must be an integer from 0 to {limit - 1}, got {value!r}")
     return int(value)
 
 

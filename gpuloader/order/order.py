@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.checks import check_count
+from gpuloader.base.errors import BadValue
 from gpuloader.order.computed import Computed, Indices, as_indices, check_fields, check_slice
 from gpuloader.order.permutation import (
     DRAWN,
@@ -206,19 +207,17 @@ def as_weights(weights: ArrayLike, draws: int, replacement: bool) -> NDArray[np.
     try:
         array = np.array(weights, np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"weights must be a list of numbers, got {type(weights).__name__}: {error}"
-        ) from None
+        raise BadValue(f"weights must be a list of numbers, got {type(weights).__name__}: {error}") from None
     if array.ndim != 1:
-        raise ValueError(f"weights must be a list of numbers, got shape {array.shape}")
+        raise BadValue(f"weights must be a list of numbers, got shape {array.shape}")
     if bad := np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist():
-        raise ValueError(f"weights must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
+        raise BadValue(f"weights must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
     positive = int(np.count_nonzero(array))
     if draws > (0 if not positive else draws if replacement else positive):
         how = "with" if replacement else "without"
-        raise ValueError(f"cannot draw {draws} indices {how} replacement: {positive} weights are above 0")
+        raise BadValue(f"cannot draw {draws} indices {how} replacement: {positive} weights are above 0")
     if positive and array.max() > np.finfo(np.float64).max / array.size:
-        raise ValueError("the sum of the weights may exceed the range of float64; scale the weights down")
+        raise BadValue("the sum of the weights may exceed the range of float64; scale the weights down")
     array.flags.writeable = False
     return array
 

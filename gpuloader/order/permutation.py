@@ -22,7 +22,7 @@ _BLOCK = 4096  # numbers hashed at once
 SORTED_AT_MOST = 2**18
 """Up to this length, permutations are sorted once, in a few ms and 2 MiB; beyond, computed per slice."""
 
-SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED = range(5)
+SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED, BUCKETED, MIXED = range(7)
 """Hashed together with seed and epoch, so that no two ways of drawing use the same random numbers."""
 
 _ROUNDS = 5  # each for both halves; with ideal hashes two would suffice (Luby and Rackoff 1988)

@@ -6,8 +6,10 @@ interrupted epoch resumes.
 
 from __future__ import annotations
 
+import sys
 import threading
 import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import numpy as np
 from gpuloader.base.errors import LoaderError
 
 _MASK = (1 << 64) - 1
+_INTEGERS = (int, np.integer)
+_SPARES = 2  # a loop's variable still holds one generator when the loop asks for the next
 
 
 class Draw:
@@ -30,16 +34,53 @@ class Draw:
         The sample's dataset index, or the number of the worker that reads an iterable dataset. None while no
         single sample is being fetched.
     generator : numpy.random.Generator or None
-        The sample's generator, created on first use.
+        The sample's generator; None until the sample asks for it.
     """
 
-    __slots__ = ("epoch", "generator", "index", "seed")
+    __slots__ = ("_alone", "_counter", "_spares", "_state", "epoch", "generator", "index", "seed")
 
     def __init__(self, seed: int | None = None, epoch: int = 0) -> None:
         self.seed = seed
         self.epoch = epoch
         self.index: Any = None
         self.generator: np.random.Generator | None = None
+        self._spares: list[np.random.Generator] = []
+        self._alone = 0
+        self._counter = [0, 0, 0, epoch & _MASK]
+        self._state = {
+            "bit_generator": "Philox",
+            "state": {"counter": self._counter, "key": ((seed or 0) & _MASK, 1)},
+            "buffer": (0, 0, 0, 0),
+            "buffer_pos": 4,  # all of the buffer has been read
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+    def make_generator(self, index: object) -> np.random.Generator:
+        """Return a generator that starts at the first number of the sample at `index`.
+
+        A generator that nobody refers to any more is used again, because creating one takes ten times as long
+        as setting its state. One that the user has kept is never touched.
+        """
+        spares = self._spares
+        for at in range(len(spares)):
+            if _count_references(spares, at) == self._alone:
+                break
+        else:
+            if len(spares) == _SPARES:
+                spares.clear()
+            at = len(spares)
+            spares.append(np.random.Generator(np.random.Philox(0)))
+            # Releases of Python differ in what the call itself adds to the count.
+            self._alone = _count_references(spares, at)
+        generator = spares[at]
+        self._counter[2] = as_number(index)
+        generator.bit_generator.state = self._state
+        return generator
+
+
+def _count_references(generators: list[np.random.Generator], at: int) -> int:
+    return sys.getrefcount(generators[at]) + sys.getrefcount(generators[at].bit_generator)
 
 
 class _Present(threading.local):
@@ -97,23 +138,68 @@ def sample_rng() -> np.random.Generator:
     >>> numbers() == numbers(num_workers=2, worker_type="thread")
     True
     """
-    draw = _present.draw
-    if draw.seed is None:
-        raise LoaderError(
-            "no sample is being fetched in this thread; call sample_rng() in the dataset's __getitem__ or "
-            "__iter__, while the loader runs it"
-        )
+    draw = _fetching_draw("__getitem__ or __iter__")
     if draw.index is None:
         raise LoaderError(
             "no single sample is being fetched: __getitems__ and collate_fn handle several at once; call "
-            "sample_rng() in __getitem__"
+            "sample_rng() in __getitem__, or sample_rngs(indices) in __getitems__"
         )
     if draw.generator is None:
-        # Arrays, because NumPy would turn a list of 64-bit numbers into floats.
-        counter = np.array([0, 0, as_number(draw.index), draw.epoch & _MASK], np.uint64)
-        key = np.array([draw.seed & _MASK, 1], np.uint64)
-        draw.generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+        draw.generator = draw.make_generator(draw.index)
     return draw.generator
+
+
+def sample_rngs(indices: Iterable[object]) -> Iterator[np.random.Generator]:
+    """Yield the random generator of each sample that ``__getitems__(indices)`` loads.
+
+    The numbers are those that `sample_rng` draws in ``__getitem__`` for the same seed, epoch and index, so a
+    dataset may load its samples in either way.
+
+    Parameters
+    ----------
+    indices : iterable
+        The indices of the samples.
+
+    Yields
+    ------
+    numpy.random.Generator
+        One generator per index, in order.
+
+    Raises
+    ------
+    LoaderError
+        The calling thread is not fetching samples for a loader.
+
+    Examples
+    --------
+    >>> import gpuloader
+    >>> class Noisy(gpuloader.Dataset):
+    ...     def __getitem__(self, index):
+    ...         return index + gpuloader.sample_rng().random()
+    ...     def __len__(self):
+    ...         return 4
+    >>> class NoisyAtOnce(Noisy):
+    ...     def __getitems__(self, indices):
+    ...         rngs = gpuloader.sample_rngs(indices)
+    ...         return [index + rng.random() for index, rng in zip(indices, rngs)]
+    >>> def numbers(dataset):
+    ...     loader = gpuloader.DataLoader(dataset, places="cpu", batch_size=4, seed=7)
+    ...     return next(iter(loader)).tolist()
+    >>> numbers(Noisy()) == numbers(NoisyAtOnce())
+    True
+    """
+    draw = _fetching_draw("__getitems__", "sample_rngs")
+    return (draw.make_generator(index) for index in indices)
+
+
+def _fetching_draw(where: str, name: str = "sample_rng") -> Draw:
+    draw = _present.draw
+    if draw.seed is None:
+        raise LoaderError(
+            f"no sample is being fetched in this thread; call {name}() in the dataset's {where}, while the "
+            "loader runs it"
+        )
+    return draw
 
 
 def mixed_seed(*parts: int) -> int:
@@ -131,7 +217,7 @@ def as_number(index: object) -> int:
     >>> as_number(5), as_number("a.jpg") == as_number("a.jpg")
     (5, True)
     """
-    if isinstance(index, int | np.integer):
+    if isinstance(index, _INTEGERS):
         return int(index) & _MASK
     text = repr(index).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)

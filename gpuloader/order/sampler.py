@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.checks import check_count
+from gpuloader.base.errors import BadType, BadTypeOrValue
 from gpuloader.order.computed import as_indices
 from gpuloader.order.generators import GeneratorLike, draw_seed, is_torch_generator
 from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shuffled, Weighted, as_weights, iterate
@@ -250,7 +251,7 @@ class WeightedRandomSampler(_Seeded):
     ) -> None:
         super().__init__()
         if not isinstance(replacement, bool):
-            raise TypeError(f"replacement must be True or False, got {replacement!r}")
+            raise BadTypeOrValue(f"replacement must be True or False, got {replacement!r}")
         self.num_samples = check_count("num_samples", num_samples)
         self.replacement = replacement
         self.weights: NDArray[np.float64] = as_weights(weights, self.num_samples, replacement)
@@ -303,6 +304,6 @@ def check_sized(name: str, value: object) -> Sized:
     'abc'
     """
     if not isinstance(value, Sized):
-        raise TypeError(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
+        raise BadType(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
     len(value)  # an iterable dataset raises its own explanation
     return value

@@ -78,6 +78,33 @@ def get_worker_info() -> WorkerInfo | None:
     return _present.info
 
 
+def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
+    """Return which part the calling thread reads of a dataset that all workers of all ranks share.
+
+    Parameters
+    ----------
+    of_ranks : bool
+        Whether the ranks share the dataset; False if each has its own.
+
+    Returns
+    -------
+    tuple of int
+        The number of the part, from 0, and the number of parts. A rank has the same parts with any number of
+        workers.
+
+    Examples
+    --------
+    >>> find_share(of_ranks=False)
+    (0, 1)
+    """
+    info = _present.info
+    worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+    if not of_ranks:
+        return worker, workers
+    rank, ranks = find_rank() if info is None else (info.rank, info.world_size)
+    return rank + worker * ranks, ranks * workers
+
+
 def enter_worker(info: WorkerInfo | None) -> None:
     """Make the calling thread the given worker, or none."""
     _present.info, _present.asked = info, False

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, SampleError, StagingMemoryError
 from gpuloader.base.platforms import available_memory
+from gpuloader.collate.gather import structure_of
 from gpuloader.collate.structure import Structure
 from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
@@ -23,7 +23,7 @@ from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
 from gpuloader.pipeline.lane import Lane, upload
-from gpuloader.sources.dataset import array_source
+from gpuloader.sources.array_rows import Rows, array_source
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.transforms.operations import GatherRows, Permute, Spec
 from gpuloader.transforms.program import Program, Programmer, Step, Transform
@@ -42,14 +42,14 @@ class ArraySource:
     ----------
     arrays : tuple of numpy.ndarray
         One array per field, with the samples along the first axis.
-    rows : numpy.ndarray or None
-        int64, the row of each sample in the arrays; None if sample i is row i.
+    rows : Rows or None
+        The row of each sample in the arrays; None if sample i is row i.
     structure : Structure
         How the fields make up a sample.
     """
 
     arrays: tuple[Array, ...]
-    rows: NDArray[np.int64] | None
+    rows: Rows | None
     structure: Structure
 
     @classmethod
@@ -58,14 +58,14 @@ class ArraySource:
         found = array_source(dataset)
         if found is None:
             return None
-        arrays, rows = found
-        return cls(arrays, rows, Structure.flat([str(field) for field in range(len(arrays))]))
+        return cls(found.arrays, found.rows, structure_of(found))
 
     def compact(self) -> ArraySource:
         """Return a source whose arrays hold its samples and nothing else."""
         if self.rows is None:
             return self
-        return ArraySource(tuple(array[self.rows] for array in self.arrays), None, self.structure)
+        rows = self.rows[:]
+        return ArraySource(tuple(array[rows] for array in self.arrays), None, self.structure)
 
     def outline(self) -> ArraySource:
         """Return a source with the same shapes and dtypes but no data: each array stores one row of zeros."""

@@ -17,6 +17,8 @@ class Delivery:
 
     Attributes
     ----------
+    places : tuple of Place
+        Where batches land.
     devices : tuple of Device
         One for each place.
     outputs : tuple of Output
@@ -31,6 +33,7 @@ class Delivery:
         What to do with samples of a batch that do not divide evenly: 'error', 'drop' or 'pad'.
     """
 
+    places: tuple[Place, ...]
     devices: tuple[Device, ...]
     outputs: tuple[Output, ...]
     prefetch: int
@@ -66,7 +69,7 @@ class Delivery:
         devices = tuple(open_device(place) for place in places)
         outputs = tuple(open_output(output, device, stream) for device in devices)
         prefetch = 0 if all(device.direct for device in devices) else prefetch
-        return cls(devices, outputs, prefetch, drop_last, shards, remainder)
+        return cls(tuple(places), devices, outputs, prefetch, drop_last, shards, remainder)
 
     @property
     def on_host(self) -> bool:

@@ -1,14 +1,15 @@
 """Blocks of samples in columns, as column files store them, so that no row becomes a Python object.
 
 An iterable dataset whose samples lie in columns may offer ``iter_blocks(size)`` in addition to
-``__iter__``. It yields the same samples in the same order, `size` per block and possibly fewer in the last.
-The loader then copies from the columns straight into its slots.
+``__iter__``. It yields the same samples in the same order, `size` per block and possibly fewer in the last. A
+map-style dataset may offer ``take_block(indices)`` in addition to ``__getitem__``. It returns the samples at
+these indices, or raises `IndexError`. The loader then copies from the columns straight into its slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,8 +32,65 @@ class Objects(Protocol):
         """Return the values of some rows as Python objects."""
 
 
-Column = NDArray[Any] | Ragged | Objects
+class Chunked:
+    """A column whose rows lie in several pieces, such as the record batches of an Arrow table.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        The number of rows of each piece; at least one piece.
+    make : callable
+        Returns piece number n: an array, a `Ragged` or objects, all alike. Called when it is first read.
+
+    Examples
+    --------
+    >>> column = Chunked([2, 3], [np.array([10, 11]), np.array([12, 13, 14])].__getitem__)
+    >>> [int(piece[row]) for piece, row in column.find(np.array([3, 0]))]
+    [13, 10]
+    """
+
+    __slots__ = ("_ends", "_made", "_make", "_starts")
+
+    def __init__(self, lengths: Sequence[int], make: Callable[[int], Piece]) -> None:
+        self._ends = np.cumsum(lengths)
+        self._starts = self._ends - lengths
+        self._make = make
+        self._made: dict[int, Piece] = {}
+
+    def piece(self, number: int) -> Piece:
+        """Return piece `number`."""
+        found = self._made.get(number)
+        if found is None:
+            if len(self._made) >= _MOST_PIECES:
+                self._made.clear()
+            found = self._made[number] = self._make(number)
+        return found
+
+    def find(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, int]]:
+        """Yield the piece of each row, and its row there."""
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        for number, row in zip(numbers.tolist(), (rows - self._starts[numbers]).tolist(), strict=True):
+            yield self.piece(number), row
+
+    def cut(self, rows: Rows) -> list[tuple[Any, Rows]]:
+        """Return the pieces that consecutive rows lie in, each with its rows; other rows stay as they are."""
+        if not isinstance(rows, slice):
+            return [(self, rows)]
+        first, last = np.searchsorted(self._ends, [rows.start, max(rows.stop - 1, rows.start)], side="right")
+        cuts: list[tuple[Any, Rows]] = []
+        for number in range(first, min(last, len(self._ends) - 1) + 1):
+            start, end = int(self._starts[number]), int(self._ends[number])
+            within = slice(max(rows.start - start, 0), min(rows.stop, end) - start)
+            if within.start < within.stop or rows.start == rows.stop:
+                cuts.append((self.piece(number), within))
+        return cuts
+
+
+Piece = NDArray[Any] | Ragged | Objects
+Column = Piece | Chunked
 """One row per sample. Arrays and `Ragged` columns of level 1 are staged; objects stay Python objects."""
+
+_MOST_PIECES = 1 << 16  # that a column keeps, each with some hundred bytes of Python objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +103,13 @@ class Part:
         The columns by name.
     rows : slice or numpy.ndarray
         The selected rows.
+    dtypes : mapping of str to numpy.dtype
+        The dtypes to which columns of numbers are converted. Other columns keep their dtype.
     """
 
     columns: Mapping[str, Column]
     rows: Rows
+    dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
@@ -87,14 +148,25 @@ class Block:
         for part in self.parts:
             rows = part.rows
             for row in range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist():
-                yield {name: _value(column, row) for name, column in part.columns.items()}
+                sample = {name: _value(column, row) for name, column in part.columns.items()}
+                for name, dtype in part.dtypes.items():
+                    sample[name] = np.asarray(sample[name], dtype)[()]
+                yield sample
 
-    def pieces(self, name: str) -> list[tuple[Any, Rows]]:
-        """Return a column as it is stored: its parts, each with the selected rows."""
-        return [(part.columns[name], part.rows) for part in self.parts]
+    def pieces(self, name: str) -> list[tuple[Any, Rows, np.dtype[Any] | None]]:
+        """Return a column as it is stored: its parts, with their rows and the dtype to convert them to."""
+        found: list[tuple[Any, Rows, np.dtype[Any] | None]] = []
+        for part in self.parts:
+            column = part.columns[name]
+            cuts = column.cut(part.rows) if isinstance(column, Chunked) else [(column, part.rows)]
+            found += [(piece, rows, part.dtypes.get(name)) for piece, rows in cuts]
+        return found
 
 
 def _value(column: Column, row: int) -> Any:
+    if isinstance(column, Chunked):
+        [(piece, within)] = column.find(np.array([row]))
+        return _value(piece, within)
     if isinstance(column, np.ndarray):
         return column[row]
     if isinstance(column, Ragged):
@@ -103,19 +175,30 @@ def _value(column: Column, row: int) -> Any:
     return column.take(slice(row, row + 1))[0]
 
 
-def row_parts(column: Ragged, rows: Rows) -> list[NDArray[Any]]:
+def row_parts(column: Ragged | Chunked, rows: Rows) -> list[NDArray[Any]]:
     """Return the values of rows of varying length, one array per row.
 
     >>> column = Ragged(np.arange(5), (np.array([0, 3, 3, 5]),))
     >>> [part.tolist() for part in row_parts(column, slice(0, 3))]
     [[0, 1, 2], [], [3, 4]]
     """
+    if isinstance(column, Chunked):
+        assert not isinstance(rows, slice)
+        return [_value(piece, row) for piece, row in column.find(rows)]
     (splits,) = column.row_splits
     if isinstance(rows, slice):
         starts, stops = splits[rows], splits[rows.start + 1 : rows.stop + 1]
     else:
         starts, stops = splits[rows], splits[rows + 1]
     return [column.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def take_values(column: Objects | Chunked, rows: Rows) -> list[Any]:
+    """Return the values of some rows of a column that are not numbers."""
+    if isinstance(column, Chunked):
+        assert not isinstance(rows, slice)
+        return [piece.take(slice(row, row + 1))[0] for piece, row in column.find(rows)]
+    return column.take(rows)
 
 
 def gives_blocks(dataset: object) -> bool:

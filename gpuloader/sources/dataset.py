@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpuloader.base.errors import BadValue
 from gpuloader.sources.dataset_base import (
     ChainDataset,
     ConcatDataset,
@@ -24,7 +25,7 @@ from gpuloader.sources.dataset_base import (
     pass_on,
     read_many,
 )
-from gpuloader.sources.dataset_subset import Subset, array_source, random_split
+from gpuloader.sources.dataset_subset import Subset, random_split
 from gpuloader.sources.dataset_tensors import TensorDataset
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
     "S",
     "Subset",
     "TensorDataset",
-    "array_source",
     "random_split",
 ]
 
@@ -69,7 +69,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
         lengths = [len(dataset) for dataset in self.datasets]
         for position, length in enumerate(lengths):
             if length != lengths[0]:
-                raise ValueError(
+                raise BadValue(
                     f"datasets must have equal lengths, but dataset 0 has {lengths[0]} samples "
                     f"and dataset {position} has {length}"
                 )

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import SampleError, describe_error
+from gpuloader.base.errors import BadIndex, BadType, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.sources.frameworks import is_iterable_only
 
 S = TypeVar("S", covariant=True)
@@ -90,13 +90,13 @@ class IterableDataset(Dataset[S]):
         raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields samples")
 
     def __getitem__(self, index: int) -> S:
-        raise TypeError(
+        raise NoIndices(
             f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no sample {index}"
         )
 
     def __len__(self) -> int:
         # `list` asks for the length, and continues without one only after a TypeError.
-        raise TypeError(
+        raise NoIndices(
             f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no length "
             "unless it defines __len__"
         )
@@ -136,7 +136,7 @@ class ConcatDataset(Dataset[S]):
 
     def __init__(self, datasets: Iterable[MapStyle[S]]) -> None:
         self.datasets: list[MapStyle[S]] = check_all(datasets)
-        self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
+        self.cumulative_sizes = self.cumsum(self.datasets)
 
     def __getitem__(self, index: int) -> S:
         which, position = self._find(index)
@@ -144,6 +144,15 @@ class ConcatDataset(Dataset[S]):
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
+
+    @staticmethod
+    def cumsum(sequence: Iterable[Sized]) -> list[int]:
+        """Return, for each dataset, the number of samples in it and in those before it.
+
+        >>> ConcatDataset.cumsum(["ab", "cde"])
+        [2, 5]
+        """
+        return list(itertools.accumulate(map(len, sequence)))
 
     @property
     def __getitems__(self) -> Many:
@@ -195,10 +204,10 @@ class ChainDataset(IterableDataset[S]):
     def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
-            raise ValueError("datasets must hold at least one dataset, got none")
+            raise BadValue("datasets must hold at least one dataset, got none")
         for position, dataset in enumerate(self.datasets):
             if not (isinstance(dataset, IterableDataset) or is_iterable_only(dataset)):
-                raise TypeError(
+                raise BadType(
                     f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
                     "for map-style datasets, use ConcatDataset"
                 )
@@ -239,7 +248,8 @@ def check_index(dataset: Sized, index: SupportsIndex) -> int:
     """
     position, length = operator.index(index), len(dataset)
     if not -length <= position < length:
-        raise IndexError(f"{type(dataset).__name__} of {length} samples has no sample {position}")
+        kind = BadIndex if position < 0 else IndexError
+        raise kind(f"{type(dataset).__name__} of {length} samples has no sample {position}")
     return position + length if position < 0 else position
 
 
@@ -279,9 +289,9 @@ def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
     'abc'
     """
     if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
-        raise TypeError(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
+        raise BadType(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
-        raise TypeError(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
+        raise BadType(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
     return cast("MapStyle[Any]", dataset)
 
 
@@ -323,5 +333,5 @@ def check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
     """
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
-        raise ValueError("datasets must hold at least one dataset, got none")
+        raise BadValue("datasets must hold at least one dataset, got none")
     return checked

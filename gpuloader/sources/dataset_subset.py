@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.order.computed import Indices, as_indices, check_whole
 from gpuloader.order.generators import GeneratorLike, is_torch_generator
+from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Shuffled
+from gpuloader.sources.array_rows import ArrayRows, array_source, own_method
+from gpuloader.sources.block import Block
 from gpuloader.sources.dataset_base import (
     Dataset,
     Many,
@@ -25,9 +28,6 @@ from gpuloader.sources.dataset_base import (
     read_many,
     select_many,
 )
-from gpuloader.sources.dataset_tensors import TensorDataset
-
-Arrays = tuple[NDArray[Any], ...]
 
 
 class Subset(Dataset[S]):
@@ -108,6 +108,22 @@ class Subset(Dataset[S]):
     def _read(self, indices: Sequence[int]) -> list[Any]:
         return read_many(self.dataset, [self._at(check_index(self, index)) for index in indices])
 
+    @property
+    def take_block(self) -> Callable[[Sequence[int]], Block]:
+        """Reads several samples in columns; exists only if the dataset has it."""
+        take = None if self._by_key else own_method(self.dataset, "take_block")
+        if take is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
+        return lambda indices: take([self._at(check_index(self, index)) for index in indices])
+
+    def _array_rows(self) -> ArrayRows | None:
+        source = None if self._by_key else array_source(self.dataset)
+        if source is None:
+            return None
+        indices = as_indices("indices", self.indices)
+        rows = np.where(indices < 0, indices + len(self.dataset), indices)
+        return source._replace(rows=rows if source.rows is None else source.rows[rows])
+
 
 def _are_keys(indices: object) -> bool:
     return isinstance(indices, Iterable) and isinstance(next(iter(indices), None), str | bytes | tuple)
@@ -117,6 +133,9 @@ def random_split(
     dataset: MapStyle[S],
     lengths: Sequence[float],
     generator: int | GeneratorLike = None,
+    *,
+    seed: int | None = None,
+    stratify: ArrayLike | None = None,
 ) -> list[Subset[S]]:
     """Split a dataset at random into disjoint parts that together hold every sample.
 
@@ -129,28 +148,61 @@ def random_split(
         Fractions are rounded down, and the remaining samples are dealt to the parts in turn.
     generator : int, numpy.random.Generator, numpy.random.RandomState or torch.Generator, optional
         A seed or a generator. A ``torch.Generator`` makes the split that PyTorch would make with it. None
-        uses NumPy's global random state.
+        uses `seed`, or else NumPy's global random state.
+    seed : int, optional
+        A seed from 0 to 2**64 - 1; the same as passing it as `generator`.
+    stratify : array-like, optional
+        One label per sample, a number or text. Every part then has every label in the same proportion, as far
+        as whole samples allow.
 
     Raises
     ------
     TypeError
         The dataset is not map-style, or the generator is neither a seed nor a generator.
     ValueError
-        A length is negative or not a number, or the sum is wrong.
+        A length is negative or not a number, or the sum is wrong. Or both a generator and a seed are given,
+        or there is not one label per sample.
 
     Examples
     --------
-    >>> train, test = random_split("abcde", [0.8, 0.2], generator=0)
+    >>> train, test = random_split("abcde", [0.8, 0.2], seed=0)
     >>> len(train), len(test), sorted([*train, *test])
     (4, 1, ['a', 'b', 'c', 'd', 'e'])
+    >>> rare = [label == 3 for label in range(10)] * 2
+    >>> [sum(part) for part in random_split(rare, [0.5, 0.5], seed=0, stratify=rare)]
+    [1, 1]
     """
     count = len(check_map_style("dataset", dataset))
     sizes = _as_sizes(lengths, count)
+    if seed is not None:
+        if generator is not None:
+            raise ValueError("pass either generator or seed, got both")
+        generator = check_whole("seed", seed, 2**64)
     indices = _shuffle(count, generator)
+    if stratify is not None:
+        return [Subset(dataset, part) for part in _deal_by_label(indices, sizes, stratify)]
     starts = itertools.accumulate(sizes, initial=0)
     return [
         Subset(dataset, indices[start : start + size]) for start, size in zip(starts, sizes, strict=False)
     ]
+
+
+def _deal_by_label(indices: Indices, sizes: Sequence[int], labels: ArrayLike) -> list[Indices]:
+    """Deal indices to parts of these sizes, each label's indices evenly; keep their order within a part."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or len(array) != len(indices):
+        raise ValueError(
+            f"stratify must have one label for each of the {len(indices)} samples, got shape {array.shape}"
+        )
+    try:
+        _, codes = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        raise ValueError(f"stratify must have labels of one type, all numbers or all text: {error}") from None
+    # Parts that are spread evenly over all indices are spread evenly over those of each label too.
+    by_label = np.argsort(codes[indices], kind="stable")
+    owners = np.empty(len(indices), np.int64)
+    owners[by_label], _ = interleave(sizes, 0, len(indices))
+    return [indices[owners == part] for part in range(len(sizes))]
 
 
 def _as_sizes(lengths: Sequence[float], count: int) -> list[int]:
@@ -183,46 +235,4 @@ def _shuffle(count: int, generator: object) -> Indices:
         return drawn
     raise TypeError(
         "generator must be a seed, a NumPy generator or a torch.Generator, got " + type(generator).__name__
-    )
-
-
-def array_source(dataset: object) -> tuple[Arrays, Indices | None] | None:
-    """Return the arrays that a dataset reads from, and the row of each sample.
-
-    Parameters
-    ----------
-    dataset : object
-        Any dataset.
-
-    Returns
-    -------
-    tuple or None
-        The arrays of a `TensorDataset`, or of the one under a `Subset` (of a `Subset` …), and the row of
-        every sample, or None if sample i is row i. None for any other dataset, for a subclass whose own
-        code must read the samples, and for arrays in a foreign byte order, which must be converted.
-
-    Examples
-    --------
-    >>> (array,), rows = array_source(Subset(TensorDataset([[5, 6, 7]]), [-1, 0]))
-    >>> array, rows
-    (array([5, 6, 7]), array([2, 0]))
-    """
-    if isinstance(dataset, TensorDataset) and _reads_as(dataset, TensorDataset):
-        found = dataset.arrays
-        return (found, None) if all(array.dtype.isnative for array in found) else None
-    if not (isinstance(dataset, Subset) and _reads_as(dataset, Subset)):
-        return None
-    source = array_source(dataset.dataset)
-    if source is None or dataset._by_key:
-        return None
-    arrays, inner = source
-    indices = as_indices("indices", dataset.indices)
-    rows = np.where(indices < 0, indices + len(dataset.dataset), indices)
-    return arrays, rows if inner is None else inner[rows]
-
-
-def _reads_as(dataset: object, kind: type) -> bool:
-    return all(
-        getattr(type(dataset), name, None) is getattr(kind, name, None)
-        for name in ("__getitem__", "__getitems__", "__len__")
     )

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
+from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset, check_index, select_many
 from gpuloader.sources.frameworks import is_torch_tensor
 
@@ -21,6 +23,8 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     ----------
     *arrays : array-like
         Arrays of numbers with the same number of rows, or one list of such arrays. They are not copied.
+    tensors : list of array-like, optional
+        Paddle's name for the list of arrays; excludes `arrays`.
 
     Attributes
     ----------
@@ -30,7 +34,8 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        There are no arrays, or one does not hold numbers or is not in host memory.
+        There are no arrays, one does not hold numbers or is not in host memory, or a list of lists is passed,
+        which may hold rows.
     ValueError
         An array has no first dimension, or the numbers of rows differ.
 
@@ -41,7 +46,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     Examples
     --------
-    >>> dataset = TensorDataset([np.zeros((2, 3)), [[7], [8]]])
+    >>> dataset = TensorDataset(np.zeros((2, 3)), [[7], [8]])
     >>> dataset[1]
     (array([0., 0., 0.]), array([8]))
     >>> dataset[[1, 0]][1].tolist()
@@ -50,14 +55,24 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     tensors: tuple[Any, ...]
 
-    def __init__(self, *arrays: ArrayLike | Sequence[ArrayLike]) -> None:
+    def __init__(
+        self, *arrays: ArrayLike | Sequence[ArrayLike], tensors: Sequence[ArrayLike] | None = None
+    ) -> None:
+        if arrays and tensors is not None:
+            raise BadType("pass the arrays either one by one or as tensors=, not both")
+        arrays = arrays if tensors is None else (tensors,)
         given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
         if not given:
-            raise TypeError("a TensorDataset needs at least one array, got none")
+            raise BadType("a TensorDataset needs at least one array, got none")
+        if given is not arrays and all(isinstance(array, list | tuple) for array in given):
+            raise BadType(
+                f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
+                "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
+            )
         rows = [_as_rows(position, array) for position, array in enumerate(given)]
         for position, array in enumerate(rows):
             if len(array) != len(rows[0]):
-                raise ValueError(
+                raise BadValue(
                     f"arrays must have the same number of rows, but array 0 has {len(rows[0])} "
                     f"and array {position} has {len(array)}"
                 )
@@ -77,6 +92,9 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def __len__(self) -> int:
         return len(self.tensors[0])
+
+    def _array_rows(self) -> ArrayRows:
+        return ArrayRows(self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.

@@ -45,3 +45,12 @@ def tell_worker(info: WorkerInfo) -> None:
             module._worker_info = module.WorkerInfo(
                 id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset
             )
+
+
+def has_told_torch() -> bool:
+    """Return whether PyTorch's ``get_worker_info`` describes a worker here, as `tell_worker` makes it.
+
+    >>> has_told_torch()
+    False
+    """
+    return getattr(sys.modules.get(_WORKER_MODULES[0]), "_worker_info", None) is not None

@@ -12,7 +12,7 @@ from gpuloader.collate.gather import Gatherer
 from gpuloader.collate.structure import Structure
 from gpuloader.order.order import Mapped, Shuffled
 from gpuloader.order.plan import OrderedPlan
-from gpuloader.sources.dataset import array_source
+from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Slot
 
 ARRAYS = (np.arange(20).reshape(10, 2), np.arange(10.0), np.arange(30, dtype="i2").reshape(10, 3).T.copy().T)

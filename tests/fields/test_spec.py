@@ -8,7 +8,8 @@ from hypothesis.extra import numpy as arrays
 
 from gpuloader import FeedSpec, SampleError, data
 from gpuloader.fields.convert import convert, fit
-from gpuloader.fields.spec import native, resolve_feeds
+from gpuloader.fields.declaring import resolve_feeds
+from gpuloader.fields.spec import native
 
 
 class TestDeclaring:

@@ -394,7 +394,25 @@ def test_two_loops_over_one_loader_are_two_epochs():
         ([0, 1], [0, 1]),
         ([2, 3], [2, 3]),
     ]
-    assert loader() is loader
+
+
+def test_calling_a_loader_begins_an_epoch():
+    loader = DataLoader(Made(lambda index: index, 5), places="cpu", batch_size=2)
+    assert [next(loader()).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
+    assert [batch.tolist() for batch in loader()] == [[0, 1], [2, 3], [4]]
+
+
+def test_the_length_of_an_epoch():
+    loader = DataLoader(Made(lambda index: index, 5), places="cpu", batch_size=2)
+    epoch = iter(loader)
+    assert len(epoch) == len(loader()) == 3
+    next(epoch)
+    assert len(epoch) == 3  # of all of it, as in Paddle and PyTorch
+    items = iter(DataLoader(iter(range(5)), places="cpu"))
+    with pytest.raises(TypeError, match="no length"):
+        len(items)
+    assert items  # true without a length
+    assert [batch.tolist() for batch in items] == [[0], [1], [2], [3], [4]]
 
 
 def test_an_array_data_set_of_any_memory_order():

@@ -10,7 +10,6 @@ import gpuloader
 from gpuloader import (
     CPUPlace,
     DataLoader,
-    EOFException,
     LoaderError,
     PlaceError,
     Ragged,
@@ -218,12 +217,6 @@ class TestPlaces:
 
 
 class TestEpochs:
-    def test_loader_and_its_call_are_the_same(self):
-        loader = DataLoader.from_generator(capacity=4)
-        assert loader.set_batch_generator(batches(2), places="cpu") is loader
-        assert loader() is loader
-        assert len(list(loader())) == 2
-
     def test_break_then_a_new_loop_starts_afresh(self, double_buffer):
         loader = DataLoader.from_generator(capacity=2, use_double_buffer=double_buffer)
         loader.set_batch_generator(batches(9), places="cpu")
@@ -337,65 +330,6 @@ class TestEpochs:
         loader = DataLoader.from_generator(capacity=2, use_multiprocess=True)
         loader.set_batch_generator(batches(5), places="cpu")
         assert [images[0, 0] for images, _ in loader] == list(range(5))
-
-
-class TestStartReset:
-    def make(self, count=3, **options):
-        loader = DataLoader.from_generator([IMAGE, LABEL], capacity=2, iterable=False, **options)
-        return loader.set_batch_generator(batches(count), places="cpu")
-
-    def test_two_epochs(self, double_buffer):
-        loader = self.make(use_double_buffer=double_buffer)
-        for _ in range(2):
-            loader.start()
-            seen = []
-            while True:
-                try:
-                    [batch] = loader.next()
-                except EOFException:
-                    loader.reset()
-                    break
-                seen.append(batch["label"][0, 0])
-            assert seen == [0, 1, 2]
-
-    def test_reset_in_the_middle(self):
-        with nothing_left_behind():
-            loader = self.make()
-            loader.start()
-            next(loader)
-            loader.reset()
-            loader.start()
-            assert next(loader)[0]["label"][0, 0] == 0
-            loader.reset()
-            del loader
-
-    def test_the_end_is_met_again_until_reset(self):
-        loader = self.make(count=0)
-        loader.start()
-        for _ in range(2):
-            with pytest.raises(EOFException):
-                next(loader)
-        loader.reset()
-        loader.reset()
-
-    def test_misuse_is_an_error(self):
-        loader = self.make()
-        with pytest.raises(LoaderError, match="call start"):
-            next(loader)
-        with pytest.raises(LoaderError, match="iterable=False"):
-            iter(loader)
-        loader.start()
-        with pytest.raises(LoaderError, match="twice"):
-            loader.start()
-        with pytest.raises(LoaderError, match="reset"):
-            loader.set_batch_generator(batches(1), places="cpu")
-        loader.reset()
-
-    def test_an_iterable_loader_has_no_start(self):
-        loader = DataLoader.from_generator(capacity=1).set_batch_generator(batches(1), places="cpu")
-        for call in (loader.start, loader.reset, loader.next):
-            with pytest.raises(LoaderError, match="iterable=False"):
-                call()
 
 
 class TestArguments:

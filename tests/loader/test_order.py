@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from gpuloader import (
     BatchSampler,
+    BucketSampler,
     DataLoader,
     DistributedBatchSampler,
+    MixDataset,
     RandomSampler,
     Sampler,
     SequenceSampler,
@@ -53,6 +55,12 @@ class Uneven:
             start = stop
 
 
+def mixed(count):
+    """Return the sampler of a mix of two halves of a dataset."""
+    halves = [range(half) for half in (count // 2, count - count // 2) if half]
+    return MixDataset(halves, [1, 2][: len(halves)], at_end="drop").default_sampler(shuffle=True)
+
+
 SAMPLERS = {
     "in order": lambda count, size: {"batch_size": size},
     "short ones dropped": lambda count, size: {"batch_size": size, "drop_last": True},
@@ -80,11 +88,15 @@ SAMPLERS = {
     "batches of a sampler": lambda count, size: {
         "batch_sampler": BatchSampler(sampler=SequenceSampler(range(count)), batch_size=size, drop_last=True)
     },
+    "buckets": lambda count, size: {
+        "batch_sampler": BucketSampler(np.arange(count) % 5, size, pool=2, drop_last=count % 2 == 0)
+    },
     "a rank's": lambda count, size: {
         "batch_sampler": DistributedBatchSampler(
             range(count), size, num_replicas=2, rank=1, shuffle=True, seed=3
         )
     },
+    "a mix": lambda count, size: {"batch_size": size, "sampler": mixed(count)},
     "the user's batches": lambda count, size: {"batch_sampler": Uneven(count)},
 }  # fmt: skip
 

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, Dataset, IterableDataset, LoaderError, SampleError, sample_rng
+from gpuloader import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    LoaderError,
+    SampleError,
+    Subset,
+    sample_rng,
+    sample_rngs,
+)
 from gpuloader.order.randomness import Draw, as_number, begin_draws, current_draw, exchange_draw, mixed_seed
 from tests.sample_sets import (
     INLINE,
@@ -107,6 +116,8 @@ def test_one_generator_a_sample():
 def test_no_sample_no_numbers(workers):
     with pytest.raises(LoaderError, match="no sample is being fetched in this thread"):
         sample_rng()
+    with pytest.raises(LoaderError, match=r"this thread; call sample_rngs\(\) in the dataset's __getitems__"):
+        sample_rngs([1])
     for _ in DataLoader(Made(draw), places="cpu", **workers):
         with pytest.raises(LoaderError, match="no sample is being fetched in this thread"):
             sample_rng()
@@ -121,6 +132,70 @@ def test_several_samples_at_once_have_no_numbers_in_common(workers):
         list(DataLoader(dataset, **options))
     with pytest.raises(SampleError, match="no single sample is being fetched"):
         list(DataLoader(Made(draw), collate_fn=lambda samples: sample_rng().random(), **options))
+
+
+def as_made(seed, epoch, index):
+    """Return the generator of a sample, made anew."""
+    return np.random.Generator(np.random.Philox(key=[seed, 1], counter=[0, 0, index, epoch]))
+
+
+def test_a_sample_starts_at_its_first_number_whatever_was_drawn_before():
+    def draw_unevenly(index):
+        rng = sample_rng()
+        # Half of a 64-bit word, a word of a block of four, and a normal variable that needs several.
+        return np.array([rng.integers(9, dtype=np.uint32), *rng.random(index % 4), rng.normal()])[[0, -1]]
+
+    def expected(index):
+        rng = as_made(7, 0, index)
+        first = rng.integers(9, dtype=np.uint32)
+        rng.random(index % 4)
+        return [first, rng.normal()]
+
+    assert numbers(draw_unevenly) == [expected(index) for index in range(10)]
+
+
+def test_a_generator_that_is_kept_goes_on_where_it_was():
+    kept = []
+
+    def keep(index):
+        kept.append((sample_rng() if index % 2 else sample_rng().bit_generator, sample_rng().random()))
+        return index
+
+    numbers(keep)
+    for index, (generator, first) in enumerate(kept):
+        wanted = as_made(7, 0, index)
+        assert first == wanted.random()
+        generator = generator if index % 2 else np.random.Generator(generator)
+        assert generator.random() == wanted.random()
+
+
+class AtOnce(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitems__(self, indices):
+        self.kept = list(sample_rngs(indices))
+        return [rng.random(2) for rng in sample_rngs(indices)]
+
+
+@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+def test_a_batch_of_samples_draws_the_numbers_of_its_samples(workers):
+    def at_once(dataset, **options):
+        loader = DataLoader(dataset, places="cpu", batch_size=3, seed=7, **options)
+        return [sample for batch in values(loader) for sample in batch]
+
+    assert at_once(AtOnce(), **workers) == numbers()
+    # A dataset composed of it asks for its indices, not for those of the loader.
+    assert at_once(Subset(AtOnce(), [4, 2]), **workers) == [numbers()[4], numbers()[2]]
+
+
+def test_generators_of_a_batch_may_be_kept():
+    outer = exchange_draw(Draw(7, 2))
+    try:
+        kept = list(sample_rngs(range(5)))
+        assert [rng.random() for rng in kept] == [as_made(7, 2, index).random() for index in range(5)]
+    finally:
+        exchange_draw(outer)
 
 
 def test_loaders_in_one_thread_do_not_disturb_each_other():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.base.errors import SampleError
+from gpuloader.sources.array_rows import array_source
 from gpuloader.sources.dataset import (
     ChainDataset,
     ComposeDataset,
@@ -14,7 +15,6 @@ from gpuloader.sources.dataset import (
     IterableDataset,
     Subset,
     TensorDataset,
-    array_source,
     random_split,
 )
 
@@ -110,7 +110,7 @@ class TestTensorDataset:
     def test_one_array_is_one_field(self):
         (row,) = TensorDataset(np.arange(6).reshape(3, 2))[2]
         assert row.tolist() == [4, 5]
-        assert TensorDataset([[5, 6, 7]])[1] == (6,)
+        assert TensorDataset([5, 6, 7], [1.0, 2.0, 3.0])[1] == (6, 2.0)
 
     def test_lists_and_whatever_is_an_array_will_do(self):
         class Arraylike:
@@ -169,7 +169,14 @@ class TestTensorDataset:
             ([np.array(["a"])], TypeError, "array 0 must hold numbers or booleans, got dtype <U1"),
             ([np.zeros(2), np.array([None, 1])], TypeError, "array 1 must hold .*, got dtype object"),
             ([np.zeros(2, "datetime64[s]")], TypeError, "array 0 must hold .*, got dtype datetime64"),
-            ([[[[1], [2, 3]]]], TypeError, "array 0: cannot make an array of numbers from list"),
+            ([[[1], [2, 3]], range(2)], TypeError, "array 0: cannot make an array of numbers from list"),
+            (
+                [[[1, 2], [3, 4], [5, 6]]],
+                TypeError,
+                r"one array per field, got a list of 3 lists; if these are rows, write "
+                r"TensorDataset\(numpy.array\(rows\)\), if they are fields, TensorDataset\(\*fields\)",
+            ),
+            ([([1, 2], (3, 4))], TypeError, "got a list of 2 lists"),
             ([None], TypeError, "array 0 must hold .*, got dtype object"),
         ],
     )
@@ -453,6 +460,50 @@ class TestReadingManyAtOnce:
 
 
 class TestRandomSplit:
+    @given(
+        labels=st.lists(st.integers(0, 3), min_size=1, max_size=80),
+        shares=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    def test_labels_are_spread_evenly(self, labels, shares, seed):
+        lengths = [share / sum(shares) for share in shares]
+        parts = random_split(labels, lengths, seed=seed, stratify=labels)
+        assert [len(part) for part in parts] == [
+            len(part) for part in random_split(labels, lengths, seed=seed)
+        ]
+        assert sorted(index for part in parts for index in part.indices) == list(range(len(labels)))
+        for label in range(4):
+            for part in parts:
+                wanted = labels.count(label) * len(part) / len(labels)
+                assert abs(list(part).count(label) - wanted) <= len(parts)
+
+    def test_labels_may_be_text_and_parts_stay_in_random_order(self):
+        names = np.array(["cat", "dog"] * 50 + ["rare"] * 10)
+        train, test = random_split(range(110), [0.9, 0.1], seed=3, stratify=names)
+        assert sorted(names[list(test)].tolist()) == ["cat"] * 5 + ["dog"] * 5 + ["rare"]
+        assert list(train) != sorted(train)
+        other, _ = random_split(range(110), [0.9, 0.1], seed=4, stratify=list(names))
+        assert set(other) != set(train)
+
+    def test_a_seed_is_a_generator(self):
+        def split(*arguments, **options):
+            return [list(part) for part in random_split(range(9), [4, 5], *arguments, **options)]
+
+        assert split(seed=5) == split(5) != split(seed=6)
+        with pytest.raises(ValueError, match="pass either generator or seed, got both"):
+            split(5, seed=5)
+        with pytest.raises(ValueError, match="seed must be an integer from 0"):
+            split(seed=-1)
+
+    @pytest.mark.parametrize("labels", [[1, 2], 3, [[1], [2], [3]]])
+    def test_one_label_per_sample(self, labels):
+        with pytest.raises(ValueError, match="stratify must have one label for each of the 3 samples"):
+            random_split("abc", [1, 2], stratify=labels)
+
+    def test_labels_of_one_type(self):
+        with pytest.raises(ValueError, match="stratify must have labels of one type"):
+            random_split("abc", [1, 2], stratify=np.array([1, "a", None], object))
+
     @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5), seed=st.integers(0, 2**64 - 1))
     def test_parts_are_disjoint_and_complete(self, sizes, seed):
         parts = random_split(Squares(sum(sizes)), sizes, seed)
@@ -529,7 +580,7 @@ class TestRandomSplit:
 class TestArraySource:
     def test_of_a_tensor_dataset_it_is_its_arrays(self):
         dataset = TensorDataset([np.zeros((3, 2)), np.zeros(3)])
-        arrays, rows = array_source(dataset)
+        arrays, rows, *_ = array_source(dataset)
         assert all(found is array for found, array in zip(arrays, dataset.arrays, strict=True))
         assert rows is None
 
@@ -540,7 +591,7 @@ class TestArraySource:
             count = len(dataset)
             indices = st.integers(-count, count - 1)
             dataset = Subset(dataset, data.draw(st.lists(indices, min_size=1, max_size=12)))
-        (array,), rows = array_source(dataset)
+        (array,), rows, *_ = array_source(dataset)
         assert rows.dtype == np.int64
         assert ((rows >= 0) & (rows < 10)).all()
         assert array[rows].tolist() == [dataset[index][0] for index in range(len(dataset))]
@@ -550,7 +601,7 @@ class TestArraySource:
         assert sorted([*array_source(first)[1], *array_source(second)[1]]) == list(range(10))
 
     def test_an_empty_subset_has_one(self):
-        _, rows = array_source(Subset(TensorDataset([np.arange(10)]), []))
+        _, rows, *_ = array_source(Subset(TensorDataset([np.arange(10)]), []))
         assert rows.tolist() == []
 
     @pytest.mark.parametrize("name", ["__getitem__", "__getitems__", "__len__"])

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader as Theirs  # noqa: E402
 
-from gpuloader import CUDAPlace, SampleError, WorkerTimeout  # noqa: E402
+from gpuloader import CPUPlace, CUDAPlace, SampleError, WorkerTimeout  # noqa: E402
 from gpuloader.torch import (  # noqa: E402
     BatchSampler,
     DataLoader,
@@ -161,7 +161,7 @@ class TestArguments:
             DataLoader(Made(float), **options)
 
     def test_places_say_where_batches_land(self, monkeypatch):
-        assert DataLoader(Made(float))._loading.places == ["cpu"]
+        assert DataLoader(Made(float)).places == [CPUPlace()]
         opened = []
         monkeypatch.setattr(
             "gpuloader.loader.options.parse_places", lambda places: opened.append(places) or 1 / 0

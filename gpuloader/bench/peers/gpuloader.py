@@ -8,7 +8,7 @@ from typing import Any
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
 from gpuloader.bench.samples import Stream
-from gpuloader.fields.spec import data
+from gpuloader.fields.declaring import data
 from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.sources.dataset import IterableDataset, TensorDataset
 

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.assembly import Assembler, Assembly
+from gpuloader.collate.block_assembly import BlockAssembly
 from gpuloader.collate.gather import Gatherer, Gathering
 from gpuloader.collate.items import ItemStream
 from gpuloader.collate.shares import ShareStream
@@ -28,7 +29,9 @@ PART_NBYTES = 1 << 20
 class _Parts:
     """A job that is cut into parts for several threads."""
 
-    def __init__(self, job: Job, assembly: Assembly | Gathering, count: int, threads: Threads) -> None:
+    def __init__(
+        self, job: Job, assembly: Assembly | BlockAssembly | Gathering, count: int, threads: Threads
+    ) -> None:
         self._job = job
         self._assembly = assembly
         self._left = count

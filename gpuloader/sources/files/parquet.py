@@ -13,9 +13,9 @@ from gpuloader.base.checks import check_count
 from gpuloader.base.errors import DataFileError, LoaderError, missing_package
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.files.arrow import check_values, columns_of
 from gpuloader.sources.files.opening import ATTEMPTS, as_urls, is_remote, open_source
 from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.tables.arrow import check_values, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

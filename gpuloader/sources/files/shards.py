@@ -14,8 +14,7 @@ from gpuloader.base.checks import check_count
 from gpuloader.order.computed import check_whole
 from gpuloader.order.order import Shuffled
 from gpuloader.order.randomness import current_draw, mixed_seed
-from gpuloader.order.ranks import find_rank
-from gpuloader.order.worker_info import get_worker_info
+from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Rows
 from gpuloader.sources.dataset_base import IterableDataset, S
 
@@ -78,13 +77,10 @@ class Stream:
     @classmethod
     def current(cls) -> Stream:
         """Return the stream of the calling thread, which belongs to its worker and rank."""
-        info = get_worker_info()
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        rank, ranks = find_rank() if info is None else (info.rank, info.world_size)
+        number, count = find_share()
+        _, workers = find_share(of_ranks=False)
         draw = current_draw()
-        # A rank has the same shards with any number of workers.
-        number = rank + worker * ranks
-        return cls(number, ranks * workers, ranks, 0 if draw.seed is None else draw.epoch)
+        return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
 class ShardDataset(IterableDataset[S], Generic[S, P, W]):

@@ -13,9 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
-
-from gpuloader.base.checks import check_count
+from gpuloader.base.checks import check_count, check_integer
 from gpuloader.base.errors import ComposeNotAligned
 from gpuloader.sources.readers.contract import Reader, check_reader, iterate
 
@@ -30,7 +28,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     reader : callable
         A reader of items.
     batch_size : int
-        Items per list, 1 or more.
+        Items per list, 1 or more; a whole number such as 2.0 counts as an integer.
     drop_last : bool
         Whether to drop a shorter last list.
 
@@ -50,7 +48,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     [[0, 1], [2, 3], [4]]
     """
     check_reader(reader)
-    size = check_count("batch_size", batch_size)
+    size = check_count("batch_size", check_integer("batch_size", batch_size))
 
     def batches() -> Iterator[list[Any]]:
         with _opened(reader) as (items,):
@@ -69,7 +67,7 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     reader : callable
         A reader of items.
     buf_size : int
-        Items per window, 1 or more.
+        Items per window; 1 or less leaves the order as it is.
 
     Returns
     -------
@@ -79,7 +77,7 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     Raises
     ------
     ValueError
-        The size is not an integer of 1 or more.
+        The size is not an integer.
 
     Examples
     --------
@@ -87,7 +85,7 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     [0, 1, 2, 3, 4]
     """
     check_reader(reader)
-    size = check_count("buf_size", buf_size)
+    size = max(check_integer("buf_size", buf_size), 1)
 
     def shuffled() -> Iterator[Any]:
         with _opened(reader) as (items,):
@@ -220,7 +218,7 @@ def firstn(reader: Reader, n: int) -> Reader:
     reader : callable
         A reader of items.
     n : int
-        The number of items, 0 or more.
+        The number of items; a negative number yields all of them.
 
     Returns
     -------
@@ -230,7 +228,7 @@ def firstn(reader: Reader, n: int) -> Reader:
     Raises
     ------
     ValueError
-        `n` is not an integer of 0 or more.
+        `n` is not an integer.
 
     Examples
     --------
@@ -238,12 +236,11 @@ def firstn(reader: Reader, n: int) -> Reader:
     [0, 1, 2]
     """
     check_reader(reader)
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-        raise ValueError(f"n must be an integer of 0 or more, got {n!r}")
+    count = check_integer("n", n)
 
     def first() -> Iterator[Any]:
         with _opened(reader) as (items,):
-            yield from itertools.islice(items, n)
+            yield from itertools.islice(items, None if count < 0 else count)
 
     return first
 

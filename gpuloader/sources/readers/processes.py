@@ -10,7 +10,8 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,9 @@ _GRACE_S = 1.0
 
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
-    """Run each reader in its own process and yield their items as they arrive.
+    """Run each reader in its own process and yield their items in turn, one of each until it ends.
+
+    So the order of the items is the same every time. A reader may itself be a `multiprocess_reader`.
 
     The processes are forked if the system can, because most readers are closures, which do not pickle. A
     forked reader must not use CUDA. The processes end with the iteration that started them, and with their
@@ -48,7 +51,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     readers : list of callable
         The readers; each gets one process.
     use_pipe : bool
-        Accepted for compatibility with Paddle and ignored: items always travel through a pipe.
+        Accepted for compatibility with Paddle and ignored: items always travel through a pipe, in turn.
     queue_size : int
         The number of items that a process may be ahead of the consumer.
 
@@ -67,8 +70,8 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 
     Examples
     --------
-    >>> sorted(multiprocess_reader([lambda: [1, 2], lambda: [3]])())
-    [1, 2, 3]
+    >>> list(multiprocess_reader([lambda: [1, 2, 3], lambda: [10]])())
+    [1, 10, 2, 3]
     """
     sources = [check_reader(reader) for reader in readers]
     if not sources:
@@ -80,7 +83,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
         try:
             for source in sources:
                 workers.append(_Worker.start(source, ahead))
-            yield from _interleave(workers)
+            yield from _take_turns(workers)
         finally:
             _stop(workers)
 
@@ -138,6 +141,15 @@ class _Worker:
             ) from error
         return kind, payload, trace
 
+    def failure(self) -> BaseException:
+        """Return the exception that the reader raised, behind the items that it sent, or else the death."""
+        with suppress(WorkerError):
+            while self.pipe.poll():  # a child of the process may hold the pipe open
+                kind, payload, trace = self.receive()
+                if kind == _ERROR:
+                    return _noted(payload, trace)
+        return self.death()
+
     def death(self) -> WorkerError:
         from multiprocessing.connection import wait
 
@@ -158,27 +170,39 @@ def _stop(workers: list[_Worker]) -> None:
         worker.close()
 
 
-def _interleave(workers: list[_Worker]) -> Iterator[Any]:
+def _take_turns(workers: list[_Worker]) -> Iterator[Any]:
+    pending = deque(workers)
+    while pending:
+        worker = pending[0]
+        _await(worker, pending)
+        kind, payload, trace = worker.receive()
+        if kind == _ITEM:
+            worker.room.release()
+            pending.rotate(-1)
+            yield payload
+        elif kind == _END:
+            pending.popleft()
+        else:
+            raise _noted(payload, trace)
+
+
+def _await(worker: _Worker, pending: Iterable[_Worker]) -> None:
+    """Wait until a worker has sent something; meanwhile raise the error of any worker that fails."""
     from multiprocessing.connection import wait
 
-    pending = list(workers)
-    while pending:
-        ready = wait([handle for worker in pending for handle in (worker.pipe, worker.sentinel)])
-        for worker in list(pending):
-            if worker.pipe not in ready:
-                # Deliver first what the process sent before it died.
-                if worker.sentinel in ready and not worker.pipe.poll():
-                    raise worker.death()
-                continue
-            kind, payload, trace = worker.receive()
-            if kind == _ITEM:
-                worker.room.release()
-                yield payload
-            elif kind == _END:
-                pending.remove(worker)
-            else:
-                payload.add_note(f"gpuloader: raised in a reader process\n{trace}")
-                raise payload
+    alive = {one.sentinel: one for one in pending}
+    while not worker.pipe.poll():  # deliver first what the process sent before it died
+        ready = wait([worker.pipe, *alive])
+        if worker.pipe in ready:
+            return
+        for one in [alive.pop(sentinel) for sentinel in list(alive) if sentinel in ready]:
+            if one.process.exitcode or (one is worker and not worker.pipe.poll()):
+                raise one.failure()
+
+
+def _noted(error: BaseException, trace: str) -> BaseException:
+    error.add_note(f"gpuloader: raised in a reader process\n{trace}")
+    return error
 
 
 def _work(reader: Reader, pipe: Connection, room: Any) -> None:
@@ -194,6 +218,8 @@ def _work(reader: Reader, pipe: Connection, room: Any) -> None:
     with suppress(OSError):  # the parent may be gone
         pipe.send(last)
     pipe.close()
+    if last[0] == _ERROR:
+        sys.exit(1)  # so that the parent notices while it waits for another reader
 
 
 def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:

@@ -8,14 +8,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from gpuloader.base.checks import check_count
+from gpuloader.base.checks import check_count, check_integer
 from gpuloader.base.errors import QueueClosed
 from gpuloader.sources.readers.contract import Reader, check_reader, iterate
 from gpuloader.staging.queue import BatchQueue, pump
 
+_UNLIMITED = 2**31  # more items than anyone reads ahead
+
 
 def buffered(reader: Reader, size: int) -> Reader:
-    """Read up to `size` items ahead, in a thread.
+    """Read up to `size` items ahead, in a thread; a size of 0 or less sets no limit.
 
     The thread ends with the iteration that started it. The consumer gets an exception of the reader after
     the items before it. Items may be of any type, including None and arrays.
@@ -23,7 +25,7 @@ def buffered(reader: Reader, size: int) -> Reader:
     Raises
     ------
     ValueError
-        The size is not an integer of 1 or more.
+        The size is not an integer.
 
     Examples
     --------
@@ -31,7 +33,7 @@ def buffered(reader: Reader, size: int) -> Reader:
     [0, 1, 2, 3]
     """
     check_reader(reader)
-    capacity = check_count("size", size)
+    capacity = _as_capacity("size", size)
 
     def read_ahead() -> Iterator[Any]:
         room: BatchQueue[None] = BatchQueue(capacity)
@@ -77,14 +79,15 @@ def xmap_readers(
         The number of worker threads; the name is Paddle's.
     buffer_size : int
         The number of items that may wait for the workers, and of results that may wait for the consumer. At
-        most ``2 * buffer_size + process_num`` items are between reader and consumer, with either `order`.
+        most ``2 * buffer_size + process_num`` items are between reader and consumer, with either `order`. A
+        size of 0 or less sets no limit.
     order : bool
         True keeps the order of the items. False yields results as they are ready.
 
     Raises
     ------
     ValueError
-        A count is not an integer of 1 or more.
+        `process_num` is not an integer of 1 or more, or `buffer_size` is not an integer.
 
     Examples
     --------
@@ -93,7 +96,7 @@ def xmap_readers(
     """
     check_reader(reader)
     workers = check_count("process_num", process_num)
-    size = check_count("buffer_size", buffer_size)
+    size = _as_capacity("buffer_size", buffer_size)
 
     def mapped() -> Iterator[Any]:
         window: BatchQueue[None] = BatchQueue(2 * size + workers)
@@ -113,6 +116,12 @@ def xmap_readers(
                 queue.close()
 
     return mapped
+
+
+def _as_capacity(name: str, size: object) -> int:
+    """Return the capacity of a queue, as Paddle's queues have it: 0 or less is unlimited."""
+    capacity = check_integer(name, size)
+    return capacity if capacity > 0 else _UNLIMITED
 
 
 def _admitted(reader: Reader, room: BatchQueue[None]) -> Generator[Any, None, None]:

@@ -104,11 +104,31 @@ def test_compose_not_aligned_is_a_value_error():
     assert issubclass(ComposeNotAligned, ValueError)
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, None, True])
-@pytest.mark.parametrize("decorate", [batch, shuffle])
+@pytest.mark.parametrize("size", [1.5, None, True, "2"])
+@pytest.mark.parametrize("decorate", [batch, shuffle, firstn])
 def test_sizes_are_checked_when_decorating(decorate, size):
-    with pytest.raises(ValueError, match="must be an integer of 1 or more"):
+    with pytest.raises(ValueError, match="must be an integer, got"):
         decorate(reader_of([]), size)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_has_at_least_one_item(size):
+    with pytest.raises(ValueError, match="batch_size must be an integer of 1 or more"):
+        batch(reader_of([]), size)
+
+
+def test_sizes_may_be_whole_numbers_of_any_type():
+    assert list(batch(reader_of(range(3)), 2.0)()) == [[0, 1], [2]]
+    assert list(firstn(reader_of(range(3)), np.int64(2))()) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [1, 0, -1])
+def test_windows_of_one_item_or_none_leave_the_order(size):
+    assert list(shuffle(reader_of(range(50)), size)()) == list(range(50))
+
+
+def test_firstn_of_a_negative_number_is_everything():
+    assert list(firstn(reader_of(range(5)), -1)()) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -270,9 +290,3 @@ def test_the_exception_is_the_users_own_object():
         with pytest.raises(OSError, match="gone") as caught:
             list(decorate(reader)())  # firstn(…, 2) requests the second item, so it raises too
         assert caught.value is own
-
-
-@pytest.mark.parametrize("n", [-1, 1.0, 0.0, None, True, False])
-def test_firstn_checks_its_count_when_decorating(n):
-    with pytest.raises(ValueError, match="n must be an integer of 0 or more"):
-        firstn(reader_of([]), n)

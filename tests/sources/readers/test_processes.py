@@ -31,6 +31,36 @@ def test_all_items_of_all_readers_arrive(use_pipe):
         assert [n for n in seen if n < 10] == list(range(5))  # each reader's own order is kept
 
 
+def test_the_readers_take_turns_in_a_fixed_order():
+    def slow():
+        for number in (1, 2, 3):
+            time.sleep(0.02)
+            yield number
+
+    reader = multiprocess_reader([slow, lambda: [4], lambda: [7, 8]])
+    assert [list(reader()) for _ in range(2)] == [[1, 4, 7, 2, 8, 3]] * 2
+
+
+def test_a_reader_in_a_process_may_start_processes():
+    def reader_of(*items):
+        return lambda: items
+
+    inner = multiprocess_reader([reader_of(1, 2, 3), reader_of(4)])
+    assert list(multiprocess_reader([inner, reader_of(7, 8)])()) == [1, 7, 4, 8, 2, 3]
+
+
+def test_processes_of_a_process_end_with_it():
+    def endless():
+        while True:
+            yield os.getpid()
+
+    iterator = multiprocess_reader([multiprocess_reader([endless, endless])])()
+    pids = {next(iterator), next(iterator)}
+    assert len(pids) == 2
+    iterator.close()
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
 def test_any_item_that_pickles_passes():
     array = np.arange(100_000)
     none, got, text = list(multiprocess_reader([lambda: [None, array, "text"]])())

@@ -146,9 +146,21 @@ def test_a_slow_first_item_does_not_let_the_rest_pile_up():
     assert list(iterator) == list(range(1, 1000))
 
 
-@pytest.mark.parametrize(("workers", "size"), [(0, 1), (1, 0), (-1, 1), (1, 2.0), (True, 1)])
+@pytest.mark.parametrize(("workers", "size"), [(0, 1), (-1, 1), (1, 2.5), (True, 1), (1, None)])
 def test_counts_are_checked_when_decorating(workers, size):
-    with pytest.raises(ValueError, match="must be an integer of 1 or more"):
+    with pytest.raises(ValueError, match="must be an integer"):
         xmap_readers(str, list, workers, size)
-    with pytest.raises(ValueError, match="must be an integer of 1 or more"):
-        buffered(list, 0)
+    with pytest.raises(ValueError, match="size must be an integer, got '1'"):
+        buffered(list, "1")
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_of_0_sets_no_limit(size):
+    with nothing_left_behind():
+        reader = StepReader(range(300))
+        reader.allow(301)
+        iterator = buffered(reader, size)()
+        assert next(iterator) == 0
+        wait_until(lambda: reader.given == 300)
+        assert list(iterator) == list(range(1, 300))
+        assert list(xmap_readers(abs, lambda: range(300), 2, size, order=True)()) == list(range(300))

@@ -117,6 +117,26 @@ def test_the_death_of_one_process_ends_the_others():
     assert caught.value.signal == signal.SIGKILL
 
 
+def test_the_exception_of_one_reader_does_not_wait_for_the_turn_of_another():
+    def failing():
+        yield 1
+        raise OwnError("gone")
+
+    def blocked():
+        yield 0
+        time.sleep(1000)
+
+    seen = []
+    with nothing_left_behind(), pytest.raises(OwnError, match="gone"):
+        for item in multiprocess_reader([blocked, failing])():
+            seen.append(item)
+    assert seen == [0, 1]
+
+
+class OwnError(Exception):
+    pass
+
+
 class Unopenable:
     """Can be pickled, and raises an OSError when it is unpickled."""
 
@@ -191,12 +211,6 @@ def test_readers_started_by_several_threads_at_once_all_arrive():
         for thread in threads:
             thread.join(10)
     assert seen == [sorted([*range(5)] * 2)] * 4
-
-
-def test_a_process_reader_inside_another_fails_and_does_not_hang():
-    inner = multiprocess_reader([lambda: [1]])
-    with nothing_left_behind(), pytest.raises(AssertionError, match="daemonic"):
-        list(multiprocess_reader([inner])())
 
 
 @needs_pidfd

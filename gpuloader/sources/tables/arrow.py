@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import DataFileError, describe_error
 from gpuloader.fields.ragged import Ragged
-from gpuloader.sources.block import Column, Rows, WholeList
+from gpuloader.sources.block import Chunked, Column, Piece, Rows, WholeList
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_JOINED = 32 << 20
+"""Bytes of a column up to which its chunks are joined: finding a row among many costs more than taking it."""
 
 
 class ArrowObjects:
@@ -77,6 +80,22 @@ def columns_of(table: pa.Table) -> Mapping[str, Column]:
     }
 
 
+def column_of(values: pa.ChunkedArray, name: str) -> Column:
+    """Return a column in the form of `columns_of`, but leave the chunks of a large one where they are.
+
+    >>> import pytest
+    >>> pa = pytest.importorskip("pyarrow")
+    >>> column_of(pa.chunked_array([[1, 2], [3]]), "label")
+    array([1, 2, 3])
+    """
+    if values.num_chunks == 1:
+        return _column(values.chunk(0), name)
+    if values.nbytes <= _JOINED:
+        return _column(values.combine_chunks(), name)
+    lengths = [len(chunk) for chunk in values.chunks]
+    return Chunked(lengths, lambda number: _column(values.chunk(number), name))
+
+
 def check_values(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
     """Raise `DataFileError` if a column of numbers has a null, or a column of text is not valid UTF-8.
 
@@ -89,20 +108,35 @@ def check_values(table: pa.Table, *, file: str | None = None, row_group: int | N
     from pyarrow import ArrowInvalid
 
     for name, column in zip(table.column_names, table.columns, strict=True):
-        count = sum(map(_count_nulls, column.chunks))
-        if count:
-            raise DataFileError(
-                f"{count} of {len(column)} values {'is' if count == 1 else 'are'} null, which no number can "
-                "represent; fill nulls when you write the file, or leave the column out",
-                file=file,
-                row_group=row_group,
-                column=name,
-            )
         try:
+            check_nulls(column, name)
             column.validate(full=True)
+        except DataFileError as error:
+            error.file, error.row_group = file, row_group
+            raise
         except ArrowInvalid as error:
             problem = f"{error}; write data that is not text as binary, or leave the column out"
             raise DataFileError(problem, file=file, row_group=row_group, column=name) from error
+
+
+def check_nulls(column: pa.ChunkedArray, name: str) -> None:
+    """Raise `DataFileError` if a column of numbers, or of lists of numbers, has a null."""
+    refuse_nulls(sum(map(_count_nulls, column.chunks)), len(column), name)
+
+
+def refuse_nulls(count: int, length: int, name: str) -> None:
+    """Raise `DataFileError` if `count` of the values of a column of numbers are null.
+
+    >>> refuse_nulls(2, 8, "age")
+    Traceback (most recent call last):
+    gpuloader.base.errors.DataFileError: column 'age': 2 of 8 values are null, which no number can rep...
+    """
+    if count:
+        raise DataFileError(
+            f"{count} of {length} values {'is' if count == 1 else 'are'} null, which no number can "
+            "represent; fill the nulls, or leave the column out",
+            column=name,
+        )
 
 
 def _count_nulls(values: pa.Array) -> int:
@@ -126,7 +160,7 @@ def _inside(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if hasattr(values.type, "index_type") else values.flatten()
 
 
-def _column(values: pa.Array, name: str) -> Column:
+def _column(values: pa.Array, name: str) -> Piece:
     if _is_list(values.type) and _is_number(values.type.value_type):
         splits = values.offsets.to_numpy().astype(np.int64)
         return Ragged(_numbers(values.flatten()), (splits - splits[0],))
@@ -147,7 +181,9 @@ def _fixed_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
     shape = getattr(kind, "shape", None)  # tensor types have one, both Arrow's and Ray's
     axes = getattr(kind, "permutation", None) or ()
     held = getattr(storage, "value_type", None)  # None for tensors of varying shape
-    if held is not None and shape is not None and list(axes) == sorted(axes):
+    if held is not None and shape is not None and None not in shape and list(axes) == sorted(axes):
+        while hasattr(held, "value_type"):  # Hugging Face stores a matrix as a list of lists
+            held = held.value_type
         return tuple(shape), held
     sizes: list[int] = []
     if types.is_dictionary(kind):

@@ -1,0 +1,152 @@
+"""The names of ``paddle.fluid.dataset``: datasets of text files, for `DataLoader.from_dataset`."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpuloader.base.checks import check_count, check_word
+from gpuloader.base.errors import Misuse
+from gpuloader.fields.declaring import resolve_feeds
+from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.sources.files.slots import read_slots
+
+__all__ = ["DatasetFactory", "InMemoryDataset", "QueueDataset"]
+
+
+class QueueDataset:
+    r"""Samples in text files, read anew in every epoch.
+
+    A line of a file is a sample. It holds one slot per feed: the number of values, then the values.
+
+    Attributes
+    ----------
+    feeds : tuple of FeedSpec
+        The feeds of `set_use_var`.
+    batch_size : int
+        Samples per batch; 1 unless `set_batch_size` says otherwise.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from gpuloader import data
+    >>> dataset = QueueDataset()
+    >>> dataset.set_use_var([data("x", [None, 2])])
+    >>> with tempfile.NamedTemporaryFile("w") as file:
+    ...     _ = file.write("2 0.5 1.5\n2 2.5 3.5\n")
+    ...     file.flush()
+    ...     dataset.set_filelist([file.name])
+    ...     dataset.set_pipe_command("tail -n 1")
+    ...     print(list(dataset.read()))
+    [(array([2.5, 3.5]),)]
+    """
+
+    def __init__(self) -> None:
+        self.feeds: tuple[FeedSpec, ...] = ()
+        self.batch_size = 1
+        self._files: list[str] = []
+        self._command = "cat"
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set the number of samples per batch; raise `ValueError` unless it is an integer of 1 or more."""
+        self.batch_size = check_count("batch_size", batch_size)
+
+    def set_thread(self, thread_num: int) -> None:
+        """Accept the number of threads, as Paddle does; the loader reads in one thread, in a fixed order."""
+        check_count("thread_num", thread_num)
+
+    def set_filelist(self, filelist: Sequence[str | os.PathLike[str]]) -> None:
+        """Set the files, in the order in which to read them."""
+        self._files = [os.fspath(path) for path in filelist]
+
+    def set_use_var(self, var_list: Sequence[FeedSpec | str]) -> None:
+        """Set the feeds, in the order of a line's slots; errors are those of a loader's feed_list."""
+        self.feeds = resolve_feeds(var_list)
+
+    def set_pipe_command(self, pipe_command: str) -> None:
+        """Set a shell command that each file is passed through, such as ``zcat``; 'cat' changes nothing."""
+        self._command = pipe_command
+
+    def read(self) -> Iterator[tuple[Array, ...]]:
+        """Return an iterator over the samples of all files."""
+        self._require_feeds()
+        return read_slots(self._files, self.feeds, self._command)
+
+    def _require_feeds(self) -> None:
+        if not self.feeds:
+            raise Misuse("the dataset has no feeds: call set_use_var first")
+
+
+class InMemoryDataset(QueueDataset):
+    r"""Samples in text files, read once into memory.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from gpuloader import data
+    >>> dataset = InMemoryDataset()
+    >>> dataset.set_use_var([data("x", [None, 1])])
+    >>> with tempfile.NamedTemporaryFile("w") as file:
+    ...     _ = file.write("1 0.5\n1 1.5\n")
+    ...     file.flush()
+    ...     dataset.set_filelist([file.name])
+    ...     dataset.load_into_memory()
+    >>> dataset.local_shuffle()
+    >>> sorted(dataset.read()), dataset.get_memory_data_size()
+    ([(array([0.5]),), (array([1.5]),)], 2)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._samples: list[tuple[Array, ...]] | None = None
+
+    def load_into_memory(self) -> None:
+        """Read all files."""
+        self._samples = list(super().read())
+
+    def local_shuffle(self) -> None:
+        """Shuffle the samples with Python's `random`, so that `random.seed` repeats an order."""
+        random.shuffle(self._loaded())
+
+    def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:  # noqa: ARG002
+        """Shuffle the samples, which are all in this process."""
+        self.local_shuffle()
+
+    def get_memory_data_size(self, fleet: Any = None) -> int:  # noqa: ARG002
+        """Return the number of samples in memory."""
+        return len(self._loaded())
+
+    def release_memory(self) -> None:
+        """Forget the samples."""
+        self._samples = None
+
+    def read(self) -> Iterator[tuple[Array, ...]]:
+        """Return an iterator over the samples in memory."""
+        return iter(self._loaded())
+
+    def _loaded(self) -> list[tuple[Array, ...]]:
+        if self._samples is None:
+            raise Misuse("the dataset is not in memory: call load_into_memory first")
+        return self._samples
+
+
+class DatasetFactory:
+    """Makes datasets of text files by the name of their class.
+
+    >>> type(DatasetFactory().create_dataset("InMemoryDataset")).__name__
+    'InMemoryDataset'
+    """
+
+    def create_dataset(self, datafeed_class: str = "QueueDataset") -> QueueDataset:
+        """Return an empty dataset: 'QueueDataset' or 'InMemoryDataset'.
+
+        Raises
+        ------
+        ValueError
+            The name is another one.
+        """
+        kinds = {kind.__name__: kind for kind in (QueueDataset, InMemoryDataset)}
+        check_word("datafeed_class", datafeed_class, tuple(kinds))
+        return kinds[datafeed_class]()

@@ -1,0 +1,65 @@
+"""The names of ``paddle.fluid.unique_name``: names with a number that grows with each use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from gpuloader.base.errors import BadType
+
+__all__ = ["generate", "guard"]
+
+
+class _Names:
+    """The names that were generated in one guard, all with the same prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.used: Counter[str] = Counter()
+
+
+_current: ContextVar[_Names] = ContextVar("gpuloader_names", default=_Names(""))  # noqa: B039
+
+
+def generate(key: str) -> str:
+    """Return `key` with a number that it has not had in the innermost `guard`.
+
+    >>> with guard():
+    ...     generate("image"), generate("image"), generate("label")
+    ('image_0', 'image_1', 'label_0')
+    """
+    names = _current.get()
+    number = names.used[key]
+    names.used[key] += 1
+    return f"{names.prefix}{key}_{number}"
+
+
+@contextmanager
+def guard(new_generator: str | None = None) -> Iterator[None]:
+    """Number names from 0 again inside a ``with`` block, in this thread.
+
+    Parameters
+    ----------
+    new_generator : str or None
+        A prefix for the names inside; None means no prefix.
+
+    Raises
+    ------
+    TypeError
+        The prefix is not a string.
+
+    Examples
+    --------
+    >>> with guard("test_"):
+    ...     generate("image")
+    'test_image_0'
+    """
+    if not isinstance(new_generator, str | None):
+        raise BadType(f"new_generator must be a prefix or None, got {type(new_generator).__name__}")
+    token = _current.set(_Names(new_generator or ""))
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,120 @@
+"""Text files of slots, the format of Paddle's file datasets: each line is a sample.
+
+A line holds one slot per field: the number of values, then the values, all separated by spaces.
+``2 0.5 1.5 1 7`` is a sample with the two numbers 0.5 and 1.5, and the number 7.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from gpuloader.base.errors import DataFileError
+from gpuloader.base.platforms import kill_session
+from gpuloader.fields.spec import Array, FeedSpec
+
+
+def read_slots(
+    paths: Iterable[str | os.PathLike[str]], feeds: Sequence[FeedSpec], command: str = "cat"
+) -> Generator[tuple[Array, ...], None, None]:
+    r"""Yield the samples of several files, one file after another.
+
+    Parameters
+    ----------
+    paths : iterable of path-like
+        The files.
+    feeds : sequence of FeedSpec
+        The slots, in the order of a line. Integer dtypes read integers, all others floats.
+    command : str
+        A shell command that each file is passed through, from its standard input to its standard output.
+
+    Yields
+    ------
+    tuple of ndarray
+        One array per slot, with as many values as the line has: int64, or float64.
+
+    Raises
+    ------
+    DataFileError
+        A line is not what the feeds declare, or the command fails. The message names the file and the line.
+    FileNotFoundError
+        A file does not exist.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> feeds = [FeedSpec("image", [None, 2]), FeedSpec("label", [None, 1], "int64")]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "part-0")
+    ...     _ = path.write_text("2 0.5 1.5 1 7\n")
+    ...     [(image, label)] = read_slots([path], feeds)
+    >>> image, label
+    (array([0.5, 1.5]), array([7]))
+    """
+    for path in paths:
+        with closing(_lines(Path(path), command)) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.isspace():
+                    yield _parse(line, feeds, f"{path}, line {number}")
+
+
+def _parse(line: bytes, feeds: Sequence[FeedSpec], where: str) -> tuple[Array, ...]:
+    words = line.split()
+    at = 0
+    slots = []
+    for feed in feeds:
+        try:
+            count = int(words[at])
+            values = words[at + 1 : at + 1 + count]
+            slot = np.array(values, dtype=np.int64 if feed.dtype.kind in "iub" else np.float64)
+        except (IndexError, ValueError) as error:
+            raise _problem(where, feed, f"expected a count and as many numbers, got {error}") from None
+        if count < 0 or len(values) < count:
+            raise _problem(
+                where, feed, f"expected {count} values, got {len(values)} before the end of the line"
+            )
+        slots.append(slot)
+        at += 1 + count
+    if at < len(words):
+        raise DataFileError(f"{where}: expected {len(feeds)} slots, got {len(words) - at} more words")
+    return tuple(slots)
+
+
+def _problem(where: str, feed: FeedSpec, problem: str) -> DataFileError:
+    return DataFileError(f"{where}, slot {feed.name!r}: {problem}")
+
+
+def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
+    with path.open("rb") as file:
+        if command.strip() == "cat":
+            yield from file
+            return
+        yield from _piped(path, file, command)
+
+
+def _piped(path: Path, file: IO[bytes], command: str) -> Iterator[bytes]:
+    import subprocess  # imported late: few programs need it
+
+    process = subprocess.Popen(
+        command,
+        shell=True,
+        stdin=file,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield from process.stdout
+        code = process.wait()
+    finally:
+        if process.returncode is None:  # reading ended early
+            kill_session(process.pid)
+        process.stdout.close()
+        process.wait()
+    if code:
+        raise DataFileError(f"{path}: the pipe command {command!r} exited with code {code}")

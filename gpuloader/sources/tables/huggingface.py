@@ -1,0 +1,148 @@
+"""Datasets of Hugging Face, read from their Arrow columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.order.computed import Indices
+from gpuloader.sources.block import Block, Chunked, Column, Part, Rows
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.tables.arrow import check_nulls, column_of
+from gpuloader.sources.tables.table import as_rows
+
+TABLES = ("arrow", "pandas", "polars")
+TENSORS = ("numpy", "torch", "tensorflow", "jax")
+
+
+def adapt_dataset(dataset: Any) -> Any:
+    """Return a `datasets.Dataset` in the form in which a loader reads it.
+
+    That is a `HuggingFaceRows` if every column can be read as Arrow stores it. If not, because a function
+    transforms the samples or images have to be decoded, Hugging Face's own code makes them.
+
+    Raises
+    ------
+    DataFileError
+        A column of numbers has a null; the message names the column.
+    """
+    form = dataset.format
+    in_columns = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
+    if in_columns and hasattr(dataset, "_indices"):
+        return HuggingFaceRows(dataset)
+    if form["type"] in TABLES:
+        # In these formats a batch is a table, which Hugging Face does not split into samples.
+        return dataset.with_format(None, form["columns"], form["output_all_columns"])
+    return dataset
+
+
+def lies_in_columns(features: Mapping[str, Any], form: str | None, options: Mapping[str, Any]) -> bool:
+    """Return whether all values can be read as Arrow stores them: none is transformed or decoded."""
+    known = form is None or form in TABLES or (form in TENSORS and not options)
+    return known and not any(map(_decodes, features.values()))
+
+
+class HuggingFaceRows(Dataset[dict[str, Any]]):
+    """The rows of a `datasets.Dataset`, copied column by column from Arrow's memory.
+
+    The selection of columns is that of the dataset's format. So are the dtypes of the formats for tensors:
+    int64 and float32. In any other format, numbers keep the dtype in which they are stored.
+
+    Parameters
+    ----------
+    dataset : datasets.Dataset
+        The dataset. Its format must not change afterwards.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        table = dataset.data.table
+        for name in self._names:
+            check_nulls(table.column(name), name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset}  # each process opens the files itself
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return next(iter(self.take_block([index])))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples at once."""
+        return list(self.take_block(indices))
+
+    def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
+        """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""
+        rows = as_rows(self, indices, len(self))
+        if self._order is not None:
+            chosen = _take(self._order, rows)
+            rows = as_rows(self, chosen, self.dataset.data.num_rows)
+        return Block([Part(self._columns, rows, self._dtypes)])
+
+    @property
+    def _names(self) -> list[str]:
+        """The columns of a sample: those that are formatted, then those that are passed on as they are."""
+        form, names = self.dataset.format, self.dataset.column_names
+        formatted = [name for name in names if name in form["columns"]]
+        if not form["output_all_columns"]:
+            return formatted
+        return formatted + [name for name in names if name not in form["columns"]]
+
+    @cached_property
+    def _columns(self) -> Mapping[str, Column]:
+        table = self.dataset.data.table
+        return {name: column_of(table.column(name), name) for name in self._names}
+
+    @cached_property
+    def _order(self) -> Column | None:
+        """The rows of the samples, if the dataset was shuffled, sorted, filtered or selected from."""
+        order = self.dataset._indices
+        return None if order is None else column_of(order.column(0), "indices")
+
+    @cached_property
+    def _dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        form = self.dataset.format
+        if form["type"] not in TENSORS or not len(self):
+            return {}
+        sample = next(iter(Block([Part(self._columns, slice(0, 1))])))
+        return choose_dtypes(form["type"], {name: sample[name] for name in form["columns"]})
+
+
+def choose_dtypes(form: str | None, sample: Mapping[str, Any]) -> dict[str, np.dtype[Any]]:
+    """Return the dtypes to which a format converts the fields of a sample, as Hugging Face does."""
+    if form not in TENSORS:
+        return {}
+    whole: np.dtype[Any] = np.dtype(np.int64)
+    if form == "jax" and not sys.modules["jax"].config.jax_enable_x64:
+        whole = np.dtype(np.int32)
+    by_kind: dict[str, np.dtype[Any]] = {"i": whole, "u": whole, "f": np.dtype(np.float32)}
+    kinds = {name: getattr(getattr(value, "dtype", None), "kind", "") for name, value in sample.items()}
+    return {name: by_kind[kind] for name, kind in kinds.items() if kind in by_kind}
+
+
+def _take(column: Column, rows: Rows) -> Indices:
+    """Return rows of a column of numbers as int64."""
+    if isinstance(column, Chunked):
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return np.fromiter((piece[row] for piece, row in column.find(numbers)), np.int64, len(numbers))
+    assert isinstance(column, np.ndarray)
+    return column[rows].astype(np.int64)
+
+
+def _decodes(feature: Any) -> bool:
+    """Return whether values of a feature must be decoded, like images and sounds, also within lists."""
+    if hasattr(feature, "decode_example"):
+        return bool(getattr(feature, "decode", True))
+    if isinstance(feature, Mapping):
+        return any(map(_decodes, feature.values()))
+    if isinstance(feature, list | tuple):
+        return any(map(_decodes, feature))
+    inner = getattr(feature, "feature", None)
+    return inner is not None and _decodes(inner)

@@ -1,0 +1,102 @@
+"""`TableDataset`: the rows of a data frame, an Arrow table or a dict of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.sources.array_rows import ArrayRows
+from gpuloader.sources.block import Block, Part, Rows
+from gpuloader.sources.dataset_base import Dataset, check_index
+from gpuloader.sources.tables.columns import read_columns
+
+
+class TableDataset(Dataset[dict[str, Any]]):
+    """The rows of a table; a sample is a dict with one value per column.
+
+    `DataLoader` makes one of every data frame, Arrow table and dict of columns that it is given. Make it
+    yourself to combine tables with other datasets.
+
+    Numbers and booleans are taken column by column from the table's own memory, without Python code per row.
+    Columns of lists of numbers become arrays of more dimensions if all lists have the same length, and need
+    the loader's `ragged` or `pad` if not. Text stays text: a batch holds a list of it, with None for nulls.
+    So does any other value, such as a date. Categories become their values; pass ``frame["name"].cat.codes``
+    to train on their numbers. An index of pandas is not read.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame, polars.DataFrame, pyarrow.Table or mapping
+        The table; a mapping has one array, list or series per column. Numbers are not copied, except booleans
+        of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
+
+    Raises
+    ------
+    TypeError
+        The value is not a table, or is a Polars ``LazyFrame``, which has not been read yet.
+    ValueError
+        There are no columns, two have the same name, or they differ in length.
+    DataFileError
+        A column of numbers has a null, which no number can represent. The message names the column.
+    MissingPackage
+        A Polars frame has a column that is not of numbers, and pyarrow is not installed.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> table = TableDataset({"x": [0.5, 1.5, 2.5], "name": ["a", "b", "c"]})
+    >>> table[1], len(table), table.names
+    ({'x': np.float64(1.5), 'name': 'b'}, 3, ('x', 'name'))
+    >>> for batch in DataLoader(table, places="cpu", batch_size=2):
+    ...     print(batch)
+    {'x': array([0.5, 1.5]), 'name': ['a', 'b']}
+    {'x': array([2.5]), 'name': ['c']}
+    """
+
+    def __init__(self, table: Any) -> None:
+        self._columns, self._length = read_columns(table)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = check_index(self, index)
+        return next(iter(Block([Part(self._columns, slice(row, row + 1))])))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
+        """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""
+        return Block([Part(self._columns, as_rows(self, indices, self._length))])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples at once."""
+        return list(self.take_block(indices))
+
+    def _array_rows(self) -> ArrayRows | None:
+        columns = self._columns
+        if not all(isinstance(column, np.ndarray) for column in columns.values()):
+            return None
+        return ArrayRows(tuple(columns.values()), names=self.names)  # type: ignore[arg-type]
+
+
+def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
+    """Return indices as rows from 0 to below `length`: as a slice if they are consecutive.
+
+    >>> as_rows("abcd", [1, 2, 3], 4), as_rows("abcd", [-1, 0], 4)
+    (slice(1, 4, None), array([3, 0]))
+    """
+    rows = np.asarray(indices, np.int64)
+    outside = np.flatnonzero((rows < -length) | (rows >= length))
+    if outside.size:
+        index = int(rows[outside[0]])
+        raise IndexError(f"{type(dataset).__name__} of {length} samples has no sample {index}")
+    rows = np.where(rows < 0, rows + length, rows)
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

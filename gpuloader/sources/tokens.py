@@ -1,0 +1,145 @@
+"""`TokenWindows`: stretches of a long array of tokens, for training language models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
+
+from gpuloader.base.checks import check_count
+from gpuloader.fields.spec import is_stageable
+from gpuloader.order.computed import Indices, as_indices
+from gpuloader.sources.array_rows import ArrayRows
+from gpuloader.sources.dataset_base import Dataset, check_index
+
+
+class TokenWindows(Dataset[NDArray[Any]]):
+    """Windows of equal length over an array of tokens; a sample is one window.
+
+    The loader copies the windows of a batch straight into its slot and runs no Python code per window. The
+    array may be a memory-mapped file larger than the memory.
+
+    Parameters
+    ----------
+    tokens : array-like
+        One dimension of numbers, such as ``np.memmap("train.bin", np.uint16, "r")``. It is not copied.
+    length : int
+        Tokens per window. A model that predicts the next token needs one more than its context: its inputs
+        are ``batch[:, :-1]`` and its targets ``batch[:, 1:]``, without a copy.
+    stride : int or None
+        Tokens from the start of one window to the start of the next. None means `length`, so that windows do
+        not overlap. With 1, a window starts at every token; draw them at random with
+        ``RandomSampler(windows, replacement=True, num_samples=...)``.
+    documents : array-like or None
+        The position of each document's first token, in ascending order; the first one may be left out. A
+        window then lies within one document, and documents shorter than a window have none. None lets windows
+        cross documents.
+
+    Raises
+    ------
+    TypeError
+        The tokens are not numbers, or the documents are not whole numbers.
+    ValueError
+        A number is out of range, the documents are not in ascending order, or no window fits.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> windows = TokenWindows(np.arange(10, dtype=np.uint16), 4, stride=3)
+    >>> for batch in DataLoader(windows, places="cpu", batch_size=2):
+    ...     print(batch.tolist())
+    [[0, 1, 2, 3], [3, 4, 5, 6]]
+    [[6, 7, 8, 9]]
+    >>> [window.tolist() for window in TokenWindows(range(10), 3, documents=[0, 4, 6])]
+    [[0, 1, 2], [6, 7, 8]]
+    """
+
+    def __init__(
+        self,
+        tokens: ArrayLike,
+        length: int,
+        *,
+        stride: int | None = None,
+        documents: ArrayLike | None = None,
+    ) -> None:
+        # A view of the base class, because every operation on a memmap takes some microseconds longer.
+        self.tokens: NDArray[Any] = np.asarray(tokens)
+        if self.tokens.ndim != 1 or not is_stageable(self.tokens.dtype):
+            raise TypeError(
+                f"tokens must be one dimension of numbers, got shape {self.tokens.shape} of "
+                f"{self.tokens.dtype}; join texts of different length, and pass documents"
+            )
+        self.length = check_count("length", length)
+        self.stride = self.length if stride is None else check_count("stride", stride)
+        bounds = _as_bounds(documents, len(self.tokens))
+        sizes = np.diff(bounds)
+        counts = np.maximum((sizes - self.length) // self.stride + 1, 0)
+        if not counts.any():
+            what = "the array has" if documents is None else "the longest document has"
+            raise ValueError(f"no window of {self.length} tokens fits: {what} {sizes.max(initial=0)}")
+        self._starts = WindowStarts(bounds[:-1][counts > 0], counts[counts > 0], self.stride)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        start = int(self._starts[np.array([check_index(self, index)])][0])
+        return self.tokens[start : start + self.length]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def _array_rows(self) -> ArrayRows:
+        windows = sliding_window_view(self.tokens, self.length)
+        if len(self._starts.first) == 1:
+            start = int(self._starts.first[0])
+            windows = windows[start : start + len(self) * self.stride : self.stride]
+            return ArrayRows((windows,), bare=True)
+        return ArrayRows((windows,), self._starts, bare=True)
+
+
+class WindowStarts:
+    """The first token of every window, computed on request.
+
+    Parameters
+    ----------
+    first : ndarray of int64
+        The first token of each document that has a window.
+    counts : ndarray of int64
+        The number of each document's windows.
+    stride : int
+        Tokens from one window of a document to the next.
+
+    Examples
+    --------
+    >>> starts = WindowStarts(np.array([0, 100]), np.array([2, 3]), stride=10)
+    >>> len(starts), starts[1:4]
+    (5, array([ 10, 100, 110]))
+    """
+
+    def __init__(self, first: Indices, counts: Indices, stride: int) -> None:
+        self.first = first
+        self._ends = np.cumsum(counts)
+        self._stride = stride
+        self._before = self._ends - counts
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, windows: slice | Indices) -> Indices:
+        numbers = np.arange(*windows.indices(len(self))) if isinstance(windows, slice) else windows
+        document = np.searchsorted(self._ends, numbers, side="right")
+        starts: Indices = self.first[document] + (numbers - self._before[document]) * self._stride
+        return starts
+
+
+def _as_bounds(documents: ArrayLike | None, end: int) -> Indices:
+    """Return where each document begins, followed by the end of the last."""
+    if documents is None:
+        return np.array([0, end])
+    starts = as_indices("documents", documents)
+    bounds = np.concatenate([[0], starts, [end]]) if not starts.size or starts[0] else np.append(starts, end)
+    if (np.diff(bounds) < 0).any():
+        raise ValueError(
+            f"documents must be ascending positions from 0 to {end}, the number of tokens, got {starts[:8]} …"
+        )
+    return bounds

@@ -1,0 +1,198 @@
+"""The names of Paddle that enclose loading code: guards, variables, unique names, tensors with lengths."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from gpuloader import CPUPlace, DataLoader, PlaceError, Ragged, SampleError, data, fluid
+from gpuloader.devices import cuda
+from gpuloader.devices.opening import default_place
+from gpuloader.testing import simulated_places
+
+
+class TestGuard:
+    def test_loaders_inside_deliver_to_its_place(self):
+        [place] = simulated_places(1)
+        with fluid.dygraph.guard(place):
+            over_reader = fluid.io.DataLoader.from_generator(capacity=2)
+            over_reader.set_batch_generator(lambda: [[np.ones((2, 3))]])
+            over_dataset = DataLoader([np.ones(3)] * 2, batch_size=2)
+            with_feeds = fluid.io.DataLoader.from_generator([fluid.data("x", [None, 3])], capacity=2)
+            with_feeds.set_batch_generator(lambda: [[np.ones((2, 3))]])
+        kinds = {type(batch).__name__ for (batch,) in over_reader}
+        kinds |= {type(batch).__name__ for batch in over_dataset}
+        kinds |= {type(step[0]["x"]).__name__ for step in with_feeds}
+        assert kinds == {"SimulatedArray"}
+
+    def test_guards_nest_and_hold_in_one_thread(self):
+        [place] = simulated_places(1)
+        elsewhere = []
+        with fluid.dygraph.guard(place):
+            with fluid.dygraph.guard("cpu"):
+                assert default_place() == CPUPlace()
+            with fluid.dygraph.guard():
+                assert default_place() is place
+            thread = threading.Thread(target=lambda: elsewhere.append(default_place()))
+            thread.start()
+            thread.join()
+        assert [default_place()] == elsewhere
+
+    def test_an_unknown_or_missing_place_is_an_error_at_once(self):
+        with pytest.raises(PlaceError, match="not a place: 'tpu'"), fluid.dygraph.guard("tpu"):
+            pass
+        if not fluid.is_compiled_with_cuda():
+            with pytest.raises(PlaceError), fluid.dygraph.guard(fluid.CUDAPlace(0)):
+                pass
+
+
+class TestToVariable:
+    def test_numpy_arrays_and_lists_are_copied(self):
+        array = np.arange(3.0)
+        variable = fluid.dygraph.to_variable(array)
+        array[0] = 9
+        assert variable.tolist() == [0, 1, 2]
+        assert fluid.dygraph.to_variable([1, 2]).dtype == np.int64
+        assert fluid.dygraph.to_variable((1, 2), dtype="float32").dtype == np.float32
+
+    def test_zero_copy_shares_memory(self):
+        array = np.arange(3.0)
+        assert fluid.dygraph.to_variable(array, zero_copy=True) is array
+
+    def test_batches_become_variables(self):
+        loader = fluid.io.DataLoader.from_generator(capacity=2)
+        loader.set_batch_generator(lambda: [(np.ones((2, 3), "float32"), np.array([[7], [8]]))], places="cpu")
+        [(images, labels)] = [[fluid.dygraph.to_variable(field) for field in batch] for batch in loader()]
+        assert (images.shape, labels.tolist()) == ((2, 3), [[7], [8]])
+
+    def test_on_another_place_arrays_go_there_and_stay_there(self):
+        with fluid.dygraph.guard(simulated_places(1)[0]):
+            variable = fluid.dygraph.to_variable(np.arange(3.0), dtype="float32")
+            assert type(variable).__name__ == "SimulatedArray"
+            assert fluid.dygraph.to_variable(variable) is variable
+        assert np.asarray(variable).tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("value", [3, "text", None])
+    def test_anything_else_is_an_error(self, value):
+        with pytest.raises(TypeError, match="must be an array or a list"):
+            fluid.dygraph.to_variable(value)
+
+
+class TestUniqueName:
+    def test_names_count_up_and_a_guard_starts_over(self):
+        with fluid.unique_name.guard():
+            generate = fluid.unique_name.generate
+            assert [generate("fc"), generate("fc"), generate("x")] == ["fc_0", "fc_1", "x_0"]
+            with fluid.unique_name.guard():
+                assert generate("fc") == "fc_0"
+            with fluid.unique_name.guard("A"):
+                assert generate("fc") == "Afc_0"
+            assert generate("fc") == "fc_2"
+
+    def test_a_prefix_is_text(self):
+        with pytest.raises(TypeError, match="prefix"), fluid.unique_name.guard(3):
+            pass
+
+
+class TestCuda:
+    def test_without_a_gpu(self):
+        if fluid.core.get_cuda_device_count():
+            pytest.skip("there is a GPU")
+        assert not fluid.is_compiled_with_cuda()
+        assert not fluid.core.is_compiled_with_cuda()
+
+    def test_with_gpus(self, monkeypatch):
+        monkeypatch.setattr(fluid.core, "open_device", lambda place: place)
+        monkeypatch.setattr(cuda, "require_cuda", lambda index: 2)
+        assert fluid.is_compiled_with_cuda()
+        assert fluid.core.get_cuda_device_count() == 2
+
+    def test_pinned_places_count_as_cpu_places(self, monkeypatch):
+        assert fluid.cuda_pinned_places(2) == [fluid.CUDAPinnedPlace()] * 2
+        monkeypatch.setenv("CPU_NUM", "3")
+        assert len(fluid.cuda_pinned_places()) == 3
+        with pytest.raises(ValueError, match="device_count"):
+            fluid.cuda_pinned_places(0)
+
+
+WORDS = np.arange(4)[:, None]
+
+
+class TestLoDTensor:
+    def make(self):
+        tensor = fluid.LoDTensor()
+        tensor.set(WORDS, fluid.CPUPlace())
+        return tensor
+
+    def test_what_paddles_has(self):
+        tensor = self.make()
+        assert (tensor.recursive_sequence_lengths(), tensor.lod()) == ([], [])
+        tensor.set_recursive_sequence_lengths([[3, 1]])
+        assert (tensor.shape(), tensor.lod()) == ([4, 1], [[0, 3, 4]])
+        tensor.set_lod([[0, 1, 4]])
+        assert tensor.recursive_sequence_lengths() == [[1, 3]]
+        assert np.array(tensor).tolist() == WORDS.tolist()
+        assert np.array(tensor, dtype="float32").dtype == np.float32
+
+    def test_lengths_must_fit(self):
+        tensor = self.make()
+        for lengths in ([[3, 3]], [[2, 1], [3, 1]], [[5, -1]]):
+            with pytest.raises(ValueError, match="expected lengths that sum to"):
+                tensor.set_recursive_sequence_lengths(lengths)
+        tensor.set_recursive_sequence_lengths([[2, 0], [3, 1]])
+        with pytest.raises(ValueError, match="offsets must begin at 0"):
+            tensor.set_lod([[1, 4]])
+        assert tensor.has_valid_recursive_sequence_lengths()
+        tensor.set(WORDS[:3], "cpu")
+        assert not tensor.has_valid_recursive_sequence_lengths()
+
+    def test_create_lod_tensor(self):
+        for made in (
+            fluid.create_lod_tensor(WORDS, [[3, 1]], fluid.CPUPlace()),
+            fluid.create_lod_tensor([[0, 1, 2], [3]], [[3, 1]], fluid.CPUPlace()),
+        ):
+            assert (made.shape(), made.recursive_sequence_lengths()) == ([4, 1], [[3, 1]])
+            again = fluid.create_lod_tensor(made, [[1, 3]], "cpu")
+            assert np.array(again).tolist() == WORDS.tolist()
+        with pytest.raises(AssertionError, match="sequences of the lengths"):
+            fluid.create_lod_tensor([[1, 2]], [[3]], "cpu")
+        with pytest.raises(ValueError, match="sum to the 4 rows"):
+            fluid.create_lod_tensor(WORDS, [[2, 1]], "cpu")
+        with pytest.raises(TypeError, match="must be an array"):
+            fluid.create_lod_tensor(3, [[1]], "cpu")
+
+    def test_a_generator_of_batches_may_yield_it(self):
+        feeds = [data("words", [None, 1], "int64", lod_level=1), data("label", [None, 1], "int64")]
+        loader = DataLoader.from_generator(feeds, capacity=2)
+        words = fluid.create_lod_tensor(WORDS, [[3, 1]], "cpu")
+        loader.set_batch_generator(lambda: [(words, np.array([[7], [8]]))] * 2, places="cpu")
+        for [batch] in loader:
+            assert isinstance(batch["words"], Ragged)
+            assert batch["words"].recursive_sequence_lengths() == [[3, 1]]
+
+    def test_a_dense_array_serves_a_feed_with_a_level(self):
+        """Without lengths, it is delivered as it is; the other feeds have another first dimension."""
+        feeds = [data("words", [None, 1], "int64", lod_level=1), data("label", [None, 1], "int64")]
+        loader = DataLoader.from_generator(feeds, capacity=2)
+        dense = fluid.LoDTensor()
+        dense.set(WORDS, "cpu")
+        batches = [(WORDS, np.array([[7], [8]])), (dense, np.array([[7], [8]]))]
+        loader.set_batch_generator(lambda: batches, places="cpu")
+        for [batch] in loader:
+            assert batch["words"].tolist() == WORDS.tolist()
+            assert batch["label"].tolist() == [[7], [8]]
+        loader.set_batch_generator(lambda: [(np.zeros((4, 2)), np.zeros((4, 1)))], places="cpu")
+        with pytest.raises(SampleError, match=r"field 'words': expected shape \(-, 1\), got \(4, 2\)"):
+            list(loader)
+
+
+class TestLayersData:
+    @pytest.mark.parametrize("shape", [[-1, 3], [None, 3], [3, -1], (8, None)])
+    def test_a_free_dimension_adds_none(self, shape):
+        free = tuple(None if size == -1 else size for size in shape)
+        assert fluid.layers.data("x", shape).shape == free
+
+    def test_paddles_other_arguments_are_taken(self):
+        feed = fluid.layers.data("x", [3], True, "int64", 0, None, True)
+        assert feed == fluid.layers.data(name="x", shape=[3], dtype="int64", type=7, stop_gradient=False)
+        assert feed.shape == (None, 3)

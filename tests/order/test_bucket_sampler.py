@@ -1,0 +1,207 @@
+"""Batches of similar length: a random order that depends on seed and epoch, and can be entered anywhere."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader import BucketSampler, DataLoader, IterableDataset
+from gpuloader.order.order import Shuffled
+from tests.rank_loaders import make
+from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
+
+LENGTHS = np.random.default_rng(0).lognormal(4, 0.8, 2000).astype(int)
+
+
+def flat(order):
+    return np.asarray(order.slice(0, len(order))).tolist()
+
+
+def padding(sampler, epoch=0):
+    """Return the share of padding in an epoch's batches."""
+    batches = [LENGTHS[one] for one in np.split(np.array(flat(sampler.order(1, epoch))), range(20, 2000, 20))]
+    return 1 - LENGTHS.sum() / sum(batch.max() * len(batch) for batch in batches)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), max_size=40),
+    size=st.integers(1, 6),
+    pool=st.integers(1, 4),
+    seed=st.integers(0, 2**64 - 1),
+    cut=st.integers(0, 40),
+)
+def test_an_epoch_has_every_index_once_and_can_be_entered_anywhere(lengths, size, pool, seed, cut):
+    order = BucketSampler(lengths, size, pool=pool).order(seed, 3)
+    indices, count = flat(order), len(lengths)
+    assert sorted(indices) == list(range(count))
+    cut = min(cut, count)
+    assert order.slice(cut, count).tolist() == indices[cut:]
+    assert order.at(np.arange(count)[::-1]).tolist() == indices[::-1]
+    assert flat(pickle.loads(pickle.dumps(order))) == indices
+
+
+def test_batches_need_little_padding():
+    random = np.mean([LENGTHS[one].max() for one in np.split(Shuffled(2000, 1, 0).slice(0, 2000), 100)])
+    assert random * 2000 / LENGTHS.sum() > 2  # without buckets, more than half would be padding
+    assert padding(BucketSampler(LENGTHS, 20)) < 0.06
+    assert padding(BucketSampler(LENGTHS, 20, pool=5)) > padding(BucketSampler(LENGTHS, 20, pool=20))
+
+
+def test_another_order_each_epoch_and_seed():
+    sampler = BucketSampler(LENGTHS, 20)
+    orders = [flat(sampler.order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert flat(sampler.order(1, 0)) == orders[0]
+    groups = [{tuple(sorted(order[at : at + 20])) for at in range(0, 2000, 20)} for order in orders[:2]]
+    assert len(groups[0] & groups[1]) < 5  # other samples share a batch
+
+
+def test_the_order_does_not_change_between_releases():
+    assert flat(BucketSampler([3, 1, 2, 1, 3, 2, 1], 2, pool=2).order(7, 1)) == [2, 0, 6, 3, 5, 4, 1]
+
+
+def test_batches_of_similar_length_come_in_random_order():
+    firsts = LENGTHS[flat(BucketSampler(LENGTHS, 20).order(1, 0))][::20]
+    assert abs(np.corrcoef(np.arange(100), firsts)[0, 1]) < 0.3
+
+
+def test_long_samples_are_not_those_that_are_dropped():
+    sampler = BucketSampler(range(105), 10, drop_last=True)
+    dropped = [set(range(105)) - {one for batch in sampler for one in batch} for _ in range(20)]
+    assert all(len(one) == 5 for one in dropped)
+    assert np.mean([max(one) for one in dropped]) < 100
+
+
+def test_without_shuffling_it_sorts():
+    sampler = BucketSampler([5, 1, 4, 1], 2, shuffle=False)
+    assert list(sampler) == [[1, 3], [2, 0]]
+    assert flat(sampler.order(5, 6)) == [1, 3, 2, 0]
+    loader = DataLoader(range(4), places="cpu", batch_sampler=sampler, shard=(1, 2), uneven="drop")  # no seed
+    assert [batch.tolist() for batch in loader] == [[2, 0]]
+
+
+def test_a_key_measures_the_samples():
+    words = ["a", "abc", "ab", "abcd"]
+    assert BucketSampler(words, 2, key=len).lengths.tolist() == [1, 3, 2, 4]
+    many = MadeAtOnce(lambda index: words[index % 4], 3000)
+    assert BucketSampler(many, 2, key=len).lengths[-2:].tolist() == [2, 4]
+    assert many.calls == 3
+
+
+def test_the_lengths_are_kept_as_they_were():
+    lengths = np.array([1, 2, 3])
+    sampler = BucketSampler(lengths, 2)
+    lengths[:] = 0
+    assert sampler.lengths.tolist() == [1, 2, 3]
+
+
+def test_iterating_draws_from_numpys_global_state():
+    sampler = BucketSampler(LENGTHS, 20)
+    np.random.seed(3)
+    batches = list(sampler)
+    assert (len(batches), len(sampler)) == (100, 100)
+    assert list(sampler) != batches
+    np.random.seed(3)
+    assert list(sampler) == batches
+
+
+class Stream(IterableDataset):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ([1, np.nan], {}, "lengths must be finite, got nan at index 1"),
+        ([[1, 2]], {}, r"list of dtype int64 and shape \(1, 2\); for a dataset, pass key=len"),
+        (["abc", "de"], {}, "got list of dtype <U3"),
+        ([[1], [1, 2]], {}, "lengths must be a list of numbers, one per sample: .*; for a dataset, pass key"),
+        ([1], {"pool": 0}, "pool must be"),
+        ([1], {"batch_size": 0}, "batch_size must be"),
+    ],
+)
+def test_bad_values(source, options, message):
+    with pytest.raises(ValueError, match=message):
+        BucketSampler(source, **{"batch_size": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ([1], {"shuffle": 1}, "shuffle must be"),
+        ([1], {"key": 3}, "key must be callable, got int"),
+        (Stream(), {"key": len}, "Stream is an IterableDataset"),
+        (iter([1]), {"key": len}, "a dataset whose samples are measured must have a length"),
+    ],
+)
+def test_bad_types(source, options, message):
+    with pytest.raises(TypeError, match=message):
+        BucketSampler(source, 2, **options)
+
+
+def load(size=4, **options):
+    sampler = BucketSampler(LENGTHS[:50], size, pool=3)
+    return DataLoader(range(50), places="cpu", batch_sampler=sampler, **{"seed": 3, **options})
+
+
+def batches(loader):
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+def test_a_loader_resumes_in_the_middle(workers):
+    loader = load(**workers)
+    loader.set_epoch(2)
+    epoch = iter(loader)
+    before = [next(epoch).tolist() for _ in range(5)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = load(seed=None, **workers)
+    again.load_state_dict(state)
+    whole = load(**INLINE)
+    whole.set_epoch(2)
+    assert before + batches(again) == batches(whole)
+
+
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+def test_ranks_divide_the_batches_and_others_resume(workers):
+    def ranks(count):
+        sampler = BucketSampler(LENGTHS[:50], 4, pool=3)
+        return [
+            make(range(50), rank, count, batch_size=1, batch_sampler=sampler, uneven="drop", **workers)
+            for rank in range(count)
+        ]
+
+    whole = batches(load(seed=5))
+    found = ranks(2)
+    epochs = [iter(one) for one in found]
+    steps = [[next(epoch).tolist() for epoch in epochs] for _ in range(2)]
+    assert [batch for step in steps for batch in step] == whole[:4]
+    state = json.loads(json.dumps(found[1].state_dict()))
+    others = ranks(3)
+    for one in others:
+        one.load_state_dict(state)
+    steps = zip(*map(batches, others), strict=True)
+    assert [index for step in steps for batch in step for index in batch] == [
+        index for batch in whole[4:] for index in batch
+    ][:33]
+
+
+def test_a_state_for_another_batch_size_is_refused():
+    """Its position would be one in another order."""
+    state = load().state_dict()
+    assert state["order_batch_size"] == 4
+    message = "position in an order for batches of 4 samples, but this loader reads an order for batches of 5"
+    for shard in (None, (0, 1)):
+        with pytest.raises(ValueError, match=message):
+            load(5, shard=shard).load_state_dict(state)
+    divided = load(shard=(0, 1)).state_dict()
+    with pytest.raises(ValueError, match=message):
+        load(5, shard=(0, 2)).load_state_dict(divided)
+    plain = DataLoader(range(50), places="cpu", batch_size=4, shuffle=True, seed=3)
+    with pytest.raises(ValueError, match="reads an order for any batch size; resume with the same"):
+        plain.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is a position in an order for any batch size"):
+        load().load_state_dict(plain.state_dict())

@@ -1,0 +1,278 @@
+"""Feeds and feeders: the cases of Paddle's test_data_feeder.py, test_data.py and test_lod_tensor.py."""
+
+import numpy as np
+import pytest
+
+from tests.paddle_suite.libraries import array, rows
+
+
+@pytest.fixture(autouse=True)
+def static(lib):
+    with lib.static():
+        yield
+
+
+@pytest.fixture
+def with_lengths(lib):
+    """Skip on Paddle 3, which has no tensors with lengths any more."""
+    if lib.version >= (3,):
+        pytest.skip("Paddle 3 has no tensors with lengths")
+
+
+def shape(value):
+    return array(value).shape
+
+
+class TestFeeder:
+    def test_dense_fields_are_converted_and_reshaped(self, lib):
+        feeds = [lib.data("image", [-1, 1, 28, 28], "float32"), lib.data("label", [-1, 1], "int64")]
+        feeder = lib.fluid.DataFeeder(feeds, lib.cpu)
+        batch = feeder.feed([([0] * 784, [9]), ([1] * 784, [1])])
+        assert (shape(batch["image"]), array(batch["image"]).dtype) == ((2, 1, 28, 28), np.float32)
+        assert (rows(batch["label"]), array(batch["label"]).dtype) == ([[9], [1]], np.int64)
+
+    def test_a_wrong_number_of_elements(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("image", [-1, 1, 28, 28], "float32")], lib.cpu)
+        with pytest.raises(ValueError, match=r"28"):
+            feeder.feed([([0] * 783,), ([1] * 783,)])
+
+    def test_a_wrong_width(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 4], "float32")], lib.cpu)
+        if lib.differs("widths-are-checked") or lib.version >= (3,):
+            with pytest.raises(ValueError, match="4"):
+                feeder.feed([([1, 2, 3],)])
+        else:
+            assert shape(feeder.feed([([1, 2, 3],)])["x"]) == (1, 3)
+
+    def test_a_wrong_number_of_fields(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 1], "float32")], lib.cpu)
+        with pytest.raises(AssertionError, match=r"2.*1|1.*2"):
+            feeder.feed([(1, 2)])
+
+    def test_no_samples(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 1], "float32")], lib.cpu)
+        assert shape(feeder.feed([])["x"]) == (0, 1)
+
+    def test_text_that_is_no_number(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 1], "float32")], lib.cpu)
+        with pytest.raises(ValueError, match="abc"):
+            feeder.feed([("abc",)])
+
+    @pytest.mark.parametrize("kind", [list, tuple, np.array])
+    def test_values_of_any_kind(self, lib, kind):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 3], "float32")], lib.cpu)
+        assert rows(feeder.feed([(kind([1, 2, 3]),)])["x"]) == [[1, 2, 3]]
+
+    def test_names_of_the_current_program(self, lib):
+        if lib.version >= (3,):
+            pytest.skip("Paddle 3 takes no names")
+        lib.data("q", [-1, 1], "float32")
+        assert list(lib.fluid.DataFeeder(["q"], lib.cpu).feed([([1],)])) == ["q"]
+        with pytest.raises(ValueError, match="nope"):
+            lib.fluid.DataFeeder(["nope"], lib.cpu)
+
+    def test_names_of_another_program(self, lib):
+        if lib.version >= (3,):
+            pytest.skip("Paddle 3 takes no names")
+        program = lib.fluid.Program()
+        with lib.fluid.program_guard(program, lib.fluid.Program()):
+            lib.data("p", [-1, 1], "float32")
+            assert lib.fluid.default_main_program() is program
+        with pytest.raises(ValueError, match="p"):
+            lib.fluid.DataFeeder(["p"], lib.cpu)
+        assert list(lib.fluid.DataFeeder(["p"], lib.cpu, program).feed([([1],)])) == ["p"]
+        assert program.global_block().has_var("p")
+
+    def test_what_is_no_feed(self, lib):
+        with pytest.raises(TypeError):
+            lib.fluid.DataFeeder([3], lib.cpu)
+
+
+class TestFreeDimensions:
+    """With two or more of them, Paddle does not reshape: the elements could be arranged in several ways."""
+
+    @pytest.mark.parametrize("sample", [(56,), (2, 28), (2, 14, 2)])
+    def test_two_leave_a_value_alone(self, lib, sample):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [None, None, 28], "float32")], lib.cpu)
+        assert shape(feeder.feed([(np.zeros(sample),)])["x"]) == (1, *sample)
+
+    def test_two_leave_a_number_alone(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [None, None, 28], "float32")], lib.cpu)
+        assert shape(feeder.feed([(3.0,), (4.0,)])["x"]) == (2,)
+
+    @pytest.mark.parametrize("sample", [(56,), (2, 28)])
+    def test_one_is_found_out(self, lib, sample):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [2, None, 28], "float32")], lib.cpu)
+        assert shape(feeder.feed([(np.zeros(sample),)] * 2)["x"]) == (2, 2, 28)
+
+    def test_a_fixed_dimension_is_checked_all_the_same(self, lib):
+        feeder = lib.fluid.DataFeeder([lib.data("x", [None, None, 28], "float32")], lib.cpu)
+        if lib.differs("widths-are-checked"):
+            with pytest.raises(ValueError, match=r"\(-, 28\), got \(2, 27\)"):
+                feeder.feed([(np.zeros((2, 27)),)])
+        else:
+            assert shape(feeder.feed([(np.zeros((2, 27)),)])["x"]) == (1, 2, 27)
+
+    @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
+    @pytest.mark.parametrize("declared", [[None, None, 28], [-1, -1, -1]])
+    def test_under_a_loader(self, lib, kind, declared):
+        if lib.version >= (3,) and kind == "sample_list":
+            pytest.skip("Paddle 3 feeds the numbers of a list one by one")
+        feed = lib.data("x", declared, "float32")
+        loader = lib.fluid.io.DataLoader.from_generator([feed], capacity=2)
+        sample = (np.zeros(56),)
+        readers = {"sample": [sample] * 2, "sample_list": [[sample] * 2], "batch": [[np.zeros((2, 56))]]}
+        setter = getattr(loader, f"set_{kind}_generator")
+        setter(lambda: iter(readers[kind]), *([2] if kind == "sample" else []), places=lib.cpu)
+        assert [shape(step[0]["x"]) for step in loader] == [(2, 56)]
+
+
+@pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
+@pytest.mark.parametrize("sizes", [(4, 4), (2, 2), (4, 2)])
+def test_a_fixed_batch_dimension_is_not_checked(lib, kind, sizes):
+    """One rule for the three setters; a program declares the size it was once written for."""
+    if lib.version >= (3,) and kind == "sample_list":
+        pytest.skip("Paddle 3 feeds the numbers of a list one by one")
+    loader = lib.fluid.io.DataLoader.from_generator([lib.data("x", [4, 3], "float32")], capacity=2)
+    rows_of = lambda size: [(np.ones(3),)] * size  # noqa: E731
+    if kind == "sample":
+        loader.set_sample_generator(lambda: iter(rows_of(sum(sizes))), sizes[0], False, places=lib.cpu)
+    elif kind == "sample_list":
+        loader.set_sample_list_generator(lambda: (rows_of(size) for size in sizes), places=lib.cpu)
+    else:
+        loader.set_batch_generator(lambda: ([np.ones((size, 3))] for size in sizes), places=lib.cpu)
+    assert [shape(step[0]["x"]) for step in loader] == [(size, 3) for size in sizes]
+
+
+class TestDeclaring:
+    def test_the_default_dtype_is_float32(self, lib):
+        for feed in (lib.data("a", [2, 25]), lib.data("b", [2, 25], None)):
+            assert str(feed.dtype).removeprefix("paddle.").lower() in ("float32", "datatype.float32")
+
+    @pytest.mark.parametrize("dtype", ["bool", "int64", "float64", "uint8"])
+    def test_dtypes(self, lib, dtype):
+        feed = lib.data("c", [2, 25], dtype)
+        assert str(feed.dtype).rpartition(".")[2].lower() == dtype
+
+    @pytest.mark.parametrize("arguments", [(1, [2, 25]), ("d", 2)])
+    def test_names_are_text_and_shapes_are_lists(self, lib, arguments):
+        with pytest.raises(TypeError):
+            lib.data(*arguments)
+
+    def test_none_and_minus_one_are_free(self, lib):
+        shapes = [tuple(lib.data(name, dims).shape) for name, dims in (("e", [None, 3]), ("f", [-1, 3]))]
+        assert shapes[0] == shapes[1]
+        assert shapes[0][1:] == (3,)
+
+
+class TestLengths:
+    """Fields of varying length, which Paddle 2 keeps in LoDTensors and gpuloader in Ragged."""
+
+    @pytest.fixture(autouse=True)
+    def lengths(self, with_lengths):
+        pass
+
+    def values(self, lib, field):
+        return array(field.values if lib.name == "gpuloader" else field)
+
+    def test_level_1(self, lib):
+        feeds = [lib.data("words", [-1, 1], "int64", lod_level=1), lib.data("label", [-1, 1], "int64")]
+        feeder = lib.fluid.DataFeeder(feeds, lib.cpu)
+        batch = feeder.feed([([1, 2, 3], [1]), ([4, 5], [1]), ([6, 7, 8, 9], [1])])
+        assert self.values(lib, batch["words"]).tolist() == [[number] for number in range(1, 10)]
+        assert batch["words"].recursive_sequence_lengths() == [[3, 2, 4]]
+        assert shape(batch["label"]) == (3, 1)
+
+    def test_level_2(self, lib):
+        feed = lib.data("paragraphs", [-1, 1], "int64", lod_level=2)
+        feeder = lib.fluid.DataFeeder([feed], lib.cpu)
+        field = feeder.feed([([[1, 2, 3], [4, 5]],), ([[6, 7, 8, 9]],)])["paragraphs"]
+        assert self.values(lib, field).shape == (9, 1)
+        assert field.recursive_sequence_lengths() == [[2, 1], [3, 2, 4]]
+
+    @pytest.mark.parametrize("words", [np.array([1, 2, 3]), np.array([[1], [2], [3]])])
+    def test_arrays_of_steps(self, lib, words):
+        feeder = lib.fluid.DataFeeder([lib.data("words", [-1, 1], "int64", lod_level=1)], lib.cpu)
+        field = feeder.feed([(words,), (words[:1],)])["words"]
+        assert self.values(lib, field).tolist() == [[1], [2], [3], [1]]
+        assert field.recursive_sequence_lengths() == [[3, 1]]
+
+    @pytest.mark.parametrize("level", [1, 2])
+    def test_a_batch_with_lengths_through_a_loader(self, lib, level):
+        lengths = [[3, 1]] if level == 1 else [[1, 1], [3, 1]]
+        loader = lib.fluid.io.DataLoader.from_generator(
+            [lib.data("words", [None, 1], "int64", lod_level=level)], capacity=2
+        )
+        tensor = lib.fluid.create_lod_tensor(np.arange(4)[:, None], lengths, lib.cpu)
+        loader.set_batch_generator(lambda: iter([[tensor]]), places=lib.cpu)
+        [[batch]] = list(loader)
+        assert batch["words"].recursive_sequence_lengths() == lengths
+        assert self.values(lib, batch["words"]).tolist() == [[0], [1], [2], [3]]
+
+    def test_a_dense_batch_for_a_feed_with_a_level(self, lib):
+        loader = lib.fluid.io.DataLoader.from_generator(
+            [lib.data("words", [None, 1], "int64", lod_level=1)], capacity=2
+        )
+        loader.set_batch_generator(lambda: iter([[np.arange(4)[:, None]]]), places=lib.cpu)
+        [[batch]] = list(loader)
+        assert rows(batch["words"]) == [[0], [1], [2], [3]]
+
+    def test_a_tensor_with_lengths(self, lib):
+        tensor = lib.fluid.LoDTensor()
+        tensor.set(np.arange(4)[:, None], lib.cpu)
+        assert tensor.recursive_sequence_lengths() == tensor.lod() == []
+        tensor.set_recursive_sequence_lengths([[3, 1]])
+        assert (tensor.lod(), list(tensor.shape())) == ([[0, 3, 4]], [4, 1])
+        tensor.set_lod([[0, 1, 4]])
+        assert tensor.recursive_sequence_lengths() == [[1, 3]]
+        assert tensor.has_valid_recursive_sequence_lengths()
+        with pytest.raises(ValueError, match="3"):
+            tensor.set_recursive_sequence_lengths([[3, 3]])
+
+    @pytest.mark.parametrize("steps", [np.arange(5)[:, None], [[0, 1], [2, 3, 4]]])
+    def test_create_lod_tensor(self, lib, steps):
+        tensor = lib.fluid.create_lod_tensor(steps, [[2, 3]], lib.cpu)
+        assert (list(tensor.shape()), tensor.recursive_sequence_lengths()) == ([5, 1], [[2, 3]])
+        assert rows(tensor) == [[0], [1], [2], [3], [4]]
+
+    @pytest.mark.parametrize(
+        ("steps", "lengths", "error"),
+        [
+            (np.arange(5)[:, None], [[2, 2]], ValueError),
+            ([[1, 2]], [[3]], AssertionError),
+            (3, [[1]], TypeError),
+        ],
+    )
+    def test_create_lod_tensor_from_what_does_not_fit(self, lib, steps, lengths, error):
+        with pytest.raises(error):
+            lib.fluid.create_lod_tensor(steps, lengths, lib.cpu)
+
+
+class TestNames:
+    def test_unique_names(self, lib):
+        names = lib.fluid.unique_name
+        with names.guard():
+            assert [names.generate("fc"), names.generate("fc"), names.generate("x")] == [
+                "fc_0",
+                "fc_1",
+                "x_0",
+            ]
+            with names.guard():
+                assert names.generate("fc") == "fc_0"
+            with names.guard("A"):
+                assert names.generate("fc") == "Afc_0"
+            assert names.generate("fc") == "fc_2"
+
+    def test_places(self, lib):
+        assert len(lib.fluid.cpu_places(2)) == 2
+        assert len(lib.fluid.cpu_places()) == 1
+        if not lib.fluid.is_compiled_with_cuda():
+            assert not lib.fluid.core.is_compiled_with_cuda()
+
+    @pytest.mark.parametrize("count", [0, -1])
+    def test_no_places(self, lib, count):
+        if lib.differs("no-empty-places"):
+            with pytest.raises(ValueError, match="device_count"):
+                lib.fluid.cpu_places(count)
+        else:
+            assert lib.fluid.cpu_places(count) == []

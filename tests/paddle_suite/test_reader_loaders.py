@@ -1,0 +1,277 @@
+"""Loaders over readers that are looped over: DataLoader.from_generator and PyReader.
+
+The cases of Paddle's test_generator_dataloader.py, test_decoupled_py_reader*.py, test_py_reader_*.py,
+test_dataloader_early_reset.py, test_dataloader_*keep_order.py and test_imperative_data_loader_*.py.
+"""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+from tests.paddle_suite.libraries import array, rows
+
+SIZE, COUNT = 16, 10
+IMAGES = np.random.default_rng(1).random((SIZE * COUNT, 784))
+LABELS = np.random.default_rng(2).integers(0, 10, SIZE * COUNT)
+
+
+def samples():
+    """Yield float64 images and plain integers, which the feeds convert."""
+    yield from zip(IMAGES, LABELS.tolist(), strict=True)
+
+
+def feeds(lib):
+    return [lib.data("image", [-1, 784], "float32"), lib.data("label", [-1, 1], "int64")]
+
+
+def numbered(count, shape=(3, 4, 5)):
+    """Return a reader of batches: batch n is full of n."""
+    return lambda: ([np.full(shape, number, "float32")] for number in range(count))
+
+
+@pytest.fixture(params=["DataLoader", "PyReader"])
+def make(request, lib):
+    """Make a loader under its new or its old name."""
+    if request.param == "DataLoader":
+        return lib.fluid.io.DataLoader.from_generator
+    return lib.fluid.io.PyReader
+
+
+def set_source(loader, kind, reader, *arguments, **options):
+    """Call a setter under its new or its old name."""
+    setter = getattr(loader, f"set_{kind}_generator", None) or getattr(loader, f"decorate_{kind}_generator")
+    setter(reader, *arguments, **options)
+    return loader
+
+
+by_double_buffer = pytest.mark.parametrize("double_buffer", [True, False])
+
+
+class TestWithFeeds:
+    @by_double_buffer
+    def test_epochs_of_sample_lists(self, lib, make, double_buffer):
+        with lib.static():
+            loader = make(feed_list=feeds(lib), capacity=4, iterable=True, use_double_buffer=double_buffer)
+            reader = lib.batch(samples, batch_size=SIZE)
+            set_source(loader, "sample_list", reader, places=lib.fluid.cpu_places(1))
+            assert loader.iterable
+            for _ in range(5):
+                steps = list(loader())
+                assert [len(step) for step in steps] == [1] * COUNT
+                for number, [batch] in enumerate(steps):
+                    chosen = slice(number * SIZE, (number + 1) * SIZE)
+                    assert sorted(batch) == ["image", "label"]
+                    assert (array(batch["image"]) == IMAGES[chosen].astype("float32")).all()
+                    assert rows(batch["label"]) == LABELS[chosen, None].tolist()
+
+    @by_double_buffer
+    @pytest.mark.parametrize("leave", [True, False])
+    def test_batches_are_those_of_a_feeder(self, lib, make, double_buffer, leave):
+        """Also after epochs that are left in the middle."""
+        images = np.random.default_rng(3).random((32 * 4, 28, 31)).astype("float32")
+        cached = lib.reader.cache(lambda: ((image, [number % 10]) for number, image in enumerate(images)))
+        batches = lib.batch(cached, batch_size=32)
+        with lib.static():
+            declared = [lib.data("image", [-1, 28, 31], "float32"), lib.data("label", [-1, 1], "int64")]
+            feeder = lib.fluid.DataFeeder(feed_list=declared, place=lib.cpu)
+            loader = make(feed_list=declared, capacity=4, iterable=True, use_double_buffer=double_buffer)
+            set_source(loader, "sample_list", batches, places=lib.cpu)
+            for _ in range(4):
+                expected = batches()
+                for number, [batch] in enumerate(loader(), 1):
+                    feed = feeder.feed(next(expected))
+                    for name in ("image", "label"):
+                        assert (array(feed[name]) == array(batch[name])).all()
+                    if leave and number == 2:
+                        break
+                assert (next(expected, None) is not None) == leave
+
+    @pytest.mark.parametrize("counts", [(10, 20), (20, 10), (10, 10)])
+    def test_two_loaders_side_by_side(self, lib, make, counts):
+        readers = [lib.reader.cache(numbered(count, (4, 784))) for count in counts]
+        with lib.static():
+            loaders = []
+            for reader in readers:
+                loader = make(feed_list=[lib.data(f"x{len(loaders)}", [-1, 784])], capacity=16, iterable=True)
+                loaders.append(set_source(loader, "batch", reader, places=lib.cpu))
+            for _ in range(3):
+                seen = [
+                    [float(array(next(iter(step[0].values())))[0, 0]) for step in steps]
+                    for steps in zip(*(loader() for loader in loaders))  # noqa: B905
+                ]
+                assert seen == [[number, number] for number in range(min(counts))]
+
+    @pytest.mark.parametrize("return_list", [True, False])
+    def test_return_list(self, lib, make, return_list):
+        reader = lib.batch(lambda: ((np.ones((8, 8)),) for _ in range(10)), batch_size=4)
+        with lib.static():
+            image = lib.data("image", [-1, 8, 8], "float32")
+            loader = make(feed_list=[image], capacity=4, iterable=True, return_list=return_list)
+            set_source(loader, "sample_list", reader, places=lib.cpu)
+            for _ in range(2):
+                fields = [step[0][0] if return_list else step[0]["image"] for step in loader()]
+                assert [array(field).shape for field in fields] == [(4, 8, 8), (4, 8, 8), (2, 8, 8)]
+
+    @pytest.mark.parametrize("count", [165, 160, 200, 159])
+    @pytest.mark.parametrize("kind", ["sample", "sample_list"])
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_samples_and_lists_of_them_make_the_same_batches(self, lib, make, count, kind, drop_last):
+        numbers = np.random.default_rng(count).random((count, 784)).astype("float32")
+        reader = lib.reader.cache(lambda: ((row, np.array([number])) for number, row in enumerate(numbers)))
+        batched = lib.batch(reader, 32, drop_last)
+        with lib.static():
+            loader = make(feed_list=feeds(lib), capacity=16, iterable=True, use_double_buffer=False)
+            if kind == "sample":
+                set_source(loader, kind, reader, 32, drop_last, places=lib.fluid.cpu_places())
+            else:
+                set_source(loader, kind, batched, places=lib.fluid.cpu_places())
+            for _ in range(2):
+                steps = list(loader())
+                assert len(steps) == (count // 32 if drop_last else -(-count // 32))
+                for [batch], expected in zip(steps, batched(), strict=True):
+                    assert rows(batch["label"]) == [label.tolist() for _, label in expected]
+                    assert (array(batch["image"]) == [image for image, _ in expected]).all()
+
+    def test_leaving_an_endless_reader(self, lib, make):
+        def endless():
+            for number in itertools.count():
+                yield (np.full((8, 32), number, "float32"),)
+
+        with lib.static():
+            loader = make(feed_list=[lib.data("x", [None, 32])], capacity=10, iterable=True)
+            set_source(loader, "batch", endless, places=lib.cpu)
+            for _ in range(10):
+                for number, [batch] in enumerate(loader()):
+                    assert (array(batch["x"]) == number).all()
+                    if number == 9:
+                        break
+            self.end(lib, loader)
+
+    @pytest.mark.parametrize("leave_at", [100, 2, 0])
+    @pytest.mark.parametrize("ordered", [True, False])
+    def test_order(self, lib, make, leave_at, ordered):
+        """gpuloader keeps the order even where Paddle was told that it need not."""
+        if lib.name == "paddle":
+            lib.fluid.reader.keep_data_loader_order(ordered)
+        try:
+            with lib.static():
+                loader = make(feed_list=[lib.data("x", [3, 4, 5])], capacity=16, iterable=True)
+                set_source(loader, "batch", numbered(40), places=lib.fluid.cpu_places(1))
+                for _ in range(3):
+                    seen = []
+                    for [batch] in loader():
+                        if len(seen) >= leave_at:
+                            break
+                        seen.append(float(array(batch["x"])[0, 0, 0]))
+                    expected = list(range(min(leave_at, 40)))
+                    if ordered or lib.differs("order-is-kept"):
+                        assert seen == expected
+                    assert len(set(seen)) == len(expected)
+                self.end(lib, loader)
+        finally:
+            if lib.name == "paddle":
+                lib.fluid.reader.keep_data_loader_order(True)
+
+    def end(self, lib, loader):
+        """Stop the thread that Paddle leaves behind when a loop is left."""
+        if lib.name == "paddle":
+            getattr(loader, "_loader", loader)._reset()
+
+    @pytest.mark.parametrize("drop_last", [True, False])
+    @pytest.mark.parametrize(("count", "places"), [(20, 8), (20, 4), (3, 2), (1, 2)])
+    def test_several_places(self, lib, count, places, drop_last):
+        with lib.static():
+            loader = lib.fluid.io.DataLoader.from_generator(
+                [lib.data("x", [None, 1])], capacity=4, drop_last=drop_last
+            )
+            loader.set_batch_generator(numbered(count, (2, 1)), places=lib.fluid.cpu_places(places))
+            steps = [[float(array(entry["x"])[0, 0]) for entry in step] for step in loader()]
+        whole = [list(range(first, min(first + places, count))) for first in range(0, count, places)]
+        assert steps == [step for step in whole if len(step) == places or not drop_last]
+
+
+class TestWithoutFeeds:
+    """Paddle's dynamic mode: a step is a flat list."""
+
+    def reader(self):
+        return ((np.full(784, number, "float32"), np.array([number])) for number in range(32))
+
+    def check(self, loader, epochs=2):
+        for _ in range(epochs):
+            steps = list(loader())
+            assert [(array(image).shape, array(label).shape) for image, label in steps] == [
+                ((8, 784), (8, 1))
+            ] * 4
+            assert [rows(label)[0] for _, label in steps] == [[0], [8], [16], [24]]
+
+    @pytest.mark.filterwarnings("ignore:this loader was made with iterable=False")
+    def test_a_loader_that_is_not_iterable_can_be_looped_over(self, lib, make):
+        with lib.dynamic():
+            loader = make(capacity=5, iterable=False)
+            assert loader.iterable
+            self.check(set_source(loader, "sample", self.reader, batch_size=8, places=lib.cpu))
+
+    def test_in_a_process(self, lib):
+        with lib.dynamic():
+            loader = lib.fluid.io.DataLoader.from_generator(capacity=5, use_multiprocess=True)
+            self.check(loader.set_sample_generator(self.reader, batch_size=8, places=lib.cpu))
+
+    def test_without_places(self, lib, make):
+        with lib.dynamic():
+            self.check(set_source(make(capacity=5), "sample", self.reader, batch_size=8))
+
+    @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
+    def test_sources(self, lib, make, kind):
+        def whole():
+            for number in range(0, 32, 8):
+                yield np.full((8, 784), number, "float32"), np.full((8, 1), number)
+
+        readers = {
+            "sample": (self.reader, 8),
+            "sample_list": (lib.batch(self.reader, 8),),
+            "batch": (whole,),
+        }
+        with lib.dynamic():
+            loader = set_source(make(capacity=5, return_list=True), kind, *readers[kind], places=lib.cpu)
+            self.check(loader)
+
+    def test_setters_return_the_loader(self, lib):
+        with lib.dynamic():
+            loader = lib.fluid.io.DataLoader.from_generator(capacity=5)
+            assert loader.set_sample_list_generator(lib.batch(self.reader, 8), places=lib.cpu) is loader
+            assert loader.set_sample_generator(self.reader, 8, places=lib.cpu) is loader
+            assert loader.set_batch_generator(self.reader, places=lib.cpu) is loader
+
+    def test_next_after_iter(self, lib, make):
+        with lib.dynamic():
+            loader = set_source(make(capacity=5), "batch", numbered(3, (2, 1)), places=lib.cpu)
+            epoch = iter(loader)
+            seen = [float(array(next(one)[0])[0, 0]) for one in (loader, epoch, loader)]
+            assert seen == [0, 1, 2]
+
+    def test_next_of_a_call(self, lib):
+        with lib.dynamic():
+            loader = lib.fluid.io.DataLoader.from_generator(capacity=5)
+            loader.set_batch_generator(numbered(3, (2, 1)), places=lib.cpu)
+            if lib.differs("next-of-a-call"):
+                assert [float(array(next(loader())[0])[0, 0]) for _ in range(2)] == [0, 0]
+            else:
+                with pytest.raises(AttributeError):
+                    next(loader())
+
+    @pytest.mark.parametrize("in_process", [True, False])
+    @pytest.mark.parametrize("epochs", [1, 2])
+    def test_leaving_a_loop_leaves_no_descriptor(self, lib, epochs, in_process):
+        with lib.dynamic():
+            loader = lib.fluid.io.DataLoader.from_generator(capacity=50, use_multiprocess=in_process)
+            loader.set_batch_generator(numbered(100, (8, 784)), places=lib.cpu)
+            counts = []
+            for _ in range(epochs):
+                for number, (batch,) in enumerate(loader()):
+                    assert array(batch).shape == (8, 784)
+                    if number == 30:
+                        break
+                counts.append(len(os.listdir("/proc/self/fd")))
+            assert lib.name == "paddle" or max(counts) <= counts[0]

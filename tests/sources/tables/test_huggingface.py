@@ -1,0 +1,346 @@
+"""Datasets of Hugging Face: every format, transforms, streams, and columns that go straight into slots."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from gpuloader import DataFileError, DataLoader, SampleError, get_worker_info, random_split
+from gpuloader.sources.block import Block
+from gpuloader.sources.tables.huggingface import HuggingFaceRows
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, WORKERS, name_workers
+
+datasets = pytest.importorskip("datasets")
+distributed = pytest.importorskip("datasets.distributed")
+
+FORMATS = (None, "python", "numpy", "torch", "jax", "arrow", "pandas", "polars")
+ROWS = 30
+WORKERS = [*WORKERS, PROCESSES]
+
+
+def make(**features):
+    rows = np.arange(ROWS)
+    columns = {
+        "label": rows.tolist(),
+        "box": [[row / 2, row + 0.5] for row in range(ROWS)],
+        "small": (rows % 100).tolist(),
+        "name": [f"row {row}" for row in range(ROWS)],
+        "words": [list(range(row % 3 + 1)) for row in range(ROWS)],
+        "even": (rows % 2 == 0).tolist(),
+    }
+    kinds = {
+        "label": datasets.ClassLabel(num_classes=ROWS),
+        "box": datasets.List(datasets.Value("float64"), length=2),
+        "small": datasets.Value("int8"),
+        "name": datasets.Value("string"),
+        "words": datasets.List(datasets.Value("int32")),
+        "even": datasets.Value("bool"),
+        **features,
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return make()
+
+
+def load(dataset, **options):
+    return DataLoader(dataset, **{"places": "cpu", "batch_size": 7, "pad": {"words": -1}, **options})
+
+
+def column(loader, name):
+    return [value for batch in loader for value in list(batch[name])]
+
+
+def labels(loader):
+    return [int(one) for one in column(loader, "label")]
+
+
+def needs(form):
+    if form in ("torch", "jax", "pandas", "polars"):
+        pytest.importorskip(form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+def test_every_format_delivers_the_rows(data, form, workers):
+    needs(form)
+    loader = load(data.with_format(form), shuffle=True, seed=2, **workers)
+    for _ in range(2):
+        for batch in loader:
+            label = batch["label"].astype(int)
+            assert (batch["box"] == np.stack([label / 2, label + 0.5], axis=1)).all()
+            assert batch["name"] == [f"row {row}" for row in label]
+            assert batch["words"].tolist() == [
+                [*range(row % 3 + 1), *[-1] * (max(label % 3) - row % 3)] for row in label
+            ]
+            assert (batch["even"] == (label % 2 == 0)).all()
+    assert sorted(labels(loader)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_dtypes_are_those_of_the_format(data, form):
+    needs(form)
+    batch = next(iter(load(data.with_format(form))))
+    found = {name: batch[name].dtype for name in ("label", "box", "small", "words", "even")}
+    whole = {"numpy": "int64", "torch": "int64", "jax": "int32"}.get(form)
+    assert found == {
+        "label": whole or "int64",
+        "box": "float32" if whole else "float64",
+        "small": whole or "int8",
+        "words": whole or "int32",
+        "even": "bool",
+    }
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "jax"])
+def test_dtypes_are_those_that_hugging_face_delivers(data, form):
+    needs(form)
+    formatted = data.with_format(form)
+    batch, theirs = next(iter(load(formatted))), formatted[:7]
+    for name in ("label", "box", "small", "even"):
+        assert batch[name].dtype == np.asarray(theirs[name]).dtype, name
+
+
+def test_the_formats_options_are_obeyed(data):
+    batch = next(iter(load(data.with_format("numpy", columns=["box", "label"], dtype=np.float16), pad=None)))
+    assert list(batch) == ["label", "box"]
+    assert batch["box"].dtype == np.float16
+
+
+@pytest.mark.parametrize("form", [None, "numpy", "pandas"])
+def test_the_formats_columns_are_obeyed(data, form):
+    needs(form)
+    chosen = data.with_format(form, columns=["name", "label"])
+    assert list(next(iter(load(chosen, pad=None)))) == ["label", "name"]
+    everything = data.with_format(form, columns=["name", "label"], output_all_columns=True)
+    assert list(next(iter(load(everything)))) == ["label", "name", "box", "small", "words", "even"]
+
+
+def test_no_row_is_made_but_the_one_that_settles_the_form(data, monkeypatch):
+    made = []
+    iterate = Block.__iter__
+    monkeypatch.setattr(Block, "__iter__", lambda block: made.append(block) or iterate(block))
+    assert len(labels(load(data, shuffle=True, seed=1))) == ROWS
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("joined", [0, 1 << 25])
+def test_rows_that_were_shuffled_selected_and_filtered(data, joined, monkeypatch):
+    monkeypatch.setattr("gpuloader.sources.tables.arrow._JOINED", joined)
+    for chosen in (
+        data.shuffle(seed=3),
+        data.select([5, 3, 29, 0]),
+        data.filter(lambda row: row["label"] % 3 == 0),
+        data.select(range(29, -1, -1)),
+        data.shard(4, 1),
+        data.train_test_split(0.3, seed=1)["test"],
+        datasets.concatenate_datasets([data, data.select([2, 1])]),
+    ):
+        assert labels(load(chosen)) == list(chosen["label"])
+        assert sorted(labels(load(chosen, shuffle=True, seed=1))) == sorted(chosen["label"])
+
+
+def test_files_are_mapped_by_each_process_itself(data, tmp_path):
+    data.save_to_disk(tmp_path / "rows", num_shards=4)
+    stored = datasets.load_from_disk(tmp_path / "rows")
+    rows = load(stored)._source
+    assert isinstance(rows, HuggingFaceRows)
+    assert labels(load(stored)) == list(range(ROWS))  # opens the columns
+    again = pickle.loads(pickle.dumps(rows))
+    assert len(pickle.dumps(rows)) < 20_000
+    assert labels(load(again, collate_fn=None)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+def test_functions_transform_the_rows(data, workers):
+    def double(batch):
+        return {
+            "twice": [2 * label for label in batch["label"]],
+            "long": [name * 2 for name in batch["name"]],
+        }
+
+    transformed = data.with_transform(double)
+    (batch, *_) = load(transformed, pad=None, shuffle=True, seed=1, **workers)
+    assert batch["twice"].dtype == np.int64
+    assert batch["long"] == [f"row {label // 2}" * 2 for label in batch["twice"]]
+    in_place = make()
+    in_place.set_transform(double, columns=["label", "name"])
+    assert column(load(in_place, pad=None), "twice") == list(range(0, 2 * ROWS, 2))
+
+
+def test_pictures_are_decoded(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    pictures = [image.fromarray(np.full((4, 5, 3), number, np.uint8)) for number in range(6)]
+    dataset = datasets.Dataset.from_dict({"image": pictures, "label": range(6)}, features=features)
+    for form in (None, "numpy", "arrow"):
+        batch = next(iter(load(dataset.with_format(form), pad=None)))
+        assert (batch["image"].shape, batch["image"].dtype) == ((6, 4, 5, 3), np.uint8)
+        assert batch["image"][:, 0, 0, 0].tolist() == batch["label"].tolist() == list(range(6))
+
+
+def test_matrices_and_structs_and_lists_of_text():
+    features = datasets.Features(
+        {
+            "matrix": datasets.Array2D((2, 3), "float32"),
+            "point": {"x": datasets.Value("int64"), "name": datasets.Value("string")},
+            "tags": datasets.List(datasets.Value("string")),
+        }
+    )
+    rows = {
+        "matrix": [np.full((2, 3), row) for row in range(4)],
+        "point": [{"x": row, "name": str(row)} for row in range(4)],
+        "tags": [["a"] * row for row in range(4)],
+    }
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    (batch,) = load(dataset, pad=None)
+    assert batch["matrix"].shape == (4, 2, 3)
+    assert batch["matrix"].dtype == np.float32
+    assert batch["point"]["x"].tolist() == [0, 1, 2, 3]
+    assert batch["point"]["name"] == ["0", "1", "2", "3"]
+    assert batch["tags"] == rows["tags"]
+
+
+def test_a_null_among_numbers_is_an_error():
+    dataset = datasets.Dataset.from_dict({"age": [1, None, 3], "name": ["a", None, "c"]})
+    with pytest.raises(DataFileError, match="column 'age': 1 of 3 values is null"):
+        load(dataset, pad=None)
+    assert column(load(dataset.remove_columns("age"), pad=None), "name") == ["a", None, "c"]
+    assert column(load(dataset.with_format("numpy", columns=["name"]), pad=None), "name") == ["a", None, "c"]
+
+
+def test_the_rest_of_the_loader_applies(data):
+    train, test = random_split(data, [0.8, 0.2], seed=1)
+    assert sorted(labels(load(train)) + labels(load(test))) == list(range(ROWS))
+    loader = load(data, shuffle=True, seed=4)
+    epoch = iter(loader)
+    before = [int(one) for _ in range(2) for one in next(epoch)["label"]]
+    again = load(data, shuffle=True, batch_size=4, **THREADS)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert before + labels(again) == labels(load(data, shuffle=True, seed=4))
+    ranks = [load(data, shard=(rank, 2), shuffle=True, seed=4) for rank in range(2)]
+    steps = zip(*ranks, strict=True)
+    divided = [int(one) for step in steps for batch in step for one in batch["label"][batch["mask"]]]
+    assert divided == labels(load(data, shuffle=True, seed=4))
+    with pytest.raises(SampleError, match="HuggingFaceRows of 30 samples has no sample 30"):
+        labels(load(data, sampler=[30]))
+    assert load(data).dataset is data
+
+
+def test_one_split_of_a_dict_has_to_be_chosen(data):
+    with pytest.raises(TypeError, match=r"got a DatasetDict of \['train', 'test'\]; pass one of them"):
+        load(data.train_test_split(0.5))
+
+
+def test_an_empty_dataset(data):
+    assert list(load(data.select([]))) == []
+    assert list(load(data.select([]).with_format("numpy"))) == []
+
+
+class TestStreams:
+    @pytest.mark.parametrize("form", FORMATS)
+    def test_every_format_delivers_the_rows(self, data, form):
+        needs(form)
+        loader = load(data.to_iterable_dataset(num_shards=3).with_format(form))
+        for batch in loader:
+            label = np.asarray(batch["label"]).astype(int)
+            assert (np.asarray(batch["box"]) == np.stack([label / 2, label + 0.5], axis=1)).all()
+            assert batch["name"] == [f"row {row}" for row in label]
+        assert labels(loader) == list(range(ROWS))
+
+    @pytest.mark.parametrize("form", ["numpy", "torch"])
+    def test_dtypes_are_those_of_the_format(self, data, form):
+        needs(form)
+        batch = next(iter(load(data.to_iterable_dataset().with_format(form))))
+        assert (batch["label"].dtype, batch["box"].dtype, batch["words"].dtype) == ("i8", "f4", "i8")
+
+    @pytest.mark.parametrize("shards", [1, 2, 5])
+    @pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
+    @pytest.mark.parametrize("mapped", [False, True])
+    def test_workers_divide_the_shards_or_the_samples(self, data, shards, workers, mapped):
+        pytest.importorskip("torch")  # Hugging Face asks it about the worker
+        stream = data.to_iterable_dataset(num_shards=shards)
+        if mapped:
+            stream = stream.map(lambda row: {"label": row["label"] + 100})
+        loader = load(stream, pad=None, ragged=["words"], **workers)
+        for _ in range(2):
+            assert sorted(labels(loader)) == list(range(100 * mapped, ROWS + 100 * mapped))
+
+    def test_ranks_divide_the_shards_too(self, data, monkeypatch):
+        found, split = [], []
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", "2")
+            found.append(labels(load(data.to_iterable_dataset(num_shards=6), **ONE_THREAD)))
+            assert labels(load(data.to_iterable_dataset(num_shards=6))) == found[-1]
+            theirs = distributed.split_dataset_by_node(data.to_iterable_dataset(num_shards=6), rank, 2)
+            split += labels(load(theirs, num_workers=2, worker_type="thread"))
+        assert sorted(found[0] + found[1]) == sorted(split) == list(range(ROWS))
+        assert len(found[0]) == 15
+
+    @pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
+    def test_the_loader_may_divide_it(self, data, workers):
+        stream = data.to_iterable_dataset(num_shards=3)
+        ranks = [load(stream, shard=(rank, 2), **workers) for rank in range(2)]
+        steps = zip(*ranks, strict=True)
+        divided = [int(one) for step in steps for batch in step for one in batch["label"][batch["mask"]]]
+        assert sorted(divided) == list(range(ROWS))
+
+    def test_an_epoch_is_shuffled_anew_and_can_be_repeated(self, data):
+        loader = load(data.to_iterable_dataset(num_shards=5).shuffle(seed=2, buffer_size=10))
+        first, second = labels(loader), labels(loader)
+        assert sorted(first) == sorted(second) == list(range(ROWS))
+        assert first != second
+        loader.set_epoch(0)
+        assert labels(loader) == first
+
+    @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("kind", ["tables", "mapped", "buffer", "generator"])
+    def test_a_loader_resumes_in_the_middle(self, data, workers, kind):
+        stream = {
+            "tables": lambda: data.to_iterable_dataset(num_shards=5),
+            "mapped": lambda: data.to_iterable_dataset(num_shards=5).map(lambda row: row),
+            "buffer": lambda: data.to_iterable_dataset(num_shards=5).shuffle(seed=1, buffer_size=8),
+            "generator": lambda: datasets.IterableDataset.from_generator(
+                count_up, gen_kwargs={"starts": [0, 10, 20, 30]}
+            ),
+        }[kind]()
+        options = {"pad": None, "ragged": [] if kind == "generator" else ["words"], **workers}
+        loader = load(stream, **options)
+        loader.set_epoch(3)
+        epoch = iter(loader)
+        before = [int(one) for _ in range(3) for one in next(epoch)["label"]]
+        again = load(stream, **options)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        after = labels(again)
+        whole = load(stream, **options)
+        whole.set_epoch(3)
+        assert before + after == labels(whole)
+        assert len(labels(again)) == len(before + after)  # the next epoch starts at its beginning
+
+    def test_workers_info_is_as_before_for_functions_that_ask(self, data):
+        torch = pytest.importorskip("torch")
+
+        def ask(row):
+            theirs = torch.utils.data.get_worker_info()
+            return {"label": row["label"], "worker": get_worker_info().id, "theirs": theirs.id}
+
+        stream = data.to_iterable_dataset(num_shards=4).map(ask)
+        loader = load(stream, pad=None, ragged=["words"], batch_size=2, **PROCESSES)
+        asked = [(batch["worker"].tolist(), batch["theirs"].tolist()) for batch in loader]
+        assert [ours for ours, _ in asked] == [theirs for _, theirs in asked]
+        assert {ours for batch, _ in asked for ours in batch} == {0, 1}
+
+    def test_a_null_among_numbers_is_an_error(self):
+        stream = datasets.Dataset.from_dict({"age": [1, 2, None]}).to_iterable_dataset()
+        with pytest.raises(DataFileError, match="column 'age': 1 of 3 values is null"):
+            list(load(stream, pad=None))
+
+
+def count_up(starts):
+    for start in starts:
+        for number in range(start, start + 10):
+            yield {"label": number}

@@ -1,0 +1,515 @@
+"""Tables as datasets: what becomes of each kind of column, of every library, and that rows are not made."""
+
+import datetime as dt
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import (
+    BucketSampler,
+    ConcatDataset,
+    DataFileError,
+    DataLoader,
+    MixDataset,
+    Ragged,
+    RandomSampler,
+    SampleError,
+    Subset,
+    TableDataset,
+    random_split,
+)
+from gpuloader.sources.array_rows import array_source
+from gpuloader.sources.block import Block, Chunked, Part, row_parts
+from gpuloader.sources.tables.arrow import _column
+from gpuloader.sources.tables.table import as_rows
+from gpuloader.transforms import OneHot
+from tests.rank_loaders import make
+from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, WORKERS, assert_same, name_workers
+
+LIBRARIES = ("pandas", "polars", "pyarrow", "dict")
+ROWS = 23
+
+
+def make_table(library, columns):
+    """Return a table of some columns, which are arrays or lists."""
+    if library == "dict":
+        return columns
+    module = pytest.importorskip(library)
+    return module.table(columns) if library == "pyarrow" else module.DataFrame(columns)
+
+
+def numbers():
+    rows = np.arange(ROWS)
+    return {"x": rows / 4, "label": rows.astype(np.int16), "even": rows % 2 == 0}
+
+
+def mixed():
+    return {**numbers(), "name": [f"row {row}" for row in range(ROWS)]}
+
+
+def load(dataset, **options):
+    return DataLoader(dataset, **{"places": "cpu", "batch_size": 5, **options})
+
+
+def column(loader, name):
+    return [value for batch in loader for value in list(batch[name])]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+class TestEveryLibrary:
+    def test_numbers_keep_their_dtypes(self, library):
+        loader = load(make_table(library, numbers()))
+        batch = next(iter(loader))
+        assert list(batch) == ["x", "label", "even"]
+        assert [array.dtype for array in batch.values()] == [np.float64, np.int16, np.bool_]
+        assert column(loader, "label") == list(range(ROWS))
+        assert column(loader, "even") == [row % 2 == 0 for row in range(ROWS)]
+        assert len(loader) == 5
+
+    def test_numbers_are_gathered_as_arrays(self, library):
+        source = array_source(TableDataset(make_table(library, numbers())))
+        assert source.names == ("x", "label", "even")
+
+    def test_text_stays_text(self, library):
+        assert column(load(make_table(library, mixed())), "name") == [f"row {row}" for row in range(ROWS)]
+
+    def test_missing_text_is_none(self, library):
+        table = make_table(library, {"name": ["a", None, "c"]})
+        assert column(load(table), "name") == ["a", None, "c"]
+
+    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("columns", [numbers, mixed])
+    def test_shuffled_batches_are_those_of_the_rows(self, library, columns, workers):
+        table = make_table(library, columns())
+        rows = [TableDataset(table)[row] for row in range(ROWS)]
+        options = {"shuffle": True, "seed": 3}
+        wanted = load(rows, **options)
+        loader = load(table, **options, **workers)
+        for _ in range(2):
+            for batch, by_row in zip(loader, wanted, strict=True):
+                assert_same(batch, by_row)
+
+    @pytest.mark.parametrize("columns", [numbers, mixed])
+    def test_a_loader_resumes_in_the_middle(self, library, columns):
+        table = make_table(library, columns())
+        loader = load(table, shuffle=True, seed=1)
+        epoch = iter(loader)
+        before = [*next(epoch)["label"], *next(epoch)["label"]]
+        again = load(table, shuffle=True, batch_size=3, **THREADS)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert before + column(again, "label") == column(load(table, shuffle=True, seed=1), "label")
+
+    def test_lists_of_different_length_are_ragged_or_padded(self, library):
+        words = [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]]
+        table = make_table(library, {"words": words, "name": list("abcd")})
+        batch = next(iter(load(table, ragged=["words"])))
+        assert batch["words"].values.tolist() == [1, 2, 3, 4, 5, 6]
+        assert batch["words"].recursive_sequence_lengths() == [[2, 1, 0, 3]]
+        batch = next(iter(load(table, pad={"words": -1}, sampler=[3, 0])))
+        assert batch["words"].tolist() == [[4, 5, 6], [1, 2, -1]]
+        with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged or pad"):
+            list(load(table))
+
+    def test_lists_of_one_length_are_rows_of_an_array(self, library):
+        boxes = [[row, row + 1] for row in range(ROWS)]
+        loader = load(make_table(library, {"box": boxes, "name": [str(row) for row in range(ROWS)]}))
+        batch = next(iter(loader))
+        assert batch["box"].tolist() == boxes[:5]
+        assert [row.tolist() for row in column(loader, "box")] == boxes
+
+    def test_dates_stay_objects(self, library):
+        days = [dt.datetime(2024, 1, day) for day in (1, 2, 3)]
+        assert column(load(make_table(library, {"day": days})), "day") == days
+
+    @pytest.mark.parametrize("kind", ["Int64", "Float64", "boolean"])
+    def test_a_null_among_numbers_is_an_error(self, library, kind):
+        values = {"Int64": [1, None, 0], "Float64": [1.0, None, 0.0], "boolean": [True, None, False]}[kind]
+        if library == "pandas":
+            values = pytest.importorskip("pandas").array(values, dtype=kind)
+        table = make_table(library, {"age": values})
+        with pytest.raises(
+            DataFileError, match=r"column 'age': 1 of 3 values is null, which no number can rep"
+        ):
+            load(table)
+
+    def test_a_sampler_of_indices_reads_rows(self, library):
+        table = make_table(library, mixed())
+        assert column(load(table, sampler=[4, 0, -1]), "label") == [4, 0, 22]
+        assert len(column(load(table, sampler=RandomSampler(range(ROWS))), "name")) == ROWS
+        sampler = BucketSampler([len(name) for name in mixed()["name"]], 5)
+        loader = DataLoader(table, places="cpu", batch_sampler=sampler, seed=1)
+        assert sorted(column(loader, "label")) == list(range(ROWS))
+
+    @pytest.mark.parametrize("columns", [numbers, mixed])
+    def test_an_index_out_of_range_is_named(self, library, columns):
+        with pytest.raises(SampleError, match=r"(has no sample 23|dataset index 23.*has 23 samples)"):
+            list(load(make_table(library, columns()), sampler=[0, 23]))
+
+    def test_ranks_divide_it(self, library):
+        table = make_table(library, mixed())
+        ranks = [make(table, rank, 2, shuffle=True, seed=2) for rank in range(2)]
+        found = [
+            label
+            for step in zip(*ranks, strict=True)
+            for batch in step
+            for label in batch["label"][batch["mask"]].tolist()
+        ]
+        assert found == column(load(table, shuffle=True, seed=2), "label")
+
+    def test_columns_differ_in_name(self, library):
+        if library == "pandas":
+            frame = make_table(library, {"a": [1], "b": [2]})
+            frame.columns = ["a", "a"]
+        elif library == "pyarrow":
+            pa = pytest.importorskip("pyarrow")
+            frame = pa.table([[1], [2]], names=["a", "a"])
+        elif library == "polars":
+            return
+        else:
+            frame = {"1": [1], 1: [2]}
+            with pytest.raises(ValueError, match="several columns of the table have the name '1'"):
+                TableDataset(frame)
+            return
+        with pytest.raises(ValueError, match="several columns of the table have the name 'a'"):
+            load(frame)
+
+    def test_a_table_pickles(self, library):
+        table = TableDataset(make_table(library, mixed()))
+        again = pickle.loads(pickle.dumps(table))
+        assert column(load(again), "name") == column(load(table), "name")
+        assert again.names == table.names == ("x", "label", "even", "name")
+
+
+class TestPandas:
+    @pytest.fixture
+    def pd(self):
+        return pytest.importorskip("pandas")
+
+    def test_categories_become_their_values(self, pd):
+        frame = pd.DataFrame(
+            {
+                "pet": pd.Categorical(["cat", "dog", None, "cat"]),
+                "size": pd.Categorical([30, 10, 20, 30]),
+            }
+        )
+        (batch,) = load(frame)
+        assert batch["pet"] == ["cat", "dog", None, "cat"]
+        assert batch["size"].tolist() == [30, 10, 20, 30]
+        frame["size"] = pd.Categorical([30, None, 20, 30])
+        with pytest.raises(DataFileError, match="column 'size': 1 of 4 values is null"):
+            load(frame)
+
+    def test_columns_of_numpys_nan_are_numbers(self, pd):
+        (batch,) = load(pd.DataFrame({"x": [1.0, np.nan]}))
+        assert np.isnan(batch["x"]).tolist() == [False, True]
+
+    def test_objects_that_are_numbers_become_an_array(self, pd):
+        frame = pd.DataFrame({"x": pd.Series([1, 2], dtype=object), "y": pd.Series([1, "a"], dtype=object)})
+        batch = next(iter(load(frame.drop(columns="y"))))
+        assert batch["x"].dtype == np.int64
+
+    def test_every_kind_of_text(self, pd):
+        pytest.importorskip("pyarrow")
+        kinds = ["object", "string", "str", "string[pyarrow]"]
+        for kind in kinds:
+            series = pd.Series(["a", None, "c"], dtype=kind)
+            assert column(load(pd.DataFrame({"t": series})), "t") == ["a", None, "c"], kind
+
+    def test_arrow_columns_are_read_in_place(self, pd):
+        pa = pytest.importorskip("pyarrow")
+        values = pa.array([1, 2, 3], pa.int32())
+        frame = pd.DataFrame({"x": pd.Series(values, dtype=pd.ArrowDtype(pa.int32()))})
+        (batch,) = load(frame)
+        assert batch["x"].dtype == np.int32
+
+    def test_nulls_among_dates_are_none(self, pd):
+        frame = pd.DataFrame({"day": pd.to_datetime(["2024-01-01", None])})
+        assert column(load(frame), "day") == [dt.datetime(2024, 1, 1), None]
+
+    def test_sparse_numbers_and_columns_of_a_matrix(self, pd):
+        frame = pd.DataFrame(np.arange(12.0).reshape(4, 3), columns=["a", "b", 3])
+        frame["s"] = pd.arrays.SparseArray([0, 0, 1, 0])
+        (batch,) = load(frame)
+        assert list(batch) == ["a", "b", "3", "s"]
+        assert batch["b"].tolist() == [1, 4, 7, 10]
+        assert batch["s"].tolist() == [0, 0, 1, 0]
+        assert array_source(TableDataset(frame)).arrays[1].flags.c_contiguous
+
+    def test_the_index_is_not_read(self, pd):
+        frame = pd.DataFrame({"x": [1, 2, 3]}, index=[30, 10, 20])
+        assert column(load(frame), "x") == [1, 2, 3]
+
+
+class TestPolars:
+    @pytest.fixture
+    def pl(self):
+        return pytest.importorskip("polars")
+
+    def test_categories_and_enums_become_their_text(self, pl):
+        frame = pl.DataFrame(
+            {
+                "pet": pl.Series(["cat", "dog", None], dtype=pl.Categorical),
+                "size": pl.Series(["s", "m", "s"], dtype=pl.Enum(["s", "m"])),
+            }
+        )
+        (batch,) = load(frame)
+        assert (batch["pet"], batch["size"]) == (["cat", "dog", None], ["s", "m", "s"])
+
+    def test_arrays_of_fixed_width(self, pl):
+        frame = pl.DataFrame({"box": pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int8, 2))})
+        (batch,) = load(frame)
+        assert (batch["box"].dtype, batch["box"].tolist()) == (np.int8, [[1, 2], [3, 4]])
+
+    def test_a_lazy_frame_has_to_be_collected(self, pl):
+        with pytest.raises(TypeError, match=r"has not been read yet: pass frame.collect\(\)"):
+            load(pl.DataFrame({"x": [1]}).lazy())
+
+    def test_structs_are_dicts_of_fields(self, pl):
+        frame = pl.DataFrame({"point": [{"x": 1, "name": "a"}, {"x": 2, "name": "b"}]})
+        (batch,) = load(frame)
+        assert (batch["point"]["x"].tolist(), batch["point"]["name"]) == ([1, 2], ["a", "b"])
+
+    def test_objects_of_python(self, pl):
+        frame = pl.DataFrame({"o": pl.Series([{1}, {2}], dtype=pl.Object)})
+        assert column(load(frame), "o") == [{1}, {2}]
+
+    def test_several_chunks(self, pl):
+        frame = pl.concat([pl.DataFrame({"x": [1, 2], "t": ["a", "b"]})] * 3, rechunk=False)
+        assert column(load(frame), "x") == [1, 2] * 3
+        assert column(load(frame), "t") == ["a", "b"] * 3
+
+
+class TestArrow:
+    @pytest.fixture
+    def pa(self):
+        return pytest.importorskip("pyarrow")
+
+    def make(self, pa, chunks, rows=1000):
+        parts = np.array_split(np.arange(rows), chunks)
+        return pa.concat_tables(
+            [
+                pa.table(
+                    {
+                        "label": part,
+                        "box": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(part, 3) * 1.0), 3),
+                        "name": [f"row {row}" for row in part],
+                        "words": [[int(row)] * (row % 3) for row in part],
+                        "even": [bool(row % 2 == 0) for row in part],
+                    }
+                )
+                for part in parts
+            ]
+        )
+
+    @pytest.mark.parametrize("joined", [0, 1 << 20])
+    @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 1}, {"shuffle": True, **THREADS}])
+    def test_chunks_are_read_where_they_are(self, pa, joined, options, monkeypatch):
+        monkeypatch.setattr("gpuloader.sources.tables.arrow._JOINED", joined)
+        table = self.make(pa, 37)
+        made = []
+        iterate = Block.__iter__
+        monkeypatch.setattr(Block, "__iter__", lambda block: made.append(block) or iterate(block))
+        loader = load(table, batch_size=64, ragged=["words"], **options)
+        for batch in loader:
+            labels = batch["label"]
+            assert (batch["box"] == labels[:, None]).all()
+            assert batch["name"] == [f"row {label}" for label in labels]
+            assert batch["words"].recursive_sequence_lengths() == [(labels % 3).tolist()]
+            assert batch["words"].values.tolist() == np.repeat(labels, labels % 3).tolist()
+            assert (batch["even"] == (labels % 2 == 0)).all()
+        assert 1 <= len(made) <= options.get("num_workers", 1)  # whoever is first settles the form
+        assert sorted(column(loader, "label")) == list(range(1000))
+
+    def test_lists_of_one_length_need_no_type_that_says_so(self, pa, monkeypatch):
+        monkeypatch.setattr("gpuloader.sources.tables.arrow._JOINED", 0)
+        chunks = [[[1, 2], [3, 4]], [[5, 6]], [[7, 8], [9, 10]]]
+        table = pa.table({"box": pa.chunked_array(chunks), "name": list("abcde")})
+        assert np.concatenate([batch["box"] for batch in load(table, batch_size=2)]).tolist() == [
+            [1, 2], [3, 4], [5, 6], [7, 8], [9, 10],
+        ]  # fmt: skip
+
+    def test_record_batches_and_empty_chunks(self, pa):
+        (batch,) = load(pa.record_batch({"x": [1, 2]}))
+        assert batch["x"].tolist() == [1, 2]
+        column_ = pa.chunked_array([[], [1], [], [2, 3], []], type=pa.int64())
+        assert column(load(pa.table({"x": column_, "t": ["a", "b", "c"]})), "x") == [1, 2, 3]
+
+    def test_a_table_without_rows(self, pa):
+        table = pa.table({"x": pa.array([], pa.int64()), "t": pa.array([], pa.string())})
+        assert list(load(table)) == []
+        assert list(load(pa.schema([("t", pa.string())]).empty_table())) == []
+
+    def test_dictionaries_become_their_values(self, pa):
+        table = pa.table(
+            {
+                "pet": pa.array(["cat", "dog", None]).dictionary_encode(),
+                "size": pa.array([3, 1, 3]).dictionary_encode(),
+            }
+        )
+        (batch,) = load(table)
+        assert (batch["pet"], batch["size"].tolist()) == (["cat", "dog", None], [3, 1, 3])
+
+    def test_nulls_within_lists_are_found(self, pa):
+        with pytest.raises(DataFileError, match="column 'words': 1 of 2 values is null"):
+            load(pa.table({"words": [[1, None], [2]]}))
+
+    def test_text_alone_is_loaded_in_threads_even_if_processes_were_asked_for(self, pa):
+        loader = load(self.make(pa, 3).select(["name"]), batch_size=100, **PROCESSES)
+        assert column(loader, "name") == [f"row {row}" for row in range(1000)]
+        assert not loader._loading._fetching.in_processes
+
+
+class TestDicts:
+    def test_arrays_are_not_copied(self):
+        array = np.zeros((4, 3))
+        assert array_source(TableDataset({"x": array})).arrays[0] is array
+
+    def test_any_number_of_dimensions_and_byte_order(self):
+        (batch,) = load({"image": np.arange(12, dtype=">i2").reshape(2, 3, 2), "f": np.arange(4.0)[::2]})
+        assert batch["image"].tolist() == np.arange(12).reshape(2, 3, 2).tolist()
+        assert batch["f"].tolist() == [0, 2]
+
+    def test_a_ragged_column(self):
+        words = Ragged.from_samples([[1, 2], [3]], "int64")
+        (batch,) = load({"words": words, "n": [1, 2]}, ragged=["words"])
+        assert batch["words"].recursive_sequence_lengths() == [[2, 1]]
+
+    def test_lists_of_whatever_there_is(self):
+        columns = {
+            "arrays": [np.ones(2), np.zeros(2)],
+            "uneven": [[1, 2], [3.5]],
+            "texts": [["a", "b"], ["c"]],
+            "tuples": [(1, 2), (3, 4)],
+            "dates": np.array(["2024-01-01", "2024-01-02"], "datetime64[D]"),
+            "words": np.array(["a", "b"]),
+            "scalars": [np.float32(1), np.float32(2)],
+            "objects": [{1}, None],
+        }
+        (batch,) = load(columns, ragged=["uneven"])
+        assert batch["arrays"].tolist() == [[1, 1], [0, 0]]
+        assert batch["uneven"].values.tolist() == [1, 2, 3.5]
+        assert batch["texts"] == [["a", "b"], ["c"]]
+        assert batch["tuples"].tolist() == [[1, 2], [3, 4]]
+        assert batch["dates"] == [np.datetime64("2024-01-01"), np.datetime64("2024-01-02")]
+        assert batch["words"] == ["a", "b"]
+        assert batch["scalars"].dtype == np.float32
+        assert batch["objects"] == [{1}, None]
+
+    def test_numbers_beyond_64_bits(self):
+        with pytest.raises(SampleError, match="field 'huge': expected an array of numbers, got dtype object"):
+            next(iter(load({"huge": [2**70, 1]})))
+
+    def test_lists_with_a_missing_one(self):
+        with pytest.raises(DataFileError, match="column 'boxes': 1 of 2 values is null"):
+            load({"boxes": [[1, 2], None]})
+
+    @pytest.mark.parametrize(
+        ("table", "kind", "problem"),
+        [
+            ({"x": [1, 2], "y": [1]}, ValueError, r"the same number of rows, got \{'x': 2, 'y': 1\}"),
+            ({"x": 3}, DataFileError, "column 'x': expected one value per row, got int"),
+            ({"x": "abc"}, DataFileError, "column 'x': expected one value per row, got str"),
+            ({"x": np.float32(2)}, DataFileError, "column 'x': expected one value per row, got the single"),
+        ],
+    )
+    def test_what_is_no_table(self, table, kind, problem):
+        with pytest.raises(kind, match=problem):
+            load(table)
+
+    @pytest.mark.parametrize(
+        ("table", "kind", "problem"),
+        [
+            ({}, ValueError, "the table has no columns"),
+            ([1, 2], TypeError, "a table must be a data frame .*, or a dict of columns, got list"),
+        ],
+    )
+    def test_what_a_table_dataset_refuses(self, table, kind, problem):
+        with pytest.raises(kind, match=problem):
+            TableDataset(table)
+
+    def test_a_dict_of_samples_is_still_a_map(self):
+        samples = {"a.jpg": np.zeros(2), "b.jpg": np.ones(2)}
+        loader = load(samples, sampler=["b.jpg", "a.jpg"])
+        assert next(iter(loader)).tolist() == [[1, 1], [0, 0]]
+        batches = load(samples, batch_size=1, batch_sampler=[["b.jpg"], ["a.jpg"]])
+        assert [batch.tolist() for batch in batches] == [[[1, 1]], [[0, 0]]]
+        by_number = {number: np.full(2, number) for number in range(3)}
+        assert next(iter(load(by_number))).tolist() == [[0, 0], [1, 1], [2, 2]]
+
+    def test_the_loader_keeps_what_it_was_given(self):
+        table = mixed()
+        assert load(table).dataset is table
+
+
+class TestWithTheRest:
+    @pytest.mark.parametrize("columns", [numbers, mixed])
+    def test_parts_of_tables(self, columns):
+        table = TableDataset(columns())
+        train, test = random_split(table, [0.8, 0.2], seed=1)
+        found = column(load(train), "label") + column(load(test, **ONE_THREAD), "label")
+        assert sorted(found) == list(range(ROWS))
+        part = Subset(Subset(table, [5, -1, 3]), [2, 0])
+        assert column(load(part), "label") == [3, 5]
+        assert next(iter(load(part)))["x"].tolist() == [0.75, 1.25]
+
+    def test_mixes_and_chains_of_tables(self):
+        table = TableDataset(mixed())
+        assert column(load(ConcatDataset([table, table])), "name") == mixed()["name"] * 2
+        assert len(column(load(MixDataset([table, table], [1, 3], at_end="drop")), "label")) == 2 * ROWS
+
+    def test_transforms_and_caches(self):
+        (batch,) = load(mixed(), batch_size=ROWS, transforms=[OneHot("label", 23)])
+        assert (batch["label"] == np.eye(ROWS)).all()
+        loader = load(numbers(), cache="host", shuffle=True, seed=4)
+        assert column(loader, "label") == column(load(numbers(), shuffle=True, seed=4), "label")
+        with pytest.raises(Exception, match=r"fields that are not arrays and cannot be cached: \['name'\]"):
+            list(load(mixed(), cache="host"))
+
+    def test_a_class_of_ones_own_makes_its_samples(self):
+        class Doubled(TableDataset):
+            def __getitem__(self, index):
+                return {"x": super().__getitem__(index)["x"] * 2}
+
+            __getitems__ = None
+
+        class AtOnce(TableDataset):
+            def __getitems__(self, indices):
+                return [{"x": row["x"] * 3} for row in super().__getitems__(indices)]
+
+        assert column(load(AtOnce(mixed())), "x") == [row / 4 * 3 for row in range(ROWS)]
+        assert array_source(Doubled(numbers())) is None
+
+    def test_a_collate_function_gets_the_rows(self):
+        loader = load(mixed(), collate_fn=lambda rows: [row["name"] for row in rows])
+        assert next(iter(loader)) == mixed()["name"][:5]
+
+    def test_single_samples(self):
+        first = next(iter(load(mixed(), batch_size=None)))
+        assert (first["label"].tolist(), first["name"]) == (0, "row 0")
+
+
+@given(
+    lengths=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=5),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
+    pa = pytest.importorskip("pyarrow")
+    values = [list(range(length)) for length in lengths]
+    bounds = sorted({0, len(values), *(cut for cut in cuts if cut <= len(values))})
+    chunks = [pa.array(values[a:b], pa.list_(pa.int64())) for a, b in itertools.pairwise(bounds)]
+    chunked = Chunked([len(chunk) for chunk in chunks], lambda number: _column(chunks[number], "x"))
+    indices = data.draw(
+        st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=9)
+        | st.integers(0, len(values) - 1).map(lambda start: list(range(start, len(values))))
+    )
+    block = Block([Part({"x": chunked}, as_rows(values, indices, len(values)))])
+    assert [sample["x"].tolist() for sample in block] == [values[index] for index in indices]
+    found = [part.tolist() for piece, rows, _ in block.pieces("x") for part in row_parts(piece, rows)]
+    assert found == [values[index] for index in indices]

@@ -1,0 +1,231 @@
+"""Mixed datasets: proportions, what happens when one ends, repeating, resuming and ranks."""
+
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import DataLoader, Dataset, IterableDataset, MixDataset, RandomSampler, TensorDataset
+from gpuloader.order.mixed import AT_END, Mixed
+from tests.rank_loaders import loaders_of, numbers
+from tests.sample_sets import INLINE, PROCESSES, WORKERS, name_workers
+
+terms = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4)
+
+
+def mix(at_end="stop", sizes=(20, 60, 200), weights=(1, 2, 3)):
+    """Return a mix of ranges that do not overlap: 0 …, 1000 …, 2000 …."""
+    return MixDataset(
+        [range(1000 * at, 1000 * at + size) for at, size in enumerate(sizes)], weights, at_end=at_end
+    )
+
+
+def load(dataset, **options):
+    return DataLoader(dataset, **{"places": "cpu", "batch_size": 7, "seed": 4, "shuffle": True, **options})
+
+
+def samples(loader):
+    return [number for batch in loader for number in batch.tolist()]
+
+
+def counts(found):
+    return np.bincount(np.array(found) // 1000, minlength=3).tolist()
+
+
+def order_of(sizes, weights, at_end, shuffle=True, seed=4, epoch=1):
+    order = Mixed(tuple(sizes), tuple(map(float, weights)), at_end, shuffle, seed, epoch)
+    return order, order.slice(0, len(order)).tolist()
+
+
+class TestWhenOneEnds:
+    def test_stop_ends_the_epoch(self):
+        found = samples(load(mix("stop")))
+        assert counts(found) == [20, 40, 60]
+        assert len(set(found)) == 120
+
+    def test_repeat_reads_it_again_until_all_were_read(self):
+        found = samples(load(mix("repeat")))
+        assert counts(found) == [67, 133, 200]
+        times = np.bincount(found, minlength=2200)
+        assert times[2000:].tolist() == [1] * 200
+        assert set(times[:20]) == {3, 4}
+        assert set(times[1000:1060]) == {2, 3}
+
+    def test_repeat_reads_all_before_it_reads_one_again(self):
+        found = [one for one in samples(load(mix("repeat"))) if one < 1000]
+        passes = [found[at : at + 20] for at in range(0, 60, 20)]
+        assert [sorted(one) for one in passes] == [list(range(20))] * 3
+        assert passes[0] != passes[1] != list(range(20))
+
+    def test_drop_reads_every_sample_once(self):
+        found = samples(load(mix("drop", (200, 6000, 20000))))
+        assert sorted(found) == sorted([*range(200), *range(1000, 7000), *range(2000, 22000)])
+
+    def test_drop_goes_on_in_proportion(self):
+        order, found = order_of((200, 6000, 20000), (1, 2, 3), "drop", shuffle=False)
+        owners = np.searchsorted([200, 6200], found, side="right")
+        assert np.bincount(owners[:1200]).tolist() == [200, 400, 600]
+        assert np.bincount(owners[1200:15200]).tolist() == [0, 5600, 8400]
+        assert set(owners[15200:]) == {2}
+        assert len(order) == 26200
+
+
+@given(terms=terms, at_end=st.sampled_from(AT_END), shuffle=st.booleans(), cut=st.integers(0, 300))
+@settings(deadline=None)
+def test_an_order_can_be_entered_anywhere(terms, at_end, shuffle, cut):
+    sizes, weights = zip(*terms, strict=True)
+    order, found = order_of(sizes, weights, at_end, shuffle)
+    times = np.bincount(found, minlength=sum(sizes))
+    if at_end == "repeat":
+        assert times.min() >= 1
+        starts = np.cumsum([0, *sizes])
+        assert all(np.ptp(times[a:b]) <= 1 for a, b in itertools.pairwise(starts))
+    else:
+        assert times.max() == 1
+    if at_end == "drop":
+        assert times.min() == 1
+    cut = min(cut, len(order))
+    assert order.slice(cut, len(order)).tolist() == found[cut:]
+    assert order.at(np.arange(len(order))[::-1]).tolist() == found[::-1]
+    assert pickle.loads(pickle.dumps(order)).slice(0, len(order)).tolist() == found
+
+
+def test_the_order_does_not_change_between_releases():
+    assert order_of((2, 5), (1, 1), "repeat")[1] == [0, 2, 4, 1, 3, 6, 5, 1, 0, 0]
+
+
+class TestOrder:
+    def test_every_block_has_each_in_proportion(self):
+        found = np.array(order_of((10**5, 10**6, 10**7), (1, 2, 3), "stop")[1])
+        owners = np.searchsorted([10**5, 11 * 10**5], found, side="right")
+        for start in range(0, 10**5, 4096):
+            shares = np.bincount(owners[start : start + 4096]) / 4096
+            assert np.abs(shares - [1 / 6, 2 / 6, 3 / 6]).max() < 0.001
+        runs = np.diff(np.flatnonzero(np.diff(owners)))
+        assert runs.max() > 5  # not a pattern
+
+    def test_another_one_each_epoch(self):
+        loader = load(mix())
+        first, second = samples(loader), samples(loader)
+        assert first != second
+        large = [{one for one in found if one >= 2000} for found in (first, second)]
+        assert large[0] != large[1]  # another part of what is not read in full
+        loader.set_epoch(0)
+        assert samples(loader) == first
+
+    def test_without_shuffling_each_is_read_in_its_order(self):
+        found = samples(load(mix(), shuffle=False))
+        for at, stop in ((0, 20), (1000, 1040), (2000, 2060)):
+            assert [one for one in found if at <= one < at + 1000] == list(range(at, stop))
+        assert counts(found[:60]) == [10, 20, 30]
+
+    def test_billions_of_samples_are_entered_at_once(self):
+        order = Mixed((10**12, 3 * 10**12), (1.0, 9.0), "repeat", True, 1, 0)
+        assert len(order) > 3.3 * 10**12
+        part = order.slice(2 * 10**12, 2 * 10**12 + 100)
+        assert len(set(part.tolist())) == 100
+
+    def test_tiny_sets_may_be_repeated_often(self):
+        found = samples(load(mix("repeat", (1, 3, 3000), (1, 1, 2))))
+        times = np.bincount(found)
+        assert times[[0, 1000, 1001, 1002]].tolist() == [1500, 500, 500, 500]
+        assert set(times[2000:]) == {1}
+
+
+class TestLoaders:
+    @pytest.mark.parametrize("at_end", AT_END)
+    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+    def test_resume_in_the_middle(self, workers, at_end):
+        loader = load(mix(at_end), **workers)
+        epoch = iter(loader)
+        before = [one for _ in range(9) for one in next(epoch).tolist()]
+        again = load(mix(at_end), batch_size=5, seed=None, **workers)  # with another batch size too
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert before + samples(again) == samples(load(mix(at_end), **INLINE))
+
+    @pytest.mark.parametrize("at_end", AT_END)
+    @pytest.mark.parametrize("shuffle", [True, False])
+    def test_ranks_divide_it(self, at_end, shuffle):
+        ranks = loaders_of(mix(at_end), 3, batch_size=4, shuffle=shuffle)
+        steps = zip(*ranks, strict=True)
+        found = [one for step in steps for batch in step for one in numbers(batch, True)]
+        wanted = samples(load(mix(at_end), seed=5, shuffle=shuffle))
+        assert found == wanted
+
+    def test_ranks_resume_with_another_number_of_ranks(self):
+        first = loaders_of(mix("repeat"), 2, batch_size=4, shuffle=True)
+        epochs = [iter(one) for one in first]
+        before = [one for _ in range(3) for epoch in epochs for one in numbers(next(epoch), True)]
+        others = loaders_of(mix("repeat"), 3, batch_size=5, shuffle=True)
+        for one in others:
+            one.load_state_dict(first[0].state_dict())
+        after = [one for step in zip(*others, strict=True) for batch in step for one in numbers(batch, True)]
+        assert before + after == samples(load(mix("repeat"), seed=5))
+
+    def test_without_shuffling_ranks_need_no_seed(self):
+        load(mix(), seed=None, shuffle=False, shard=(0, 2))
+        with pytest.raises(ValueError, match="pass the same seed to all of them"):
+            load(mix(), seed=None, shard=(0, 2))
+
+    def test_the_length_of_the_loader_is_that_of_an_epoch(self):
+        assert len(load(mix())) == 18  # 120 samples
+        assert len(mix()) == 280
+
+    def test_a_sampler_of_the_users_reads_what_it_says(self):
+        dataset = mix()
+        assert samples(load(dataset, shuffle=False, sampler=[20, 0, 81])) == [1000, 0, 2001]
+        assert len(samples(load(dataset, shuffle=False, sampler=RandomSampler(dataset)))) == 280
+
+    @pytest.mark.parametrize("cache", ["host", "device"])
+    def test_a_cache_holds_every_sample_once_and_keeps_the_order(self, cache):
+        cached = load(mix("repeat"), cache=cache)
+        plain = load(mix("repeat"))
+        for _ in range(2):
+            assert samples(cached) == samples(plain)
+
+    def test_samples_are_read_together_if_a_dataset_can(self):
+        class Many(Dataset):
+            def __len__(self):
+                return 10
+
+            def __getitems__(self, indices):
+                return [index + 1000 for index in indices]
+
+        assert counts(samples(load(MixDataset([range(10), Many()], [1, 1])))) == [10, 10, 0]
+
+    def test_a_mix_may_hold_arrays_and_mixes(self):
+        inner = MixDataset([TensorDataset(np.arange(3)), TensorDataset(np.arange(1000, 1003))], [1, 1])
+        loader = load(MixDataset([inner, TensorDataset(np.arange(2000, 2006))], [1, 1]))
+        assert counts([one for (batch,) in loader for one in batch.tolist()]) == [3, 3, 6]
+
+
+class Stream(IterableDataset):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], []), "datasets must hold at least one dataset"),
+        ((["a", ""], [1, 1]), "dataset 1 is empty; leave it out of the mix"),
+        ((["a", "b"], [1]), r"weights must be 2 numbers above 0, one per dataset, got \[1\]"),
+        ((["a", "b"], [1, 0]), r"weights must be 2 numbers above 0"),
+        ((["a", "b"], [1, -1]), "weights must be finite and 0 or more, got -1.0 at index 1"),
+        ((["a", "b"], "no"), "weights must be a list of numbers"),
+        ((["a", "b"], [1, 1], "end"), "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
+        ((["a", "b"], [1, 1e-300], "repeat"), "an epoch would have .* the weights are too far from"),
+    ],
+)
+def test_bad_values(arguments, message):
+    datasets, weights, *at_end = arguments
+    with pytest.raises(ValueError, match=message):
+        MixDataset(datasets, weights, **({"at_end": at_end[0]} if at_end else {}))
+
+
+def test_iterable_datasets_have_no_order_to_mix():
+    with pytest.raises(TypeError, match="dataset 1 must be map-style, got the IterableDataset Stream"):
+        MixDataset(["a", Stream()], [1, 1])

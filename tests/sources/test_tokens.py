@@ -1,0 +1,191 @@
+"""Windows over tokens: which there are, and how they are loaded, resumed and divided among ranks."""
+
+import itertools
+import json
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuloader import DataLoader, MixDataset, RandomSampler, Subset, TokenWindows
+from gpuloader.sources.array_rows import array_source
+from gpuloader.transforms import Cast
+from tests.rank_loaders import make, numbers
+from tests.sample_sets import PROCESSES, WORKERS, name_workers
+
+
+def by_hand(tokens, length, stride, documents):
+    """Return the windows, listed one by one."""
+    bounds = [0, *documents, len(tokens)]
+    return [
+        tokens[start : start + length].tolist()
+        for begin, end in itertools.pairwise(bounds)
+        for start in range(begin, end - length + 1, stride)
+    ]
+
+
+@given(
+    count=st.integers(1, 60),
+    length=st.integers(1, 12),
+    stride=st.integers(1, 14),
+    documents=st.lists(st.integers(0, 60), max_size=6),
+)
+def test_windows_are_those_one_would_list(count, length, stride, documents):
+    tokens = np.arange(count, dtype=np.uint16)
+    documents = sorted(one for one in documents if one <= count)
+    wanted = by_hand(tokens, length, stride, documents)
+    if not wanted:
+        with pytest.raises(ValueError, match=f"no window of {length} tokens fits"):
+            TokenWindows(tokens, length, stride=stride, documents=documents)
+        return
+    windows = TokenWindows(tokens, length, stride=stride, documents=documents)
+    assert [window.tolist() for window in windows] == wanted
+    assert len(windows) == len(wanted)
+    source = array_source(windows)
+    [array], rows = source.arrays, source.rows
+    assert (array if rows is None else array[rows[:]]).tolist() == wanted
+    loader = DataLoader(windows, places="cpu", batch_size=4)
+    assert [window for batch in loader for window in batch.tolist()] == wanted
+
+
+def test_by_default_windows_touch_and_do_not_overlap():
+    assert [window.tolist() for window in TokenWindows(range(8), 3)] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_batch_is_an_array_and_keeps_its_dtype():
+    (batch,) = DataLoader(TokenWindows(np.arange(9, dtype=np.uint16), 3), places="cpu", batch_size=3)
+    assert (batch.dtype, batch.shape) == (np.uint16, (3, 3))
+    cast = DataLoader(TokenWindows(range(9), 3), places="cpu", batch_size=3, transforms=[Cast(None, "int32")])
+    assert next(iter(cast)).dtype == np.int32
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tokens.bin"
+    (np.arange(5000) % 1000).astype(np.uint16).tofile(path)
+    return np.memmap(path, np.uint16, "r")
+
+
+def load(windows, **options):
+    return DataLoader(windows, **{"places": "cpu", "batch_size": 8, "seed": 3, "shuffle": True, **options})
+
+
+def starts(loader):
+    return [window[0] for batch in loader for window in batch.tolist()]
+
+
+@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+@pytest.mark.parametrize("documents", [None, [40, 1000, 3333]])
+def test_a_loader_resumes_in_the_middle_of_a_file(file, workers, documents):
+    windows = TokenWindows(file, 16, documents=documents)
+    whole = starts(load(windows))
+    assert len(whole) == len(windows)
+    loader = load(windows, **workers)
+    epoch = iter(loader)
+    before = [window[0] for _ in range(9) for window in next(epoch).tolist()]
+    again = load(windows, seed=None, **workers)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert before + starts(again) == whole
+
+
+def test_random_windows_are_a_function_of_seed_and_epoch(file):
+    windows = TokenWindows(file, 16, stride=1)
+
+    def random(**options):
+        sampler = RandomSampler(windows, replacement=True, num_samples=100)
+        return load(windows, shuffle=False, sampler=sampler, **options)
+
+    loader = random()
+    first, second = starts(loader), starts(loader)
+    assert len(first) == 100
+    assert first != second
+    assert starts(random(num_workers=2)) == first
+    ranks = [random(shard=(rank, 3)) for rank in range(3)]
+    steps = zip(*ranks, strict=True)
+    divided = [window[0] for step in steps for batch in step for window in numbers(batch_of(batch), False)]
+    assert divided == first
+
+
+def batch_of(batch):
+    """Return the windows of a batch that its mask counts."""
+    windows, mask = batch
+    return windows[mask]
+
+
+def test_ranks_divide_windows_of_documents(file):
+    windows = TokenWindows(file, 16, documents=[100, 1000])
+    steps = zip(*(make(windows, rank, 2, shuffle=True, seed=3) for rank in range(2)), strict=True)
+    found = [window[0] for step in steps for batch in step for window in batch_of(batch).tolist()]
+    assert found == starts(load(windows))
+
+
+def test_a_collate_function_gets_the_windows_in_processes(file):
+    windows = TokenWindows(file, 16, documents=[7])
+    loader = load(windows, collate_fn=lambda samples: np.stack(samples)[:, :-1], **PROCESSES)
+    assert starts(loader) == starts(load(windows))
+
+
+def test_a_pickle_refers_to_the_file(file):
+    windows = TokenWindows(file, 16)
+    assert np.shares_memory(windows.tokens, file)
+    assert pickle.loads(pickle.dumps(windows))[3].tolist() == windows[3].tolist()
+
+
+def test_windows_of_windows(file):
+    part = Subset(TokenWindows(file, 16, documents=[40]), [5, 0, -1])
+    wanted = [window.tolist() for window in part]
+    loader = DataLoader(part, places="cpu", batch_size=2)
+    assert [window for batch in loader for window in batch.tolist()] == wanted
+    mix = MixDataset([TokenWindows(file, 16), TokenWindows(range(5000, 9000), 16)], [1, 1])
+    assert len(starts(load(mix))) == 500
+
+
+def test_billions_of_tokens_take_no_memory():
+    tokens = np.broadcast_to(np.uint16(7), 4 * 10**9)
+    windows = TokenWindows(tokens, 1024, stride=1, documents=[10**9, 3 * 10**9])
+    sampler = RandomSampler(windows, replacement=True, num_samples=10**9)
+    tracemalloc.start()
+    batch = next(iter(load(windows, shuffle=False, sampler=sampler)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert batch.shape == (8, 1024)
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "problem"),
+    [
+        (
+            (np.zeros((2, 2)), 1),
+            {},
+            TypeError,
+            r"one dimension of numbers, got shape \(2, 2\) of float64; join",
+        ),
+        ((["a"], 1), {}, TypeError, "one dimension of numbers, got shape .* of <U1"),
+        ((range(4), 5), {}, ValueError, "no window of 5 tokens fits: the array has 4"),
+        ((range(4), 0), {}, ValueError, "length must be an integer of 1 or more"),
+        ((range(4), 2), {"stride": 0}, ValueError, "stride must be an integer of 1 or more"),
+        ((range(9), 6), {"documents": [4]}, ValueError, "fits: the longest document has 5"),
+        (
+            (range(9), 2),
+            {"documents": [4, 3]},
+            ValueError,
+            "documents must be ascending positions from 0 to 9",
+        ),
+        ((range(9), 2), {"documents": [10]}, ValueError, "documents must be ascending positions from 0 to 9"),
+        ((range(9), 2), {"documents": [-1]}, ValueError, "documents must be ascending positions from 0 to 9"),
+        ((range(9), 2), {"documents": [0.5]}, TypeError, "documents must be a list of integers"),
+    ],
+)
+def test_what_does_not_fit(arguments, options, kind, problem):
+    with pytest.raises(kind, match=problem):
+        TokenWindows(*arguments, **options)
+
+
+def test_no_such_window():
+    with pytest.raises(IndexError, match="TokenWindows of 2 samples has no sample 2"):
+        TokenWindows(range(9), 4)[2]
+    assert TokenWindows(range(9), 4)[-1].tolist() == [4, 5, 6, 7]
