@@ -223,7 +223,7 @@ class TestIterableDatasets:
 
 
 class TestSingleSamples:
-    @pytest.mark.parametrize("name", set(SAMPLES) - {"numpy number"})
+    @pytest.mark.parametrize("name", SAMPLES)
     def test_numbers_and_text_stay_and_arrays_become_tensors(self, name):
         assert_alike(Made(SAMPLES[name]), batch_size=None)
 

@@ -1,4 +1,4 @@
-"""What gpuloader does otherwise than PyTorch, on purpose: for each key, what PyTorch does, what we do, and why.
+"""What gpuloader does otherwise than PyTorch, on purpose: for each key, PyTorch's way, ours, and the reason.
 
 Each entry is named by the cases in which it shows. `docs/coming-from-torch.md` lists them all.
 """

@@ -93,7 +93,9 @@ def test_containers_keep_their_class(lib, samples, expected, workers):
     assert same(list(lib.DataLoader(samples, len(samples), num_workers=workers)), [expected])
 
 
-@pytest.mark.parametrize("samples", [[(1, "a"), (2, "b")], [Pair(1, "a"), Pair(2, "b")]], ids=["tuple", "named"])
+@pytest.mark.parametrize(
+    "samples", [[(1, "a"), (2, "b")], [Pair(1, "a"), Pair(2, "b")]], ids=["tuple", "named"]
+)
 def test_text_in_tuples(lib, samples):
     [(numbers, text)] = lib.DataLoader(samples, 2)
     assert numbers.tolist() == [1, 2]

@@ -1,5 +1,7 @@
 """TensorDataset, StackDataset and ConcatDataset."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -112,7 +114,7 @@ class TestConcatenations:
     )
     def test_parts_follow_each_other(self, lib, parts):
         dataset = lib.ConcatDataset(parts)
-        expected = sum(parts, [])
+        expected = [*itertools.chain.from_iterable(parts)]
         assert len(dataset) == len(expected)
         assert [dataset[index] for index in range(len(dataset))] == expected
         assert dataset[-1] == expected[-1]

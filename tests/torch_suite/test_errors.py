@@ -32,9 +32,7 @@ def test_worker_init_fn_fails(lib, persistent):
 @pytest.mark.parametrize(("count", "workers"), [(100, 0), (41, 4)])
 def test_every_batch_fails(lib, count, workers, persistent):
     options = persistent if workers else {}
-    epoch = iter(
-        lib.DataLoader(Unwritten(count), batch_size=2, shuffle=True, num_workers=workers, **options)
-    )
+    epoch = iter(lib.DataLoader(Unwritten(count), batch_size=2, shuffle=True, num_workers=workers, **options))
     with lib.raises(NotImplementedError):
         next(epoch)
     errors = 1
@@ -67,7 +65,7 @@ def test_the_next_epoch_begins_anew_after_an_error(lib, workers, persistent):
 
 def test_a_sample_takes_too_long(lib, persistent):
     loader = lib.DataLoader(Slow(10), batch_size=2, num_workers=2, timeout=0.5, **persistent)
-    with pytest.raises(RuntimeError, match="timed out|within"):
+    with pytest.raises(RuntimeError, match=r"timed out|within"):
         next(iter(loader))
 
 

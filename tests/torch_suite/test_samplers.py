@@ -23,7 +23,9 @@ class TestRandomSampler:
         assert total == 101
 
     @pytest.mark.parametrize(
-        ("drawn", "repeated"), [(None, 0), (200, 100), (99, 0), (101, 1)], ids=["all", "twice", "less", "more"]
+        ("drawn", "repeated"),
+        [(None, 0), (200, 100), (99, 0), (101, 1)],
+        ids=["all", "twice", "less", "more"],
     )
     def test_without_replacement_every_sample_comes_before_one_repeats(self, lib, drawn, repeated):
         sampler = lib.RandomSampler(range(100), num_samples=drawn)
