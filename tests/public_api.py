@@ -16,6 +16,7 @@ MODULES = (
     "gpuloader",
     "gpuloader.io",
     "gpuloader.torch",
+    "gpuloader.accelerate",
     "gpuloader.reader",
     "gpuloader.transforms",
     "gpuloader.prometheus",

@@ -14,6 +14,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.attributes import Described
 from gpuloader.loader.from_dataset import from_dataset
 from gpuloader.loader.from_generator import from_generator
+from gpuloader.loader.iteration import Iteration
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
     check_collation,
@@ -24,14 +25,14 @@ from gpuloader.loader.options import (
     may_ask_by_key,
 )
 from gpuloader.loader.presenting import Presenter
-from gpuloader.loader.resuming import Resumable
+from gpuloader.loader.resuming import EpochOf, Resumable
 from gpuloader.loader.state import Course
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike
 from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
-from gpuloader.pipeline.split import Masks
+from gpuloader.pipeline.epoch import Epoch
 from gpuloader.sources.dataset import Readable, S
 from gpuloader.sources.tables.adapting import as_dataset
 from gpuloader.transforms.program import Transform
@@ -290,20 +291,19 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             on_host=delivery.on_host,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
-        # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
-        padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self._source = source
         self._meter = Meter()
         presenter = Presenter(
             delivery,
             None if return_list else self._feeds,
-            Masks() if padded else None,
             alike=delivery.shards > 1 and not collation.keeps,
         )
         self._loading = Loading(
             source, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
         self._course = Course(self._loading.start_epoch)
+        if sampler is None and batch_sampler is None and self._batching.sampler is not None:
+            vars(self._batching.sampler)["set_epoch"] = EpochOf(self)
         self._describe_as(given, added)
 
     @staticmethod
@@ -331,7 +331,10 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         return self._loading.count_steps()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch and return its iterator."""
+        """Return an iterator over the next epoch, which begins when its first step is requested."""
+        return Iteration(self._begin, self._loading.count_steps)
+
+    def _begin(self) -> Epoch:
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
@@ -349,6 +352,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             batch_size=CACHE_BATCH,
             sampler=SequenceSampler(self._source),
             seed=self._loading.draw_seed(),
+            shard=(0, 1),
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None

@@ -22,6 +22,9 @@ def find_rank() -> tuple[int, int]:
     Otherwise the first launcher with at least one of its two variables set decides. They are checked in this
     order: torchrun, Open MPI, PMI (MPICH and its derivatives), Slurm, Paddle.
 
+    Lightning's launcher sets no RANK. The rank is then LOCAL_RANK, plus NODE_RANK (or GROUP_RANK) times
+    LOCAL_WORLD_SIZE.
+
     Returns
     -------
     tuple of int
@@ -44,6 +47,8 @@ def find_rank() -> tuple[int, int]:
         return int(group.get_rank()), int(group.get_world_size())
     for *names, _ in _LAUNCHERS:
         found = [name for name in names if name in os.environ]
+        if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
+            return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
         if len(found) == 1:
             (missing,) = set(names) - set(found)
             raise ValueError(
@@ -52,13 +57,32 @@ def find_rank() -> tuple[int, int]:
             )
         if found:
             rank, size = (_parse(name) for name in names)
-            if not 0 <= rank < size:
-                raise ValueError(
-                    f"the environment sets {names[0]}={rank} and {names[1]}={size}; "
-                    "a rank must be 0 or more and below the world size"
-                )
-            return rank, size
+            return _check(rank, size, *names)
     return 0, 1
+
+
+def _count_on_nodes() -> int:
+    """Return the rank of a process whose launcher numbers processes per node and sets no RANK."""
+    name = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in os.environ), None)
+    node = 0 if name is None else _parse(name)
+    if not node:
+        return _parse("LOCAL_RANK")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            f"the environment sets {name}={node}, LOCAL_RANK and WORLD_SIZE, which do not determine the "
+            "rank; set RANK or LOCAL_WORLD_SIZE, use the loader after the process group is initialized, or "
+            "pass the rank in the program"
+        )
+    return node * _parse("LOCAL_WORLD_SIZE") + _parse("LOCAL_RANK")
+
+
+def _check(rank: int, size: int, rank_name: str, size_name: str) -> tuple[int, int]:
+    if not 0 <= rank < size:
+        raise ValueError(
+            f"the environment sets {rank_name}={os.environ[rank_name]} and {size_name}={size}, which makes "
+            f"this rank {rank}; a rank must be 0 or more and below the world size"
+        )
+    return rank, size
 
 
 def find_local_rank() -> int:
