@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from gpuloader.loader import dataset_loader
 from gpuloader.order.generators import GeneratorLike, draw_seed
 from gpuloader.sources import dataset_subset
@@ -182,12 +184,17 @@ def default_convert(sample: Any) -> Any:
 
 
 def random_split(
-    dataset: MapStyle[S], lengths: Sequence[float], generator: int | GeneratorLike = None
+    dataset: MapStyle[S],
+    lengths: Sequence[float],
+    generator: int | GeneratorLike = None,
+    *,
+    seed: int | None = None,
+    stratify: ArrayLike | None = None,
 ) -> list[Subset[S]]:
     """Split a dataset at random, into the same parts as ``torch.utils.data.random_split``.
 
-    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator
-    PyTorch's global one is used, so that ``torch.manual_seed`` determines the parts.
+    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator or
+    seed PyTorch's global generator is used, so that ``torch.manual_seed`` determines the parts.
 
     Examples
     --------
@@ -198,8 +205,8 @@ def random_split(
     >>> list(train), list(test)
     ([4, 0, 1, 3], [2])
     """
-    if generator is None:
+    if generator is None and seed is None:
         import torch
 
         generator = torch.default_generator
-    return dataset_subset.random_split(dataset, lengths, generator)
+    return dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
