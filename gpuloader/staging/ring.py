@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,6 +22,22 @@ This applies to slots on hosts and on devices.
 """
 MOST_STRETCHED = 40
 """The most slots of a ring that is stretched because its slots are small."""
+
+
+class Views(list[NDArray[Any]]):
+    """The arrays through which a batch is written into a slot.
+
+    Attributes
+    ----------
+    prepared : object
+        What a writer keeps with them, so that it need not prepare it for every batch; None at first.
+    """
+
+    __slots__ = ("prepared",)
+
+    def __init__(self, arrays: Iterable[NDArray[Any]] = ()) -> None:
+        super().__init__(arrays)
+        self.prepared: Any = None
 
 
 class Slot:
@@ -56,14 +73,14 @@ class Slot:
         self.interface: dict[str, Any] = region.__array_interface__
         self.address: int = self.interface["data"][0]
         self._layout: Layout | None = None
-        self._views: list[NDArray[Any]] = []
+        self._views = Views()
 
-    def views(self, layout: Layout) -> list[NDArray[Any]]:
+    def views(self, layout: Layout) -> Views:
         """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
         if layout is not self._layout:
-            self._views = [
+            self._views = Views(
                 np.ndarray(field.shape, field.dtype, self.bytes, field.offset) for field in layout.fields
-            ]
+            )
             self._layout = layout
         return self._views
 
