@@ -151,10 +151,11 @@ def make_workloads() -> list[Workload]:
         name = f"Python code, reading {seconds * 1e3:g} ms, step {seconds * 1e3:g} ms"
         found.append(Workload(name, 1.10, partial(_pairs, counting, seconds, [seconds])))
     eight = TIMES[-1]
-    name = "8 ms of reading behind 8 ms of stepping, beside synchronous reading"
+    name = f"waiting, reading {eight * 1e3:g} ms, step {eight * 1e3:g} ms, beside synchronous reading"
     found.append(Workload(name, 0.60, partial(_pairs, wait, eight, [eight]), (SYNCHRONOUS,)))
     changing = [TIMES[0], eight, TIMES[0]]
-    name = "waiting, reading 1 ms, step 0.05 ms, then 8 ms, then 0.05 ms"
+    lengths = ", then ".join(f"{seconds * 1e3:g} ms" for seconds in changing)
+    name = f"waiting, reading {TIMES[2] * 1e3:g} ms, step {lengths}"
     found.append(Workload(name, 1.10, partial(_pairs, wait, TIMES[2], changing)))
     return found
 

@@ -131,7 +131,7 @@ class ItemAssembler(Assembler):
         """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item."""
         position = 0
         try:
-            for position, item in enumerate(items, 1):
+            for position, item in enumerate(items, 1):  # noqa: B007 - the error names it
                 yield item
         except LoaderError:
             raise

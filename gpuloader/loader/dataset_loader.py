@@ -84,12 +84,13 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         Makes a batch from a list of samples; the arrays in it are staged. None stacks the samples field by
         field.
     num_workers : int or 'auto'
-        0 loads in the calling thread; n starts n workers. 'auto', for map-style datasets, starts with one
+        0 loads without workers; n starts n workers. 'auto', for map-style datasets, starts with one
         worker, doubles while throughput improves in the loop's first steps, and then keeps that number. The
         order of a map-style dataset never depends on the number of workers.
-    use_buffer_reader : bool
-        True copies the next step to a GPU while the current one is computed on. False copies each step when
-        it is requested.
+    use_buffer_reader : bool or 'thread'
+        True reads ahead without workers, in a thread where that pays, and copies the next step to a GPU while
+        the current one is computed on. 'thread' always reads in a thread. False reads and copies each step
+        when it is requested.
     prefetch_factor : int or None
         Batches in progress per worker; None means 2.
     use_shared_memory : bool

@@ -59,7 +59,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
     output : str or None
         The library whose arrays make up a batch.
     **options
-        Other options of `gpuloader.DataLoader`, such as ``seed``, ``shard`` or ``transforms``.
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``shard`` or ``transforms``. The default of
+        ``use_buffer_reader`` is False: without workers, the calling thread reads, as in PyTorch.
 
     Raises
     ------
@@ -130,7 +131,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             in_order=in_order,
             places=places,
             output=output,
-            **options,
+            **{"use_buffer_reader": False, **options},
         )
 
     @property
