@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpuloader.loader import dataset_loader
+from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike, draw_seed
 from gpuloader.sources import dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
@@ -56,8 +57,17 @@ class DataLoader(dataset_loader.DataLoader[S]):
         Where batches land; None uses the first GPU, or host memory if there is none.
     output : str or None
         The library whose arrays make up a batch.
+    shard : str, tuple of int or None
+        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
+        do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
+        passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
+        as a ``DistributedSampler``, stays as it is, and so do iterable datasets. One that may differ between
+        ranks is not divided either, with a warning. A pair (rank, world size) insists. None never divides.
+    uneven : str
+        How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
+        ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
     **options
-        Other options of `gpuloader.DataLoader`, such as ``seed``, ``shard`` or ``transforms``.
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
 
     Raises
     ------
@@ -102,6 +112,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         in_order: bool = True,
         places: Any = "cpu",
         output: str | None = "torch",
+        shard: str | tuple[int, int] | None = "auto",
+        uneven: str = "repeat",
         **options: Any,
     ) -> None:
         if persistent_workers and not num_workers:
@@ -128,6 +140,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
             in_order=in_order,
             places=places,
             output=output,
+            shard=shard,
+            uneven=uneven,
             **options,
         )
 
@@ -138,6 +152,12 @@ class DataLoader(dataset_loader.DataLoader[S]):
         if function is None:
             return default_collate
         return default_convert if function is _keep else function
+
+    @staticmethod
+    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
+        if shard == "auto":
+            return batching.divide_if_possible(**options)
+        return batching.divide(shard, **options)
 
     @staticmethod
     def _draw_seed() -> int:
