@@ -15,13 +15,8 @@ else:
     from gpuloader.base.lazy import import_on_demand
     from gpuloader.loader.torch_loader import DataLoader, default_collate, default_convert, random_split
     from gpuloader.order.batch_sampler import BatchSampler
-    from gpuloader.order.sampler import (
-        RandomSampler,
-        Sampler,
-        SequenceSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
+    from gpuloader.order.sampler import Sampler, SequenceSampler
+    from gpuloader.order.torch_samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
     from gpuloader.order.worker_info import get_worker_info
     from gpuloader.sources.dataset import (
         ChainDataset,

@@ -117,7 +117,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             sampler=sampler,
             batch_sampler=batch_sampler,
             num_workers=num_workers,
-            collate_fn=_keep if collate_fn is None and batch_size is None else collate_fn,
+            collate_fn=collate_fn,
             pin_memory=pin_memory,
             drop_last=drop_last,
             timeout=timeout,
@@ -138,19 +138,16 @@ class DataLoader(dataset_loader.DataLoader[S]):
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         function = super().collate_fn
         if function is None:
-            return default_collate
-        return default_convert if function is _keep else function
+            return (
+                default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
+            )
+        return function
 
     @staticmethod
     def _draw_seed() -> int:
         import torch
 
         return draw_seed(torch.default_generator)
-
-
-def _keep(sample: Any) -> Any:
-    """Return a single sample unchanged: its arrays become tensors, and its numbers stay, as in PyTorch."""
-    return sample
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
