@@ -16,6 +16,7 @@ MODULES = (
     "gpuloader",
     "gpuloader.io",
     "gpuloader.torch",
+    "gpuloader.keras",
     "gpuloader.accelerate",
     "gpuloader.reader",
     "gpuloader.transforms",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from gpuloader.loader import dataset_loader
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike, draw_seed
@@ -127,7 +129,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             sampler=sampler,
             batch_sampler=batch_sampler,
             num_workers=num_workers,
-            collate_fn=_keep if collate_fn is None and batch_size is None else collate_fn,
+            collate_fn=collate_fn,
             pin_memory=pin_memory,
             drop_last=drop_last,
             timeout=timeout,
@@ -150,8 +152,10 @@ class DataLoader(dataset_loader.DataLoader[S]):
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         function = super().collate_fn
         if function is None:
-            return default_collate
-        return default_convert if function is _keep else function
+            return (
+                default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
+            )
+        return function
 
     @staticmethod
     def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
@@ -164,11 +168,6 @@ class DataLoader(dataset_loader.DataLoader[S]):
         import torch
 
         return draw_seed(torch.default_generator)
-
-
-def _keep(sample: Any) -> Any:
-    """Return a single sample unchanged: its arrays become tensors, and its numbers stay, as in PyTorch."""
-    return sample
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -205,12 +204,17 @@ def default_convert(sample: Any) -> Any:
 
 
 def random_split(
-    dataset: MapStyle[S], lengths: Sequence[float], generator: int | GeneratorLike = None
+    dataset: MapStyle[S],
+    lengths: Sequence[float],
+    generator: int | GeneratorLike = None,
+    *,
+    seed: int | None = None,
+    stratify: ArrayLike | None = None,
 ) -> list[Subset[S]]:
     """Split a dataset at random, into the same parts as ``torch.utils.data.random_split``.
 
-    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator
-    PyTorch's global one is used, so that ``torch.manual_seed`` determines the parts.
+    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator or
+    seed PyTorch's global generator is used, so that ``torch.manual_seed`` determines the parts.
 
     Examples
     --------
@@ -221,8 +225,8 @@ def random_split(
     >>> list(train), list(test)
     ([4, 0, 1, 3], [2])
     """
-    if generator is None:
+    if generator is None and seed is None:
         import torch
 
         generator = torch.default_generator
-    return dataset_subset.random_split(dataset, lengths, generator)
+    return dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
