@@ -201,7 +201,7 @@ class Batching:
             divided = self._divide(replace(sharding, find=self.find), dataset, in_order)
             if divided.order(0, 0) is None:
                 raise ValueError(f"{type(self._sampling).__name__} may differ between ranks: {_IF_ALIKE}")
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             return replace(self, obstacle=str(error))
         if self.batch_sampler is None and not isinstance(self.sampler, Sampler):
             divided = replace(divided, alone=self)  # what the user does to a list shows in the next epoch
