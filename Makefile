@@ -23,7 +23,7 @@ FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train]
 test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py \
 	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py \
-	  "tests/torch gpuloader/loader/torch_loader.py"; do \
+	  tests/paddle_suite tests/dataset "tests/torch gpuloader/loader/torch_loader.py"; do \
 	  .venv-frameworks/bin/python -m pytest $$tests; done
 
 # Runs each .py in notebooks/ and writes the .ipynb next to it; NOTEBOOKS="02 05" runs only those.
