@@ -42,7 +42,7 @@ def make_model() -> nn.Module:
 
 
 def make_loader(batch_size: int, shard: str | tuple[int, int] = "auto") -> DataLoader:
-    """Return one rank's loader: `batch_size` digits per step, and a mask that excludes repeated ones."""
+    """Return one rank's loader: `batch_size` digits per step, with masks if any rank must repeat one."""
     digits = mnist.load().train
     dataset = TensorDataset(digits.images, digits.labels)
     return DataLoader(
@@ -50,10 +50,14 @@ def make_loader(batch_size: int, shard: str | tuple[int, int] = "auto") -> DataL
     )
 
 
-def sum_gradients(model: nn.Module, images: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Return the gradients of the summed loss as one vector, followed by the number of unmasked samples."""
+def sum_gradients(model: nn.Module, images: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the gradients of the summed loss as one vector, followed by the number of samples that count.
+
+    Batches have a mask only if the samples do not divide evenly among the ranks.
+    """
     model.zero_grad()
     losses = nn.functional.cross_entropy(model(images), labels.flatten(), reduction="none")
+    mask = torch.ones_like(losses) if mask is None else mask
     (losses * mask).sum().backward()
     gradients = [weights.grad.flatten() for weights in model.parameters() if weights.grad is not None]
     return torch.cat([*gradients, mask.sum().reshape(1).to(images.dtype)])
@@ -61,17 +65,17 @@ def sum_gradients(model: nn.Module, images: Tensor, labels: Tensor, mask: Tensor
 
 @torch.no_grad()
 def take_step(model: nn.Module, summed: Tensor) -> None:
-    """Update the weights with the mean gradient of all unmasked samples."""
+    """Update the weights with the mean gradient of all samples that count."""
     mean = summed[:-1] / summed[-1]
     for weights in model.parameters():
         step, mean = mean[: weights.numel()], mean[weights.numel() :]
         weights -= RATE * step.reshape(weights.shape)
 
 
-def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor, Tensor]]) -> None:
+def train(model: nn.Module, batches: Iterator[list[Tensor]]) -> None:
     """Take a step per batch; all ranks have the same number of batches, so no all-reduce waits forever."""
-    for images, labels, mask in batches:
-        summed = sum_gradients(model, images, labels, mask)
+    for batch in batches:
+        summed = sum_gradients(model, *batch)
         if distributed.is_initialized():
             distributed.all_reduce(summed)
         take_step(model, summed)

@@ -8,26 +8,15 @@ and ``StackDataset``, can be imported from here too, and are PyTorch's own.
 from typing import TYPE_CHECKING
 
 if __name__ == "torch":
-    # Python was started in this folder, where this file hides PyTorch: remove the folder and step aside.
-    import sys
-    from importlib import import_module
-    from pathlib import Path
+    from gpuloader.base.lazy import step_aside
 
-    _here = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _here]
-    del sys.modules["torch"]
-    import_module("torch")
+    step_aside(__name__, __file__)
 else:
     from gpuloader.base.lazy import import_on_demand
     from gpuloader.loader.torch_loader import DataLoader, default_collate, default_convert, random_split
     from gpuloader.order.batch_sampler import BatchSampler
-    from gpuloader.order.sampler import (
-        RandomSampler,
-        Sampler,
-        SequenceSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
+    from gpuloader.order.sampler import Sampler, SequenceSampler
+    from gpuloader.order.torch_samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
     from gpuloader.order.worker_info import get_worker_info
     from gpuloader.sources.dataset import (
         ChainDataset,

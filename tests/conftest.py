@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
+
 from gpuloader.sources.mnist.digits import Mnist
 from gpuloader.sources.mnist.mnist_json import read_json
 

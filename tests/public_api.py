@@ -16,6 +16,8 @@ MODULES = (
     "gpuloader",
     "gpuloader.io",
     "gpuloader.torch",
+    "gpuloader.keras",
+    "gpuloader.accelerate",
     "gpuloader.reader",
     "gpuloader.transforms",
     "gpuloader.prometheus",

@@ -28,18 +28,23 @@ def loaders(count, world_size, *, kind=range, **options):
     return [make(kind(count), rank, world_size, **options) for rank in range(world_size)]
 
 
-def numbers(batch, masked):
-    """Return the samples of a batch that its mask counts."""
-    if not masked:
+def numbers(batch):
+    """Return the samples of a batch that count: all, or those that its mask marks."""
+    if not isinstance(batch, list):
         return batch.tolist()
     values, mask = batch
     assert mask.dtype == bool
-    assert mask.shape == values.shape
+    assert mask.shape == values.shape[:1]
     return values[mask].tolist()
 
 
-def epoch_of(loader, masked=True):
-    return [numbers(batch, masked) for batch in loader]
+def values_of(batch):
+    """Return the samples of a batch, those that do not count included."""
+    return (batch[0] if isinstance(batch, list) else batch).tolist()
+
+
+def epoch_of(loader):
+    return [numbers(batch) for batch in loader]
 
 
 def order_of(count, epoch=0, **options):

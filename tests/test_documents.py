@@ -139,6 +139,7 @@ RUNNERS = {"python": run_python, "pycon": run_session}
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, if another page has imported it
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of variables of Keras
 @pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
 def test_python_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

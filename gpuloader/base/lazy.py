@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -34,3 +35,21 @@ def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], 
         return found
 
     return __getattr__
+
+
+def step_aside(name: str, file: str) -> None:
+    """Make ``import name`` find the package that a module of ours hides.
+
+    Python was then started in our folder, and looks for modules there first: remove the folder.
+
+    Parameters
+    ----------
+    name : str
+        The name of the package, and of our module as Python has imported it.
+    file : str
+        The path of our module.
+    """
+    here = Path(file).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    del sys.modules[name]
+    import_module(name)

@@ -17,6 +17,7 @@ from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
+from gpuloader.order.worker_info import count_rank_questions
 from gpuloader.sources.block import gives_blocks
 
 
@@ -158,6 +159,8 @@ class ItemState:
     ended : bool
         Whether the worker knows that this is its last batch. `state` is then None, because the dataset's
         state would already describe the next pass.
+    asked : bool
+        Whether the dataset has asked for the rank, so that it may divide its items among ranks itself.
     """
 
     worker: int
@@ -165,6 +168,7 @@ class ItemState:
     state: Any = None
     base: int = 0
     ended: bool = False
+    asked: bool = False
 
 
 class ItemStream:
@@ -207,18 +211,26 @@ class ItemStream:
         self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
         self._items: Iterator[Any] | None = None
         self._ended = False
+        self._asked_before = 0
 
     def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
         """Read and stage the next batch, as batch `number`; return None at the end."""
         assembler = self._assembler
         if self._items is None:
+            self._asked_before = count_rank_questions()
             self._items = self._note_end(self._open(number))
         stage = assembler.stage_block if self._in_blocks else assembler.stage
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
             return None
         state = self._read_state(number) if self._keep_state and not self._ended else None
-        self._reached = ItemState(self._reached.worker, self._reached.batches + 1, state, ended=self._ended)
+        self._reached = ItemState(
+            self._reached.worker,
+            self._reached.batches + 1,
+            state,
+            ended=self._ended,
+            asked=count_rank_questions() > self._asked_before,
+        )
         return replace(staged, state=self._reached)
 
     def _note_end(self, items: Iterator[Any]) -> Iterator[Any]:

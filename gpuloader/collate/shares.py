@@ -75,7 +75,7 @@ class ShareStream:
         keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
         kept, keys = (kept + kept[-1:])[:size], (keys + keys[-1:])[:size]
         staged = self._assembler.stage(iter(kept), number, size, reserve, drop_last=False, keys=keys)
-        if staged is not None and division.pads(drop_last=self._drop_last):
+        if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size
         return staged
 

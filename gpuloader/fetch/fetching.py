@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuloader.base.platforms import check_processes
@@ -21,7 +22,7 @@ from gpuloader.fetch.threads.crew import Crew
 from gpuloader.fetch.threads.workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import Indices
-from gpuloader.order.division import Standing
+from gpuloader.order.division import Division, Standing
 from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
@@ -180,6 +181,12 @@ class Fetching:
         self._workers = replace(self._workers, count=setting.workers, prefetch_factor=setting.depth)
         self.count = setting.workers
 
+    def divide(self, division: Division | None) -> None:
+        """Read this rank's part from the next epoch on; persistent workers of another rank end."""
+        if division != self._reading.division:
+            self._reading = replace(self._reading, division=division)
+            self.close()
+
     def open(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
         """Start an epoch and return the fetch that fills the ring's slots."""
         if self._process != os.getpid():
@@ -274,11 +281,15 @@ class Fetching:
         terms = Terms(
             one.seed, one.epoch, workers.timeout, workers.respawn, workers.persistent, reached, one.turn
         )
-        return ProcessWorkers(pool, window, terms, meter, self._keep)
+        keep = partial(self._keep, self._reading.division)
+        return ProcessWorkers(pool, window, terms, meter, keep)
 
-    def _keep(self, pool: Pool) -> None:
+    def _keep(self, division: Division | None, pool: Pool) -> None:
         """Take a pool back, and keep its workers if they are persistent."""
         if not pool.workers or not self._workers.persistent:
+            return
+        if division != self._reading.division:
+            pool.close()
             return
         self._pools.append(pool)
         while len(self._pools) > 1:

@@ -50,7 +50,8 @@ class Described:
         """The sampler in force, also if the loader made it; None for an iterable dataset.
 
         With a batch sampler, it is that one's ``sampler``. A random sampler that you iterate yourself draws
-        another order: the loader's follows from its seed and the epoch.
+        another order: the loader's follows from its seed and the epoch. The ``set_epoch`` of a sampler that
+        the loader made sets the loader's epoch, because trainers such as Lightning call it.
         """
         if self._batching.batch_sampler is not None:
             return getattr(self._batching.batch_sampler, "sampler", None)
@@ -186,8 +187,8 @@ class Described:
             _describe_workers(self._loading.workers, self.num_workers),
             f"on {', '.join(self._loading.devices)}",
         ]
-        if batching.division is not None:
-            parts.insert(3, f"rank {batching.division.rank} of {batching.division.world_size}")
+        if rank := _describe_rank(batching):
+            parts.insert(3, rank)
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,6 +231,14 @@ def _describe_order(given: Mapping[str, Any], batching: Batching) -> str:
     if not given["shuffle"]:
         return "in the dataset's order" if batching.batch_sampler is None else "in its order"
     return "shuffled" if batching.seed is None else f"shuffled with seed {batching.seed}"
+
+
+def _describe_rank(batching: Batching) -> str | None:
+    try:
+        division = batching.settle().division
+    except ValueError:
+        return None  # a description must not fail if the launcher's variables are inconsistent
+    return f"rank {division.rank} of {division.world_size}" if division and division.world_size > 1 else None
 
 
 def _describe_workers(workers: WorkerOptions, count: int) -> str:

@@ -14,6 +14,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.attributes import Described
 from gpuloader.loader.from_dataset import from_dataset
 from gpuloader.loader.from_generator import from_generator
+from gpuloader.loader.iteration import Iteration
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.options import (
     check_collation,
@@ -24,14 +25,14 @@ from gpuloader.loader.options import (
     may_ask_by_key,
 )
 from gpuloader.loader.presenting import Presenter
-from gpuloader.loader.resuming import Resumable
+from gpuloader.loader.resuming import EpochOf, Resumable
 from gpuloader.loader.state import Course
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike
 from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
-from gpuloader.pipeline.split import Masks
+from gpuloader.pipeline.epoch import Epoch
 from gpuloader.sources.dataset import Readable, S
 from gpuloader.sources.tables.adapting import as_dataset
 from gpuloader.transforms.program import Transform
@@ -256,7 +257,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             start_method=resolve_start_method(start_method, multiprocessing_context),
             on_worker_death=on_worker_death,
         )
-        self._batching = Batching.choose(
+        batching = Batching.choose(
             source,
             iterable=iterable,
             sampler=sampler,
@@ -265,7 +266,10 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=check_seed(resolve_seed(seed, generator)),
-        ).divide(shard, uneven, dataset=source, in_order=workers.in_order)
+        )
+        self._batching = self._divide(
+            batching, shard, uneven=uneven, dataset=source, in_order=workers.in_order
+        )
         transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
@@ -290,21 +294,25 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             on_host=delivery.on_host,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
-        # With an iterable dataset and split='shards', the step that would need a mask is dropped instead.
-        padded = delivery.pads or (self._batching.pads and not (iterable and delivery.shards > 1))
         self._source = source
         self._meter = Meter()
         presenter = Presenter(
             delivery,
             None if return_list else self._feeds,
-            Masks() if padded else None,
             alike=delivery.shards > 1 and not collation.keeps,
         )
         self._loading = Loading(
             source, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
         self._course = Course(self._loading.start_epoch)
+        if sampler is None and batch_sampler is None and self._batching.sampler is not None:
+            vars(self._batching.sampler)["set_epoch"] = EpochOf(self)
         self._describe_as(given, added)
+
+    @staticmethod
+    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
+        """Return the batching, divided among ranks as `shard` asks."""
+        return batching.divide(shard, **options)
 
     @staticmethod
     def _draw_seed() -> int:
@@ -331,7 +339,10 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         return self._loading.count_steps()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch and return its iterator."""
+        """Return an iterator over the next epoch, which begins when its first step is requested."""
+        return Iteration(self._begin, self._loading.count_steps)
+
+    def _begin(self) -> Epoch:
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
@@ -349,6 +360,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             batch_size=CACHE_BATCH,
             sampler=SequenceSampler(self._source),
             seed=self._loading.draw_seed(),
+            shard=(0, 1),
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, cast
 
 from gpuloader.base.platforms import usable_cores
@@ -16,13 +16,15 @@ from gpuloader.collate.items import ItemState
 from gpuloader.collate.reading import Reading
 from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.fetch.worker_options import WorkerOptions, check_worker_init
-from gpuloader.loader.presenting import Presenter
+from gpuloader.loader.positions import Positions
+from gpuloader.loader.presenting import Counting, Presenter
 from gpuloader.loader.state import Progress
+from gpuloader.loader.undivided import watch
 from gpuloader.order.batching import Batching
 from gpuloader.order.division import ALONE
 from gpuloader.order.epochs import EpochSetter
 from gpuloader.order.order import InOrder, Shuffled
-from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import DealtPlan, DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
 from gpuloader.pipeline.cache import ArraySource, Resident
 from gpuloader.pipeline.delivery import Delivery
@@ -85,6 +87,7 @@ class Loading:
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
+        self._has_drawn = False
         self.places = delivery.places
         self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
@@ -93,6 +96,7 @@ class Loading:
         self._collation = collation
         self._delivery = delivery
         self._shards = delivery.shards
+        self._positions = Positions(batching, self.size, delivery.shards)
         self._presenter = presenter
         self._meter = meter
         self._draw = draw
@@ -114,7 +118,7 @@ class Loading:
             self.size,
             iterable=batching.iterable,
             drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
-            division=batching.division,
+            division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
         return Fetching(reading, workers, gatherer)
 
@@ -141,94 +145,43 @@ class Loading:
         )
 
     def draw_seed(self) -> int:
-        """Return the loader's seed; draw it first if none was given."""
-        if self.seed is None:
-            self.seed = self._draw()
+        """Return the loader's seed; draw it first if none was given.
+
+        Ranks that divide an order cannot each draw one, so theirs is 0.
+        """
+        if self.seed is None or self._has_drawn:
+            ranks = (self._batching.settle().division or ALONE).world_size
+            if self.seed is None or ranks > 1:  # there may have been one rank when it was drawn
+                self.seed, self._has_drawn = 0 if ranks > 1 else self._draw(), True
         return self.seed
 
     def start_epoch(self, epoch: int) -> Progress:
         """Return the progress at the start of an epoch."""
-        return self.fresh(self.draw_seed(), epoch)
-
-    def fresh(self, seed: int, epoch: int, position: int = 0) -> Progress:
-        """Return the progress of an epoch in which all ranks together have taken `position` samples."""
-        batching, division = self._batching, self._batching.division
-        size = batching.size or 1
-        step = size * (1 if division is None else division.world_size)
-        steps, base = divmod(position, step)
-        progress = Progress(
-            seed,
-            epoch,
-            steps * self._shards,
-            crew=self._fetching.crew,
-            size=self.size,
-            shards=self._shards,
-            order_size=batching.order_size,
-        )
-        if division is not None or base:
-            progress.step, progress.base, progress.total = step, base, self._count_samples()
-        return progress
+        return self._positions.fresh(self.draw_seed(), epoch, self._fetching.crew)
 
     def adopt(self, progress: Progress) -> Progress:
-        """Return where to resume from a loader's state: at its batch, or at its sample if batches differ.
+        """Return where to resume from a loader's state; raises like `Positions.adopt`."""
+        adopted = self._positions.adopt(progress, self._fetching)
+        self.seed, self._has_drawn = adopted.seed, False
+        return adopted
+
+    def count_steps(self) -> int:
+        """Return the number of steps in an epoch, for the ranks that there are now.
 
         Raises
         ------
-        ValueError
-            This loader cannot resume there: the state does not tell how many samples were delivered, it comes
-            from another number of workers and the order depends on it, or it comes from another dataset.
+        TypeError
+            The number is unknown.
         """
-        batching, division = self._batching, self._batching.division
-        if progress.order_size != batching.order_size:
-            raise ValueError(
-                f"the state is a position in {_name_order(progress.order_size)}, but this loader reads "
-                f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size"
-            )
-        same = (progress.size, progress.shards) == (self.size, self._shards)
-        if division is None and progress.step is None and same:
-            self._fetching.check_crew(progress.crew)
-            with suppress(TypeError):  # the number of batches is unknown
-                _check_end("batches", progress.batches, batching.count() * self._shards)
-            return progress
-        position = progress.position
-        by_samples = not self._batching.iterable and (division is not None or batching.counts_samples)
-        if self._batching.iterable and division is not None:
-            by_samples = progress.step is not None  # otherwise it may come from a map-style dataset
-        if position is None or not by_samples or (progress.beyond and not same):
-            raise ValueError(
-                f"the state counts {progress.describe()}; this loader has batches of {self.size} samples per "
-                f"place, {self._shards} per step, and cannot tell where in its epoch that is"
-            )
-        assert progress.seed is not None
-        total = self._count_samples()
-        if total is not None:
-            if progress.step is None:  # the last batch it counts may have been shorter
-                position = min(position, total) if position < total + (progress.size or 1) else position
-            _check_end("samples", position, total)
-            if division is not None:
-                division.check_even(total - position, batching.size or 1, drop_last=batching.drop_last)
-        adopted = self.fresh(progress.seed, progress.epoch, position)
-        adopted.beyond = {number + adopted.batches for number in progress.beyond}
-        return adopted
-
-    def _count_samples(self) -> int | None:
-        try:
-            return self._batching.count_samples()
-        except TypeError:
-            return None
-
-    def count_steps(self) -> int:
-        """Return the number of steps in an epoch; raise `TypeError` if it is unknown."""
-        batching = self._batching
+        batching = self._batching.settle()
         if self._shards > 1 and not batching.iterable:
             return batching.count(self._shards if self._delivery.remainder == "drop" else 1)
-        batches, places = self._count_batches(), len(self._delivery.devices)
+        batches, places = self._count_batches(batching), len(self._delivery.devices)
         if self._shards > 1:
             return batches
         return batches // places if self._delivery.drop_last else -(-batches // places)
 
-    def _count_batches(self) -> int:
-        batching = self._batching
+    def _count_batches(self, batching: Batching) -> int:
         if not batching.iterable:
             return batching.count()
         samples = count_items(self._dataset)  # not checked against what the workers yield, as in PyTorch
@@ -274,7 +227,17 @@ class Loading:
         self._climb = self._fetching.climb(self._delivery.prefetch)
 
     def begin(self, progress: Progress) -> Epoch:
-        """Open an epoch at the user's position."""
+        """Open an epoch at the user's position, for the rank that this process has now.
+
+        Raises
+        ------
+        ValueError
+            The environment of the ranks is inconsistent, or the samples do not divide evenly among them.
+        """
+        batching = self._batching.settle()
+        watched = watch(batching)
+        self._positions.place(progress, batching)
+        self._fetching.divide(batching.division)
         climb = self._climb
         if climb is not None:
             self._fetching.begin_with(climb.setting)
@@ -287,7 +250,7 @@ class Loading:
             shared=self._fetching.in_processes,
             programmer=self._programmer,
         )
-        order, plan, one = self._plan(progress)
+        order, own, one = self._plan(progress, batching)
         if self._resident is not None:
             try:
                 self._resident.begin(order, road.lanes)
@@ -302,32 +265,27 @@ class Loading:
         return Epoch(
             road,
             fetch,
-            partial(self._presenter.present, progress, plan),
+            watched(partial(self._presenter.present, progress, own)),
             self._idle.append,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
             ended=progress.end,
             steering=steering,
-            length=self.count_steps,
         )
 
     def _plan(
-        self, progress: Progress
-    ) -> tuple[InOrder | Shuffled | None, ShardedPlan | DividedPlan | None, Pass]:
-        """Return the order that cached batches follow, the plan that counts real samples, and the pass."""
+        self, progress: Progress, batching: Batching
+    ) -> tuple[InOrder | Shuffled | None, Counting | None, Pass]:
+        """Return the order that cached batches follow, what counts real samples, and the pass."""
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
-        if self._batching.iterable:
-            reached = dict(progress.workers)
-            if self._batching.division is not None:
-                workers = range(max(self.workers.count, 1))
-                reached = {number: ItemState(number, 0, base=progress.base) for number in workers}
-            one = Pass(progress.seed, progress.epoch, None, reached, start, progress.turn)
-            return None, None, one
-        plan: Plan = self._batching.plan(progress.seed, progress.epoch, progress.base)
+        if batching.iterable:
+            return None, *self._plan_items(progress, batching)
+        plan: Plan = batching.plan(progress.seed, progress.epoch, progress.base)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
+        pads = isinstance(plan, DividedPlan | DealtPlan) and plan.pads
         if self._shards > 1:
             plan = ShardedPlan(plan, self._shards, self._delivery.remainder)
         batches: Iterator[Any] = plan.batches(start)
@@ -336,21 +294,23 @@ class Loading:
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        marked = plan if isinstance(plan, ShardedPlan | DividedPlan) else None
-        return order, marked, Pass(progress.seed, progress.epoch, numbered, {})
+        own: Counting | None = None
+        if isinstance(plan, ShardedPlan | DividedPlan | DealtPlan) and (pads or self._delivery.pads):
+            take = plan.take_own
+            own = lambda staged: take(staged.number)  # noqa: E731
+        return order, own, Pass(progress.seed, progress.epoch, numbered, {})
+
+    def _plan_items(self, progress: Progress, batching: Batching) -> tuple[Counting | None, Pass]:
+        assert progress.seed is not None
+        reached, own, division = dict(progress.workers), None, batching.division
+        if division is not None:
+            workers = range(max(self.workers.count, 1))
+            reached = {number: ItemState(number, 0, base=progress.base) for number in workers}
+            # A step that would need a mask and has to be cut into shards is dropped.
+            if division.pads(None, drop_last=batching.drop_last or self._shards > 1):
+                own = attrgetter("state")
+        return own, Pass(progress.seed, progress.epoch, None, reached, progress.batches, progress.turn)
 
     def close(self) -> None:
         """End persistent worker processes."""
         self._fetching.close()
-
-
-def _name_order(size: int | None) -> str:
-    return "an order for any batch size" if size is None else f"an order for batches of {size} samples"
-
-
-def _check_end(what: str, reached: int, total: int) -> None:
-    if reached > total:
-        raise ValueError(
-            f"the state is {reached} {what} into an epoch and this dataset has {total}: it comes from "
-            "another dataset or sampler"
-        )

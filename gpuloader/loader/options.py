@@ -123,7 +123,7 @@ def check_delivery(
         A place needs a GPU that is missing.
     """
     if places is None:
-        places = default_place(0 if batching.division is None else find_local_rank())
+        places = default_place(0 if batching.sharding is None else find_local_rank())
     parsed = parse_places(places)
     shards = check_split(
         split,
@@ -135,6 +135,11 @@ def check_delivery(
         workers=workers.count,
         in_order=workers.in_order,
     )
+    if shards > 1 and batching.is_dealt:
+        raise ValueError(
+            "split='shards' cannot cut the batches of a batch_sampler that shard deals to ranks: pass "
+            "sampler and batch_size, or split='batches'"
+        )
     if shards > 1 and remainder == "error":
         check_last(batching.count_last(), shards)
     ahead = 1 if prefetch == AUTO else check_count("prefetch", prefetch)

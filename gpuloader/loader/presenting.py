@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.base.errors import SampleError
@@ -13,10 +13,12 @@ from gpuloader.devices.interop import NativeOutput
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.state import Progress
-from gpuloader.order.plan import DividedPlan
 from gpuloader.pipeline.delivery import Delivery
-from gpuloader.pipeline.split import Masks, ShardedPlan, add_mask
+from gpuloader.pipeline.split import Masks, add_mask
 from gpuloader.pipeline.steps import DeliveredStep
+
+Counting = Callable[[StagedBatch], tuple[int, int]]
+"""Returns how many samples of a batch count, and how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +31,21 @@ class Presenter:
         Where batches land.
     feeds : sequence of FeedSpec or None
         The fields whose names are the keys of each dict; None returns batches in the form of a sample.
-    masks : Masks or None
-        Makes the masks of batches that may end in repeated samples; None adds no masks.
+    masks : Masks
+        Makes the masks of batches that may end in repeated samples.
     alike : bool
         Whether the batches of a step are parts of one batch whose samples must all have one form.
     """
 
     delivery: Delivery
     feeds: Sequence[FeedSpec] | None
-    masks: Masks | None
     alike: bool = False
+    masks: Masks = field(default_factory=Masks)
 
-    def present(self, progress: Progress, plan: ShardedPlan | DividedPlan | None, step: DeliveredStep) -> Any:
+    def present(self, progress: Progress, own: Counting | None, step: DeliveredStep) -> Any:
         """Return a step: the batch of the only place, or a list with one entry per place.
 
-        The `plan` tells how many samples of a batch are real; None reads that from the batch's own state.
+        If `own` is given, batches have masks of the samples that it counts.
 
         Raises
         ------
@@ -59,14 +61,13 @@ class Presenter:
             batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
             if self.feeds is not None:
                 batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
-            if self.masks is not None:
-                own, size = staged.state if plan is None else plan.take_own(staged.number)
-                batch = add_mask(batch, self._mask(self.masks, place, own, size))
+            if own is not None:
+                batch = add_mask(batch, self._mask(place, *own(staged)))
             batches.append(batch)
         return batches[0] if self.feeds is None and len(self.delivery.devices) == 1 else batches
 
-    def _mask(self, masks: Masks, place: int, own: int, size: int) -> Any:
-        mask = masks.get(self.delivery.devices[place], own, size)
+    def _mask(self, place: int, own: int, size: int) -> Any:
+        mask = self.masks.get(self.delivery.devices[place], own, size)
         output = self.delivery.outputs[place]
         if isinstance(output, NativeOutput):
             return mask

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from gpuloader.loader.loading import Loading
 from gpuloader.loader.state import Course, read_state
 from gpuloader.order.computed import check_whole
+
+
+class EpochOf:
+    """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
+
+    Parameters
+    ----------
+    loader : Resumable or None
+        The loader whose epoch to set.
+    """
+
+    def __init__(self, loader: Resumable | None = None) -> None:
+        self._loader = None if loader is None else weakref.ref(loader)
+
+    def __call__(self, epoch: int) -> None:
+        """Set the loader's epoch."""
+        loader = None if self._loader is None else self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
+        return EpochOf, ()
 
 
 class Resumable:
@@ -75,21 +98,19 @@ class Resumable:
         --------
         >>> from gpuloader import DataLoader
         >>> ranks = [DataLoader(range(10), shard=(rank, 2), places="cpu", batch_size=2) for rank in (0, 1)]
-        >>> [next(iter(loader))[0].tolist() for loader in ranks]
+        >>> [next(iter(loader)).tolist() for loader in ranks]
         [[0, 1], [2, 3]]
         >>> states = [loader.state_dict() for loader in ranks]
         >>> states[0] == states[1], states[0]["position"]
         (True, 4)
         >>> alone = DataLoader(range(10), shard=(0, 1), places="cpu", batch_size=4)
         >>> alone.load_state_dict(states[0])
-        >>> [(batch.tolist(), mask.tolist()) for batch, mask in alone]
-        [([4, 5, 6, 7], [True, True, True, True]), ([8, 9], [True, True])]
+        >>> [batch.tolist() for batch in alone]
+        [[4, 5, 6, 7], [8, 9]]
         """
         progress = read_state(state)
         if progress.seed is None:
             raise ValueError(
                 "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
             )
-        progress = self._loading.adopt(progress)
-        self._loading.seed = progress.seed
-        self._course.resume(progress)
+        self._course.resume(self._loading.adopt(progress))

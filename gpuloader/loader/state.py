@@ -50,6 +50,8 @@ class Progress:
         Position in the epoch of the first sample of batch 0.
     total : int or None
         Samples in the epoch; None if unknown.
+    dealt : bool
+        Whether `step`, `base` and `total` count batches, of a batch sampler that ranks share.
     order_size : int or None
         The batch size that the order was made for; None if the order does not depend on it.
     """
@@ -68,11 +70,12 @@ class Progress:
     step: int | None = None
     base: int = 0
     total: int | None = None
+    dealt: bool = False
     order_size: int | None = None
 
     @property
     def position(self) -> int | None:
-        """Samples of the epoch that all ranks together have taken; None if the batches do not tell."""
+        """Samples, or batches if `dealt`, that all ranks have taken; None if the batches do not tell."""
         if self.step is not None:
             taken = self.base + self.batches // self.shards * self.step
         elif self.size is not None and self.shards == 1 and self.crew is None:
@@ -115,13 +118,15 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""
-        state = self._to_position() if self.step is not None else self._to_count()
+        by_position = self.step is not None and not self.dealt
+        state = self._to_position() if by_position else self._to_count()
         if self.order_size is not None:
             state["order_batch_size"] = self.order_size
         return state
 
     def _to_count(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": self.batches}
+        batches = self.position if self.dealt else self.batches
+        state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": batches}
         if self.seed is not None:
             state["seed"] = self.seed
         if self.size is not None:

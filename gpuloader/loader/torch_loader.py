@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from gpuloader.loader import dataset_loader
+from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike, draw_seed
 from gpuloader.sources import dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
@@ -56,8 +59,17 @@ class DataLoader(dataset_loader.DataLoader[S]):
         Where batches land; None uses the first GPU, or host memory if there is none.
     output : str or None
         The library whose arrays make up a batch.
+    shard : str, tuple of int or None
+        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
+        do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
+        passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
+        as a ``DistributedSampler``, stays as it is, and so do iterable datasets. One that may differ between
+        ranks is not divided either, with a warning. A pair (rank, world size) insists. None never divides.
+    uneven : str
+        How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
+        ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
     **options
-        Other options of `gpuloader.DataLoader`, such as ``seed``, ``shard`` or ``transforms``.
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
 
     Raises
     ------
@@ -102,6 +114,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         in_order: bool = True,
         places: Any = "cpu",
         output: str | None = "torch",
+        shard: str | tuple[int, int] | None = "auto",
+        uneven: str = "repeat",
         **options: Any,
     ) -> None:
         if persistent_workers and not num_workers:
@@ -115,7 +129,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             sampler=sampler,
             batch_sampler=batch_sampler,
             num_workers=num_workers,
-            collate_fn=_keep if collate_fn is None and batch_size is None else collate_fn,
+            collate_fn=collate_fn,
             pin_memory=pin_memory,
             drop_last=drop_last,
             timeout=timeout,
@@ -128,6 +142,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
             in_order=in_order,
             places=places,
             output=output,
+            shard=shard,
+            uneven=uneven,
             **options,
         )
 
@@ -136,19 +152,22 @@ class DataLoader(dataset_loader.DataLoader[S]):
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         function = super().collate_fn
         if function is None:
-            return default_collate
-        return default_convert if function is _keep else function
+            return (
+                default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
+            )
+        return function
+
+    @staticmethod
+    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
+        if shard == "auto":
+            return batching.divide_if_possible(**options)
+        return batching.divide(shard, **options)
 
     @staticmethod
     def _draw_seed() -> int:
         import torch
 
         return draw_seed(torch.default_generator)
-
-
-def _keep(sample: Any) -> Any:
-    """Return a single sample unchanged: its arrays become tensors, and its numbers stay, as in PyTorch."""
-    return sample
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -185,12 +204,17 @@ def default_convert(sample: Any) -> Any:
 
 
 def random_split(
-    dataset: MapStyle[S], lengths: Sequence[float], generator: int | GeneratorLike = None
+    dataset: MapStyle[S],
+    lengths: Sequence[float],
+    generator: int | GeneratorLike = None,
+    *,
+    seed: int | None = None,
+    stratify: ArrayLike | None = None,
 ) -> list[Subset[S]]:
     """Split a dataset at random, into the same parts as ``torch.utils.data.random_split``.
 
-    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator
-    PyTorch's global one is used, so that ``torch.manual_seed`` determines the parts.
+    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator or
+    seed PyTorch's global generator is used, so that ``torch.manual_seed`` determines the parts.
 
     Examples
     --------
@@ -201,8 +225,8 @@ def random_split(
     >>> list(train), list(test)
     ([4, 0, 1, 3], [2])
     """
-    if generator is None:
+    if generator is None and seed is None:
         import torch
 
         generator = torch.default_generator
-    return dataset_subset.random_split(dataset, lengths, generator)
+    return dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)

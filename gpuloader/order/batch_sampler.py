@@ -118,9 +118,10 @@ class DistributedBatchSampler(BatchSampler):
     batch_size : int
         Samples per batch of one rank, 1 or more.
     num_replicas : int, optional
-        The world size. By default, the launcher's environment variables determine it, else it is 1.
+        The world size. By default, a process group of torch.distributed or the launcher's environment
+        variables determine it whenever an epoch begins, else it is 1.
     rank : int, optional
-        This process's rank, from 0. By default, also taken from the environment.
+        This process's rank, from 0. By default, found in the same way.
     shuffle : bool
         Whether to shuffle the dataset differently in every epoch, but identically on all ranks.
     drop_last : bool
@@ -134,7 +135,7 @@ class DistributedBatchSampler(BatchSampler):
     TypeError
         The dataset has no length, or a flag is not a boolean.
     ValueError
-        A number is out of range, or the environment is inconsistent.
+        A number is out of range, or, when an epoch begins, the environment is inconsistent.
 
     See Also
     --------
@@ -157,13 +158,22 @@ class DistributedBatchSampler(BatchSampler):
         seed: int = 0,
     ) -> None:
         super().__init__(dataset, None, shuffle, batch_size, drop_last)
-        found = find_rank() if num_replicas is None or rank is None else (rank, num_replicas)
         self.dataset = dataset
-        self.nranks = check_count("num_replicas", found[1] if num_replicas is None else num_replicas)
-        self.local_rank = check_whole("rank", found[0] if rank is None else rank, self.nranks)
+        self._count = None if num_replicas is None else check_count("num_replicas", num_replicas)
+        self._rank = None if rank is None else check_whole("rank", rank, self._count or 2**31)
         self.seed = check_whole("seed", seed, 2**64)
         self.epoch = 0
         self._has_epoch = False
+
+    @property
+    def nranks(self) -> int:
+        """The world size: the one that was passed, or else the launcher's."""
+        return find_rank()[1] if self._count is None else self._count
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process: the one that was passed, or else the launcher's."""
+        return check_whole("rank", find_rank()[0] if self._rank is None else self._rank, self.nranks)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which overrides the loader's epoch count from then on.

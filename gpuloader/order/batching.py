@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import BadType, BadValue
+from gpuloader.order.agreement import Listed, divides, find_order, find_shared
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
 from gpuloader.order.bucket_sampler import BucketSampler
-from gpuloader.order.computed import as_indices
-from gpuloader.order.division import ALONE, Division, find_division
+from gpuloader.order.division import ALONE, Division, Sharding
 from gpuloader.order.mixed import Mixed
 from gpuloader.order.order import InOrder, Mapped, Order
-from gpuloader.order.plan import BulkPlan, DividedPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
+from gpuloader.order.plan import (
+    BulkPlan,
+    DealtPlan,
+    DividedPlan,
+    GroupedPlan,
+    OrderedPlan,
+    Plan,
+    SampledPlan,
+)
+from gpuloader.order.ranks import find_rank, find_torch_rank
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+
+_IF_ALIKE = (
+    "if it yields the same on every rank, pass shard=(rank, world_size) to divide that; if it divides the "
+    "dataset itself, give it attributes num_replicas and rank"
+)
+
+
+_ITEMS_OBSTACLE = (
+    "make the iterable dataset divide its items by the rank and world_size of gpuloader.get_worker_info(), "
+    "or pass shard=(rank, world_size) if it yields the same on every rank"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +58,18 @@ class Batching:
         Whether to drop a shorter last batch.
     seed : int or None
         Seed of the order; if None, the loader draws one.
+    sharding : Sharding or None
+        The user's options for dividing the epoch among ranks; None reads everything.
+    reads_all : bool
+        Whether the user has said that every rank reads everything.
+    obstacle : str or None
+        Why the epoch is not divided although it would be if that were possible.
+    alone : Batching or None
+        The batching to use on a single rank instead of this one.
+    find : callable
+        Returns rank and world size.
     division : Division or None
-        The rank whose part of each step to read; None reads everything.
+        The rank whose part of each step to read, once `settle` has found it.
     """
 
     sampler: Iterable[Any] | None
@@ -49,6 +78,11 @@ class Batching:
     given_size: int | None
     drop_last: bool
     seed: int | None = None
+    sharding: Sharding | None = None
+    reads_all: bool = False
+    obstacle: str | None = None
+    alone: Batching | None = None
+    find: Callable[[], tuple[int, int]] = find_rank
     division: Division | None = None
 
     @classmethod
@@ -114,9 +148,10 @@ class Batching:
         return self.given_size is None and self.batch_sampler is None
 
     def divide(self, shard: object, uneven: object, *, dataset: object, in_order: bool) -> Batching:
-        """Return the batching of one rank, or this one unchanged if `shard` is None.
+        """Return a batching that is divided among ranks, or this one if `shard` is None.
 
-        A seed of None becomes 0 if the order is not random; ranks that each drew a seed would disagree.
+        A seed of None becomes 0 if the order is not random; ranks that each drew a seed would disagree. A
+        single rank has nobody to disagree with, so ``shard=(0, 1)`` is never refused.
 
         Raises
         ------
@@ -126,71 +161,127 @@ class Batching:
         TypeError
             `shard` is not 'auto', a pair or None.
         """
-        division = find_division(shard, uneven)
-        if division is None:
+        sharding = Sharding.of(shard, uneven)
+        if sharding is None:
             return self
+        try:
+            divided = self._divide(sharding, dataset, in_order)
+        except ValueError:
+            if not sharding.is_alone:
+                raise
+            return replace(self, reads_all=True)
+        if not sharding.is_alone and divided.seed is None and divided.is_seeded:
+            raise ValueError(
+                "with shard, all ranks need the same order: pass the same seed to all of them, for example "
+                "seed=0; without one, each rank would draw its own"
+            )
+        if divided.seed is None and not divided.is_seeded:
+            divided = replace(divided, seed=0)
+        divided._check_if_even()
+        return divided
+
+    def divide_if_possible(self, uneven: object, *, dataset: object, in_order: bool) -> Batching:
+        """Return a batching that is divided among the ranks there are, or as it is if that is impossible.
+
+        An iterable dataset or a sampler that may yield other indices on each rank, or that divides already,
+        stays as it is. So does everything on a single rank.
+
+        Raises
+        ------
+        ValueError
+            `uneven` has an unknown value, or is 'error' and the samples do not divide evenly.
+        """
+        self = replace(self, find=find_torch_rank)
+        sharding = Sharding.of("auto", uneven)
+        if sharding is None or divides(self._sampling):
+            return self
+        if self.iterable:
+            return replace(self, obstacle=_ITEMS_OBSTACLE)
+        try:
+            divided = self._divide(replace(sharding, find=self.find), dataset, in_order)
+            if divided.order(0, 0) is None:
+                raise ValueError(f"{type(self._sampling).__name__} may differ between ranks: {_IF_ALIKE}")
+        except (TypeError, ValueError) as error:
+            return replace(self, obstacle=str(error))
+        if self.batch_sampler is None and not isinstance(self.sampler, Sampler):
+            divided = replace(divided, alone=self)  # what the user does to a list shows in the next epoch
+        divided._check_if_even()
+        return divided
+
+    def _check_if_even(self) -> None:
+        if self.sharding is None or self.sharding.uneven != "error":
+            return
+        try:
+            settled = self.settle()
+        except ValueError:
+            return  # the next epoch finds the rank, or raises this again
+        settled.check_even()
+
+    def _divide(self, sharding: Sharding, dataset: object, in_order: bool) -> Batching:
         if not in_order:
             raise ValueError(
                 "shard needs in_order=True: if ranks received batches in different orders, no position in "
                 "the epoch would tell which samples all of them have read"
             )
-        if self.single and uneven == "pad":
+        if self.single and sharding.uneven == "pad":
             raise ValueError(
                 "uneven='pad' adds a mask to each batch, but batch_size=None yields single samples: choose "
-                "uneven='drop' or 'error'"
+                "uneven='repeat', 'drop' or 'error'"
             )
         if self.iterable:
-            self._check_items_divide(uneven, dataset)
-            divided = replace(self, division=division)
-        else:
-            divided = self._divide_indices(division)
-        if divided.seed is None and divided.is_seeded:
-            raise ValueError(
-                "with shard, all ranks need the same order: pass the same seed to all of them, for example "
-                "seed=0; without one, each rank would draw its own"
-            )
-        return replace(divided, seed=divided.seed or 0)
+            _check_items_divide(sharding.uneven, dataset)
+            return replace(self, sharding=sharding)
+        source = find_shared(self.sampler, self.batch_sampler)
+        if source is None:
+            if sharding.uneven == "error":
+                _sized(self.batch_sampler)
+            return replace(self, sharding=sharding)
+        drop_last = self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False))
+        return replace(self, sampler=source, drop_last=drop_last, sharding=sharding)
 
-    def _check_items_divide(self, uneven: object, dataset: object) -> None:
-        if uneven == "error":
-            raise ValueError(
-                "the length of an iterable dataset is not known in advance: choose uneven='pad' or 'drop'"
-            )
-        if isinstance(dataset, Iterator):
-            raise ValueError(
-                "with shard, every rank and every worker reads the dataset from its start, in every epoch, "
-                f"but a {type(dataset).__name__} can be read only once: pass an IterableDataset whose "
-                "__iter__ starts over"
-            )
+    def settle(self) -> Batching:
+        """Return this batching with the division of the rank that this process has now.
 
-    def _divide_indices(self, division: Division) -> Batching:
-        source = self.sampler
-        if isinstance(self.batch_sampler, DistributedBatchSampler):
-            raise ValueError(
-                "DistributedBatchSampler already divides the dataset among ranks: pass it or shard, not both"
-            )
-        if isinstance(self.batch_sampler, BatchSampler) and (
-            type(self.batch_sampler).__iter__ is BatchSampler.__iter__
-        ):
-            source = self.batch_sampler.sampler
-        if isinstance(source, Sequence | np.ndarray) and not isinstance(source, str | bytes):
-            source = _Listed(source)
-        order = _order_of(source, 0, 0)
-        if order is None:
-            name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
-            raise ValueError(
-                f"shard needs an order that is the same on every rank, which {name} does not guarantee: pass "
-                "a list of indices as sampler, one of gpuloader's samplers, or a Sampler with a method "
-                "order(seed, epoch)"
-            )
+        Raises
+        ------
+        ValueError
+            The environment is inconsistent.
+        """
+        if self.sharding is None:
+            return self
+        division = self.sharding.divide()
+        return self.alone if self.alone and division.world_size == 1 else replace(self, division=division)
+
+    def check_even(self, position: int = 0) -> None:
+        """Raise `ValueError` if samples do not divide among the ranks and `uneven` is 'error'."""
+        if self.division is None or self.division.uneven != "error":
+            return
+        if self.is_dealt:
+            left = len(_sized(self.batch_sampler)) - position
+            self.division.check_even(left, 1, drop_last=False, what="batches")
+            return
         assert self.size is not None
-        division.check_even(len(order), self.size, drop_last=self.drop_last)
-        return replace(self, sampler=source, division=division)
+        self.division.check_even(self.count_samples() - position, self.size, drop_last=self.drop_last)
 
     @property
-    def pads(self) -> bool:
-        """Whether a rank's last batch may contain repeated samples."""
-        return self.division is not None and self.division.pads(drop_last=self.drop_last)
+    def is_dealt(self) -> bool:
+        """Whether whole batches of a batch sampler are dealt to the ranks."""
+        return self.sharding is not None and self.sampler is None and self.batch_sampler is not None
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the epoch is divided among ranks, by this batching or by the sampler itself."""
+        return self.sharding is not None or divides(self._sampling)
+
+    @property
+    def _sampling(self) -> Iterable[Any] | None:
+        return self.batch_sampler if self.sampler is None else self.sampler
+
+    @property
+    def step(self) -> int:
+        """Samples, or batches if those are dealt, that all ranks together take per step."""
+        size = 1 if self.is_dealt else self.size or 1
+        return size * (1 if self.division is None else self.division.world_size)
 
     @property
     def is_seeded(self) -> bool:
@@ -204,20 +295,25 @@ class Batching:
         """Return the order of an epoch, or None if the sampler has to be iterated."""
         if self.sampler is None and isinstance(self.batch_sampler, BatchSampler):
             return self.batch_sampler.order(seed, epoch)
-        return _order_of(self.sampler, seed, epoch)
+        return find_order(self.sampler, seed, epoch)
 
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
         order = self.order(seed, epoch)
         if order is not None:
             assert self.size is not None
-            if self.division is not None or base:
+            if (self.division or ALONE).world_size > 1 or base:
                 return DividedPlan(order, self.size, self.drop_last, self.division or ALONE, base)
             return OrderedPlan(order, self.size, self.drop_last)
         if self.sampler is None:
             assert self.batch_sampler is not None
+            if self.division is not None:
+                return DealtPlan(self.batch_sampler, self.division, base)
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
+        if self.division is not None:  # the sampler, whose epoch has been set, yields the same on all ranks
+            listed = Listed(list(self.sampler)).order(seed, epoch)
+            return DividedPlan(listed, self.size, self.drop_last, self.division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
             order = self.sampler.order(seed, epoch)
             if order is not None:
@@ -245,8 +341,9 @@ class Batching:
         TypeError
             The number is unknown.
         """
-        if self.batch_sampler is not None and self.division is None:
-            return len(_sized(self.batch_sampler))
+        if self.batch_sampler is not None and (self.division is None or self.is_dealt):
+            batches = len(_sized(self.batch_sampler))
+            return batches if self.division is None else self.division.count(batches, 1)
         if self.sampler is None or self.size is None:
             raise TypeError("an iterable dataset has no length")
         division = self.division or ALONE
@@ -254,7 +351,7 @@ class Batching:
 
     def count_last(self) -> int | None:
         """Return the number of samples in an epoch's last batch, or None if it is not known in advance."""
-        order = None if self.drop_last or self.division is not None else self.order(0, 0)
+        order = None if self.drop_last or self.sharding is not None else self.order(0, 0)
         if order is None or self.size is None:
             return None
         return len(order) % self.size or self.size
@@ -269,25 +366,21 @@ class Batching:
         return len(_sized(self.sampler))
 
 
-class _Listed(Sampler[int]):
-    """A fixed list of indices, the same in every epoch."""
-
-    def __init__(self, indices: Sequence[int] | NDArray[np.int64]) -> None:
-        super().__init__()
-        self._order = Mapped(InOrder(len(indices)), as_indices("sampler", indices))
-
-    def order(self, seed: int, epoch: int) -> Order:  # noqa: ARG002
-        return self._order
-
-
-def _order_of(sampler: object, seed: int, epoch: int) -> Order | None:
-    """Return the order of a sampler of single indices; a `BatchSampler` passed as `sampler` yields lists."""
-    if isinstance(sampler, Sampler) and not isinstance(sampler, BatchSampler):
-        return sampler.order(seed, epoch)
-    return None
+def _check_items_divide(uneven: str, dataset: object) -> None:
+    if uneven == "error":
+        raise ValueError(
+            "the length of an iterable dataset is not known in advance: choose uneven='pad', 'repeat' or "
+            "'drop'"
+        )
+    if isinstance(dataset, Iterator):
+        raise ValueError(
+            "with shard, every rank and every worker reads the dataset from its start, in every epoch, "
+            f"but a {type(dataset).__name__} can be read only once: pass an IterableDataset whose "
+            "__iter__ starts over"
+        )
 
 
-def _sized(sampler: Iterable[Any]) -> Sized:
+def _sized(sampler: object) -> Sized:
     if not isinstance(sampler, Sized):
         raise TypeError(f"the sampler, of type {type(sampler).__name__}, has no length")
     return sampler

@@ -6,6 +6,7 @@ number of batches and their contents without communicating.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from gpuloader.order.computed import Computed, Indices, check_whole
 from gpuloader.order.order import Order
 from gpuloader.order.ranks import find_rank
 
-UNEVEN = ("pad", "drop", "error")
+UNEVEN = ("pad", "repeat", "drop", "error")
 
 
 @dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
@@ -29,7 +30,7 @@ class Division:
     world_size : int
         The number of ranks.
     uneven : str
-        How to treat a last step that does not divide evenly: 'pad', 'drop' or 'error'.
+        How to treat a last step that does not divide evenly: 'pad', 'repeat', 'drop' or 'error'.
 
     Examples
     --------
@@ -44,18 +45,37 @@ class Division:
     world_size: int
     uneven: str
 
-    def pads(self, *, drop_last: bool) -> bool:
-        """Return whether samples may be repeated, so that batches come with masks."""
-        return self.uneven == "pad" and not drop_last
+    def pads(self, left: int | None, *, drop_last: bool) -> bool:
+        """Return whether batches come with masks, if `left` samples are left in the epoch, None if unknown.
+
+        They do if any rank must repeat a sample that does not count.
+        """
+        if self.uneven != "pad" or drop_last or self.world_size == 1:
+            return False
+        return left is None or left % self.world_size > 0
+
+    @property
+    def fills(self) -> bool:
+        """Whether ranks repeat samples to make an incomplete last step even."""
+        return self.uneven in ("pad", "repeat")
 
     def share(self, left: int) -> int:
         """Return how many of the `left` samples of a last step each rank gets, including repeated ones."""
-        return -(-left // self.world_size) if self.uneven == "pad" else left // self.world_size
+        return -(-left // self.world_size) if self.fills else left // self.world_size
 
     def count(self, samples: int, batch_size: int, *, drop_last: bool = False, least: int = 1) -> int:
         """Return the number of batches per rank, without a last one of fewer than `least` samples."""
         full, left = divmod(samples, batch_size * self.world_size)
-        return full + (not drop_last and self.share(left) >= least)
+        return full + (self.share_last(left, batch_size, drop_last) >= least)
+
+    def share_last(self, left: int, batch_size: int, drop_last: bool) -> int:
+        """Return how many samples each rank gets of a last step that has fewer samples than all others.
+
+        `drop_last` drops it, unless 'repeat' fills it up completely, as PyTorch's ``DistributedSampler`` does
+        before the loader drops.
+        """
+        share = self.share(left)
+        return 0 if drop_last and not (self.uneven == "repeat" and share == batch_size) else share
 
     def own(self, left: int, batch_size: int) -> tuple[int, int]:
         """Return how many samples of the next batch count and how many it has, if `left` samples remain."""
@@ -64,7 +84,13 @@ class Division:
         return self.part(left)[1], self.share(left)
 
     def part(self, left: int) -> tuple[int, int]:
-        """Return start and size of this rank's part of a last step of `left` samples, without repetitions."""
+        """Return start and size of this rank's part of a last step of `left` samples.
+
+        With 'pad', samples that do not count are left out. With 'repeat' every sample counts, and positions
+        beyond the last one stand for samples from the start of the order.
+        """
+        if self.uneven == "repeat":
+            return self.rank * self.share(left), self.share(left)
         return part_of(
             left if self.uneven == "pad" else left - left % self.world_size, self.world_size, self.rank
         )
@@ -74,14 +100,14 @@ class Division:
         size = batch_size if count >= batch_size * self.world_size else self.share(count)
         return min(max(-(-(count - self.rank) // self.world_size), 0), size), size
 
-    def check_even(self, left: int, batch_size: int, *, drop_last: bool) -> None:
+    def check_even(self, left: int, batch_size: int, *, drop_last: bool, what: str = "samples") -> None:
         """Raise `ValueError` if `uneven` is 'error' and the last step does not divide evenly."""
         rest = left % (batch_size * self.world_size)
         if self.uneven == "error" and not drop_last and rest % self.world_size:
             raise ValueError(
-                f"{left:,} samples fill {left // (batch_size * self.world_size):,} steps of "
+                f"{left:,} {what} fill {left // (batch_size * self.world_size):,} steps of "
                 f"{self.world_size} ranks and leave {rest} for the last step, which do not divide evenly; "
-                "choose uneven='pad' or 'drop', or drop_last=True"
+                "choose uneven='pad', 'repeat' or 'drop', or drop_last=True"
             )
 
 
@@ -121,7 +147,8 @@ class Share(Computed):
     """One rank's samples of `base` from position `start` on, batch by batch; all ranks get equally many.
 
     A step takes a batch for each rank from `base`, rank after rank. An incomplete last step is divided evenly
-    or dropped. When it is divided, a rank that has one sample less than the others repeats its last one.
+    or dropped. With 'pad', a rank that has one sample less than the others repeats its last one. With
+    'repeat', the step is filled up from the start of `base`.
 
     Examples
     --------
@@ -145,7 +172,7 @@ class Share(Computed):
 
     def __len__(self) -> int:
         full, left = divmod(len(self.base) - self.start, self.batch_size * self.division.world_size)
-        return full * self.batch_size + (0 if self.drop_last else self.division.share(left))
+        return full * self.batch_size + self.division.share_last(left, self.batch_size, self.drop_last)
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
@@ -156,7 +183,10 @@ class Share(Computed):
         turn, offset = np.divmod(positions, size)
         last = begin + np.minimum(offset, max(own - 1, 0))
         within = np.where(turn < full, division.rank * size + offset, last)
-        return _entries(self.base, np.minimum(self.start + turn * step + within, len(self.base) - 1))
+        found = self.start + turn * step + within
+        end = len(self.base)
+        # A padded rank without a sample of its own repeats the last one of the order.
+        return _entries(self.base, found % end if division.uneven == "repeat" else np.minimum(found, end - 1))
 
 
 def _entries(order: Order, positions: Indices) -> Indices:
@@ -178,31 +208,58 @@ def part_of(count: int, parts: int, part: int) -> tuple[int, int]:
     return part * each + min(part, extra), each + (part < extra)
 
 
-def find_division(shard: object, uneven: object) -> Division | None:
-    """Return the division for a loader's options `shard` and `uneven`, or None if `shard` is None.
+@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
+class Sharding:
+    """A loader's options `shard` and `uneven`, checked.
 
-    Raises
-    ------
-    ValueError
-        An option has an unknown value, the rank is not below the world size, or the environment is
-        inconsistent.
-    TypeError
-        `shard` is not 'auto', a pair or None.
+    Attributes
+    ----------
+    ranks : tuple of int or None
+        Rank and world size; None finds them whenever an epoch begins.
+    uneven : str
+        As for `Division`.
+    find : callable
+        Returns rank and world size.
 
-    >>> find_division((1, 4), "drop")
+    Examples
+    --------
+    >>> Sharding.of((1, 4), "drop").divide()
     Division(rank=1, world_size=4, uneven='drop')
     """
-    check_word("uneven", uneven, UNEVEN)
-    if shard is None:
-        return None
-    if isinstance(shard, str):
-        check_word("shard", shard, ("auto",))
-        rank, world_size = find_rank()
-    elif isinstance(shard, tuple | list) and len(shard) == 2:
+
+    ranks: tuple[int, int] | None
+    uneven: str
+    find: Callable[[], tuple[int, int]] = find_rank
+
+    @classmethod
+    def of(cls, shard: object, uneven: object) -> Sharding | None:
+        """Return the options, or None if `shard` is None.
+
+        Raises
+        ------
+        ValueError
+            An option has an unknown value, or the rank is not below the world size.
+        TypeError
+            `shard` is not 'auto', a pair or None.
+        """
+        check_word("uneven", uneven, UNEVEN)
+        if shard is None:
+            return None
+        if isinstance(shard, str):
+            check_word("shard", shard, ("auto",))
+            return cls(None, str(uneven))
+        if not isinstance(shard, tuple | list) or len(shard) != 2:
+            raise TypeError(f"shard must be 'auto', a pair (rank, world_size) or None, got {shard!r}")
         rank, world_size = shard
         name = "the world size in shard"
         world_size = check_whole(name, check_count(name, world_size), 2**31)
-        rank = check_whole("the rank in shard", rank, world_size)
-    else:
-        raise TypeError(f"shard must be 'auto', a pair (rank, world_size) or None, got {shard!r}")
-    return Division(rank, world_size, str(uneven))
+        return cls((check_whole("the rank in shard", rank, world_size), world_size), str(uneven))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the user has said that there is one rank, which reads everything."""
+        return self.ranks is not None and self.ranks[1] == 1
+
+    def divide(self) -> Division:
+        """Return this rank's share of every step; raises like `find` if that is asked."""
+        return Division(*(self.ranks or self.find()), self.uneven)

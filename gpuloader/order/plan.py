@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,8 +105,14 @@ class DividedPlan:
 
     @property
     def pads(self) -> bool:
-        """Whether samples may be repeated, so that batches have masks."""
-        return self.division.pads(drop_last=self.drop_last)
+        """Whether samples are repeated that do not count, so that batches have masks."""
+        return self.division.pads(len(self.order) - self.base, drop_last=self.drop_last)
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the last batch of any rank repeats samples from the start of the order."""
+        left = len(self.order) - self.base
+        return self.division.uneven == "repeat" and left % self.division.world_size > 0
 
     def take_own(self, number: int) -> tuple[int, int]:
         """Return how many samples of batch `number` count, and how many it has."""
@@ -130,6 +136,84 @@ class SampledPlan:
         """Yield the indices of batch `start` and of every later one."""
         for indices in itertools.islice(iter(self.sampler), start, None):
             yield _as_sequence(indices)
+
+
+@dataclass(slots=True)
+class DealtPlan:
+    """One rank's batches of a batch sampler that yields the same batches on every rank.
+
+    A step takes a batch for each rank, in turn. If the last step lacks batches, `division.uneven` decides:
+    'pad' and 'repeat' give the ranks that would have none a batch from the start of the epoch, which with
+    'pad' does not count; 'drop' drops the step.
+
+    Attributes
+    ----------
+    sampler : iterable
+        Yields one sequence of indices per batch, for all ranks together.
+    division : Division
+        The rank, the world size and how to treat a last step that lacks batches.
+    base : int
+        Number of batches before those of step 0.
+    own : dict of int to (int, int)
+        For each batch, how many samples count, and how many it has; until `take_own` takes it.
+
+    Examples
+    --------
+    >>> for rank in (0, 1):
+    ...     plan = DealtPlan([[0, 1], [2], [3, 4]], Division(rank, 2, "pad"))
+    ...     print(list(plan.batches(0)), plan.take_own(1))
+    [[0, 1], [3, 4]] (2, 2)
+    [[2], [0, 1]] (0, 2)
+    """
+
+    sampler: Iterable[Any]
+    division: Division
+    base: int = 0
+    own: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches are repeated that do not count, so that batches have masks."""
+        left = len(self.sampler) - self.base if isinstance(self.sampler, Sized) else None
+        return self.division.pads(left, drop_last=False)
+
+    def batches(self, start: int) -> Iterator[Indices]:
+        """Yield the indices of batch `start` and of every later one.
+
+        Raises
+        ------
+        LoaderError
+            The last step lacks batches, and `division.uneven` is 'error'.
+        """
+        rank, world_size = self.division.rank, self.division.world_size
+        pads = self.pads
+        listed = map(_as_sequence, self.sampler)
+        begin = self.base + start * world_size
+        first = list(itertools.islice(listed, min(begin, world_size)))
+        next(itertools.islice(listed, begin - len(first), begin - len(first)), None)
+        for number in itertools.count(start):
+            step = list(itertools.islice(listed, world_size))
+            first += step[: world_size - len(first)]
+            counts = rank < len(step)
+            if not step or (len(step) < world_size and not self._fill(step, first)):
+                return
+            if pads:
+                self.own[number] = len(step[rank]) if counts else 0, len(step[rank])
+            yield step[rank]
+
+    def _fill(self, step: list[Indices], first: list[Indices]) -> bool:
+        """Fill up the last step from the epoch's first batches; return False if it is dropped."""
+        if self.division.uneven == "error":
+            raise LoaderError(
+                f"the batch sampler's last step has {len(step)} batches for {self.division.world_size} "
+                "ranks; choose uneven='pad', 'repeat' or 'drop'"
+            )
+        step += itertools.islice(itertools.cycle(first), self.division.world_size - len(step))
+        return self.division.fills
+
+    def take_own(self, number: int) -> tuple[int, int]:
+        """Remove and return how many samples of a batch count, and how many it has."""
+        return self.own.pop(number)
 
 
 @dataclass(frozen=True, slots=True)

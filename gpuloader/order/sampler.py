@@ -108,7 +108,11 @@ class _Seeded(Sampler[int]):
         self._seed = None if generator is None else draw_seed(generator)
 
     def __iter__(self) -> Iterator[int]:
-        return iterate(self._draw(draw_seed(self.generator), 0))
+        yield from iterate(self._draw(self._new_seed(), 0))
+
+    def _new_seed(self) -> int:
+        """Draw the seed of an iteration outside a loader."""
+        return draw_seed(self.generator)
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""

@@ -36,17 +36,21 @@ class WorkerInfo:
     @property
     def rank(self) -> int:
         """The rank of the loader's process in the distributed run, from 0."""
-        return (self.ranks or find_rank())[0]
+        return self._find_ranks()[0]
 
     @property
     def world_size(self) -> int:
         """The number of processes in the run; 1 without a known launcher."""
-        return (self.ranks or find_rank())[1]
+        return self._find_ranks()[1]
+
+    def _find_ranks(self) -> tuple[int, int]:
+        _present.rank_questions += 1
+        return self.ranks or find_rank()
 
 
 class _Present(threading.local):
     info: WorkerInfo | None = None
-    asked: bool = False
+    rank_questions: int = 0
 
 
 _present = _Present()
@@ -74,7 +78,6 @@ def get_worker_info() -> WorkerInfo | None:
     >>> sorted(int(square[0]) for square in loader)
     [0, 1, 4, 9, 16, 25]
     """
-    _present.asked = True
     return _present.info
 
 
@@ -99,15 +102,15 @@ def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
     """
     info = _present.info
     worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+    rank, ranks = ask_ranks()  # also if they have their own: the dataset has been divided with them in mind
     if not of_ranks:
         return worker, workers
-    rank, ranks = find_rank() if info is None else (info.rank, info.world_size)
     return rank + worker * ranks, ranks * workers
 
 
 def enter_worker(info: WorkerInfo | None) -> None:
     """Make the calling thread the given worker, or none."""
-    _present.info, _present.asked = info, False
+    _present.info = info
 
 
 def exchange_worker(info: WorkerInfo | None) -> WorkerInfo | None:
@@ -116,6 +119,11 @@ def exchange_worker(info: WorkerInfo | None) -> WorkerInfo | None:
     return before
 
 
-def has_asked() -> bool:
-    """Return whether the calling thread has called `get_worker_info` since it became a worker."""
-    return _present.asked
+def ask_ranks() -> tuple[int, int]:
+    """Return the rank and world size for a dataset that divides its items among ranks, in a worker or not."""
+    return (_present.info or WorkerInfo(0, 1, 0, None))._find_ranks()
+
+
+def count_rank_questions() -> int:
+    """Return how often code in the calling thread has asked for the rank or the world size."""
+    return _present.rank_questions

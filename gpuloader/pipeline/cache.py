@@ -296,6 +296,8 @@ class Resident:
         InOrder(count=9)
         """
         order = plan.order if isinstance(plan, OrderedPlan | DividedPlan) else None
+        if isinstance(plan, DividedPlan) and plan.wraps:
+            return None  # the last batch is not a stretch of the order
         if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
             return order
         return None

@@ -115,8 +115,6 @@ class Epoch:
         Called when the last step has been delivered.
     steering : Steering or None
         Tunes the epoch while it runs.
-    length : callable or None
-        Returns the number of steps in a whole epoch, or raises TypeError; None if that is never known.
     """
 
     def __init__(
@@ -130,9 +128,7 @@ class Epoch:
         meter: Meter,
         ended: Callable[[], None] | None = None,
         steering: Steering | None = None,
-        length: Callable[[], int] | None = None,
     ) -> None:
-        self._length = length
         self._road = road
         self._present = present
         self._recycle = recycle
@@ -151,21 +147,6 @@ class Epoch:
 
     def __iter__(self) -> Epoch:
         return self
-
-    def __len__(self) -> int:
-        """Return the number of steps in a whole epoch, however many of them have been delivered.
-
-        Raises
-        ------
-        TypeError
-            The number is unknown.
-        """
-        if self._length is None:
-            raise TypeError("the length of an epoch of a reader is not known in advance")
-        return self._length()
-
-    def __bool__(self) -> bool:
-        return True  # not the length, which may be unknown
 
     def __next__(self) -> Any:
         with self._lock:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, FunctionType
 from typing import Any
 
-from gpuloader.order.worker_info import WorkerInfo
+from gpuloader.order.worker_info import WorkerInfo, get_worker_info
 
 _DATA_MODULES = ("torch.utils.data", "paddle.io")
 _WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worker")
+_COLLATING = "torch.utils.data._utils.collate"
+
+_lock = threading.Lock()
+_answered = 0
+_replaced: dict[FunctionType, CodeType] = {}
 
 
 def is_iterable_only(dataset: object) -> bool:
@@ -36,21 +44,73 @@ def tell_worker(info: WorkerInfo) -> None:
     """Make ``get_worker_info`` of PyTorch and Paddle, if imported, work in this worker process.
 
     Otherwise a dataset that divides its files by it would yield all of them in every worker. Not for worker
-    threads, because both frameworks keep this information per process.
+    threads, because both frameworks keep this information per process: see `answering_threads`.
     """
     for name in _WORKER_MODULES:
         module: Any = sys.modules.get(name)
         # Neither attribute is public, so a release that moved them is no reason to fail.
         with suppress(AttributeError, TypeError):
-            module._worker_info = module.WorkerInfo(
-                id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset
-            )
+            module._worker_info = _translate(module, info)
+
+
+def _translate(module: Any, info: WorkerInfo) -> Any:
+    return module.WorkerInfo(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset)
+
+
+@contextmanager
+def answering_threads() -> Iterator[None]:
+    """Make ``get_worker_info`` of PyTorch and Paddle, if imported, answer each worker thread for itself.
+
+    Both return a global variable of the process. A dataset may have imported the functions by name, so this
+    replaces their code, and puts it back when the last worker thread that uses it leaves. Threads that are no
+    workers get the global variable as before.
+    """
+    global _answered
+    with _lock:
+        _answered += 1
+        for name in _WORKER_MODULES:
+            _replace(sys.modules.get(name))
+    try:
+        yield
+    finally:
+        with _lock:
+            _answered -= 1
+            while not _answered and _replaced:
+                function, code = _replaced.popitem()
+                function.__code__ = code
+
+
+def _replace(module: Any) -> None:
+    function = getattr(module, "get_worker_info", None)
+    if not isinstance(function, FunctionType) or function in _replaced:
+        return
+    if function.__code__.co_names != ("_worker_info",) or not hasattr(module, "WorkerInfo"):
+        return  # a release that keeps the information in another way
+    function.__globals__["_find_worker_of_gpuloader"] = _make_finder(module)
+    _replaced[function], function.__code__ = function.__code__, _ask.__code__
+
+
+def _ask() -> Any:
+    """Take the place of a framework's function, whose global variables include the one below."""
+    return _find_worker_of_gpuloader()  # type: ignore[name-defined]  # noqa: F821
+
+
+def _make_finder(module: Any) -> Callable[[], Any]:
+    def find() -> Any:
+        info = get_worker_info()
+        # In a worker, PyTorch's collate function puts each batch into shared memory, for a process to send.
+        if info is None or sys._getframe(2).f_globals.get("__name__") == _COLLATING:
+            return module._worker_info
+        return _translate(module, info)
+
+    return find
 
 
 def has_told_torch() -> bool:
-    """Return whether PyTorch's ``get_worker_info`` describes a worker here, as `tell_worker` makes it.
+    """Return whether PyTorch's ``get_worker_info`` describes a worker of ours in the calling thread.
 
     >>> has_told_torch()
     False
     """
-    return getattr(sys.modules.get(_WORKER_MODULES[0]), "_worker_info", None) is not None
+    ask = getattr(sys.modules.get(_WORKER_MODULES[0]), "get_worker_info", None)
+    return ask is not None and ask() is not None

@@ -187,7 +187,7 @@ def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
     monkeypatch.setattr(shuffle, "shuffle", permuting)
     loader = load(cache="device")
     with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small"):
-        iter(loader)
+        next(iter(loader))
 
 
 def test_a_device_lost_while_an_order_is_computed(runtime):
@@ -195,7 +195,7 @@ def test_a_device_lost_while_an_order_is_computed(runtime):
     list(loader)
     runtime.failed = 700
     with pytest.raises(LoaderError, match=r"gpu:0 failed.* 700"):
-        iter(loader)
+        next(iter(loader))
     runtime.failed = 0
     assert len(list(loader)) == len(wanted())
 

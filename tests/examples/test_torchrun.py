@@ -1,68 +1,19 @@
 """The torchrun example, run for real: two processes sum their gradients and leave no process behind."""
 
 import importlib.util
-import os
-import signal
-import subprocess
-import sys
-import time
-import uuid
 from pathlib import Path
 
 import pytest
 
+from tests import launching
+
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "torchrun_mnist.py"
-LIMIT = 90
-"""Seconds that a run may take."""
 
 
 def run(*arguments, processes=1):
-    """Run the example and check that it leaves no process behind."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    mark = f"gpuloader-test-{uuid.uuid4()}"
-    command = [sys.executable, *(launcher if processes > 1 else []), SCRIPT, *arguments]
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        env=environment() | {"GPULOADER_TEST": mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT)
-    finally:
-        for left in find_marked(mark) if process.returncode is None else ():
-            os.kill(left, signal.SIGKILL)
-        process.wait()
-    assert process.returncode == 0, output
-    deadline = time.monotonic() + 10
-    while find_marked(mark):
-        assert time.monotonic() < deadline, "processes of the run are still there"
-        time.sleep(0.05)  # wait for init to reap processes that have ended
-    return output
-
-
-def environment():
-    """Return an environment without a launcher's variables, for CPUs and one thread per process."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def find_marked(mark):
-    """Return the IDs of the processes that inherited the mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    return launching.run(SCRIPT, *arguments, processes=processes)
 
 
 def read(path):

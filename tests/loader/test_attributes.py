@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import weakref
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -115,6 +117,47 @@ class TestAttributes:
         loader = DataLoader(NUMBERS, places="cpu")
         loader.name = "mine"
         assert loader.name == "mine"
+
+
+class TestTheSamplersEpoch:
+    """Trainers set the epoch of a loader's sampler, because PyTorch's loaders have none themselves."""
+
+    @pytest.mark.parametrize("options", [{}, {"shard": (0, 2)}], ids=str)
+    @pytest.mark.parametrize("find", [attrgetter("sampler"), attrgetter("batch_sampler.sampler")])
+    def test_is_that_of_the_loader(self, find, options):
+        loader = DataLoader(range(8), places="cpu", batch_size=2, shuffle=True, seed=1, **options)
+        epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+        find(loader).set_epoch(1)
+        assert loader.state_dict()["epoch"] == 1
+        assert [batch.tolist() for batch in loader] == epochs[1]
+
+    def test_after_a_whole_epoch_begins_the_next(self):
+        """A checkpoint that Lightning writes after an epoch's last step holds a state that is not ended."""
+        loader = DataLoader(range(4), places="cpu", batch_size=2)
+        epoch = iter(loader)
+        next(epoch), next(epoch)
+        state = loader.state_dict()
+        assert (state["epoch"], state["batches"]) == (0, 2)
+        loader.load_state_dict(state)
+        loader.sampler.set_epoch(1)
+        assert len(list(loader)) == 2
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])
+    def test_is_not_that_of_a_copy(self, copied):
+        loader = DataLoader(range(8), places="cpu")
+        copied(loader.sampler).set_epoch(1)
+        assert loader.state_dict()["epoch"] == 0
+
+    def test_does_not_keep_the_loader_alive(self):
+        loader = DataLoader(range(8), places="cpu")
+        sampler, gone = loader.sampler, weakref.ref(loader)
+        del loader
+        assert gone() is None
+        sampler.set_epoch(1)
+
+    def test_of_a_sampler_that_was_passed_is_its_own(self):
+        loader = DataLoader(range(8), places="cpu", sampler=SequenceSampler(range(8)))
+        assert not hasattr(loader.sampler, "set_epoch")
 
 
 class TestWorkerInit:

@@ -33,7 +33,7 @@ class TestResuming:
     def test_at_any_world_size_and_batch_size_loses_and_repeats_nothing(
         self, count, legs, last, uneven, kind
     ):
-        state, samples, masked = None, [], uneven == "pad"
+        state, samples = None, []
         for world_size, size, most, threads in [*legs, (*last, 10**6, 0)]:
             options = {"num_workers": threads, "worker_type": "thread"} if threads else {}
             found = loaders(count, world_size, kind=kind, batch_size=size, uneven=uneven, **options)
@@ -49,7 +49,7 @@ class TestResuming:
                 if step[0] is None:
                     ended = True
                     break
-                samples += [one for batch in step for one in numbers(batch, masked)]
+                samples += [one for batch in step for one in numbers(batch)]
             states = [loader.state_dict() for loader in found]
             assert all(one == states[0] for one in states)
             state = states[0]
@@ -94,7 +94,7 @@ class TestResuming:
                 if places == 1:
                     steps = [[batch] for batch in steps]
                 parts = list(zip(*steps, strict=True)) if split == "batches" else [[*itertools.chain(*steps)]]
-                found += [one for part in parts for batch in part for one in numbers(batch, True)]
+                found += [one for part in parts for batch in part for one in numbers(batch)]
             state = ranks[-1].state_dict()
             assert all(loader.state_dict() == state for loader in ranks)
             if state["epoch"] > epoch:
@@ -104,7 +104,7 @@ class TestResuming:
     def test_reads_the_order_of_the_epoch_to_its_end(self):
         found = loaders(50, 3)
         epochs = [iter(loader) for loader in found]
-        before = [one for _ in range(4) for epoch in epochs for one in numbers(next(epoch), True)]
+        before = [one for _ in range(4) for epoch in epochs for one in numbers(next(epoch))]
         again = loaders(50, 2, batch_size=5)
         for loader in again:
             loader.load_state_dict(found[1].state_dict())
@@ -120,7 +120,7 @@ class TestResuming:
         samples = [one for epoch in epochs for one in next(epoch).tolist()]
         for loader in loaders(50, 4, batch_size=3, drop_last=True):
             loader.load_state_dict(found[0].state_dict())
-            samples += [one for batch in epoch_of(loader, masked=False) for one in batch]
+            samples += [one for batch in epoch_of(loader) for one in batch]
         assert len(set(samples)) == len(samples) == 6 + 36
 
     def test_all_received_is_not_the_end_yet(self):
@@ -144,7 +144,7 @@ class TestResuming:
         for loader in found:
             loader.load_state_dict(alone.state_dict())
         epochs = [iter(loader) for loader in found]
-        samples += [one for epoch in epochs for one in numbers(next(epoch), True)]
+        samples += [one for epoch in epochs for one in numbers(next(epoch))]
         again = DataLoader(range(30), places="cpu", batch_size=5, shuffle=True, seed=1)
         again.load_state_dict(found[0].state_dict())
         samples += [one for batch in again for one in batch.tolist()]
@@ -222,7 +222,7 @@ class TestResuming:
     def test_in_processes(self, options):
         found = loaders(40, 2, batch_size=3, **PROCESSES, **options)
         epochs = [iter(loader) for loader in found]
-        samples = [one for _ in range(2) for epoch in epochs for one in numbers(next(epoch), True)]
+        samples = [one for _ in range(2) for epoch in epochs for one in numbers(next(epoch))]
         again = loaders(40, 3, **{**PROCESSES, "num_workers": 1}, **options)
         for loader in again:
             loader.load_state_dict(found[0].state_dict())

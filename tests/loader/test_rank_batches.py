@@ -30,7 +30,7 @@ class TestContents:
                 assert len(steps) == len(loader)
                 for step in steps:
                     assert len({len(values) for values, _ in step}) == 1
-                    samples += [one for batch in step for one in numbers(batch, True)]
+                    samples += [one for batch in step for one in numbers(batch)]
             assert len(set(samples)) == len(samples)
             # 37 samples are 3 steps of 12 and 1 more. A rank's batch of one cannot be cut into 3 shards.
             assert sorted(samples) == list(range(37)) if remainder == "pad" else len(samples) == 36
@@ -40,11 +40,17 @@ class TestContents:
             options = {"batch_size": 5, "remainder": "pad"}
             whole = epoch_of(make(range(23), rank, 2, shuffle=True, **options))
             sharded = make(range(23), rank, 2, shuffle=True, split="shards", places=cpu_places(2), **options)
-            assert [[one for part in step for one in numbers(part, True)] for step in sharded] == whole
+            assert [[one for part in step for one in numbers(part)] for step in sharded] == whole
 
     def test_without_masks_sample_counts_are_not_recorded(self):
-        for rule, drop_last, noted in [("drop", False, 0), ("pad", True, 0), ("pad", False, 12)]:
-            rank = DividedPlan(InOrder(46), 4, drop_last, Division(0, 2, rule))
+        for count, rule, drop_last, noted in [
+            (46, "drop", False, 0),
+            (46, "pad", True, 0),
+            (46, "pad", False, 0),
+            (45, "pad", False, 12),
+            (45, "repeat", False, 0),
+        ]:
+            rank = DividedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
             plan = ShardedPlan(rank, 2, "drop")
             assert len(list(plan.batches(0))) == (10 if drop_last else 12)
             assert len(plan.own) == noted
@@ -70,7 +76,7 @@ class TestContents:
     def test_batches_for_several_places_of_each_rank(self, places):
         found = [list(loader) for loader in loaders(29, 2, places=cpu_places(places))]
         assert len({len(steps) for steps in found}) == 1
-        samples = [one for steps in found for step in steps for batch in step for one in numbers(batch, True)]
+        samples = [one for steps in found for step in steps for batch in step for one in numbers(batch)]
         assert sorted(samples) == list(range(29))
 
     def test_of_an_iterable_data_set_cut_into_shards(self):
@@ -135,8 +141,8 @@ class TestContents:
             drawn.append(
                 {
                     int(index): float(number)
-                    for indices, noise, mask in batches
-                    for index, number in zip(indices[mask], noise[mask], strict=True)
+                    for indices, noise, *_ in batches
+                    for index, number in zip(indices, noise, strict=True)
                 }
             )
         assert drawn[0] == drawn[1]
@@ -157,10 +163,9 @@ class TestContents:
         for world_size in (1, 3):
             found = {}
             for loader in loaders_of(dataset, world_size, transforms=[RandomCropFlip("0", (4, 4))]):
-                for pictures, labels, mask in loader:
-                    for one, label, own in zip(pictures, labels, mask, strict=True):
-                        if own:
-                            found[int(label)] = one.tolist()
+                for pictures, labels, *_ in loader:
+                    for one, label in zip(pictures, labels, strict=True):
+                        assert found.setdefault(int(label), one.tolist()) == one.tolist()
             assert sorted(found) == list(range(22))
             drawn.append(found)
         assert drawn[0] == drawn[1]

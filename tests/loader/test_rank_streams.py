@@ -101,7 +101,7 @@ class TestStreams:
             lambda index: np.array([(info := get_worker_info()).rank, info.world_size, info.seed]), 40
         )
         seen = [
-            {tuple(row) for rows, _ in make(dataset, rank, 2, **workers) for row in rows.tolist()}
+            {tuple(row) for rows in make(dataset, rank, 2, **workers) for row in rows.tolist()}
             for rank in range(2)
         ]
         assert [{row[:2] for row in rows} for rows in seen] == [{(0, 2)}, {(1, 2)}]
@@ -110,7 +110,7 @@ class TestStreams:
     def test_global_generators_of_processes_are_seeded_by_rank(self):
         dataset = Made(lambda index: np.random.randint(2**31), 8)
         drawn = [
-            [one for values, _ in make(dataset, rank, 2, **PROCESSES) for one in values.tolist()]
+            [one for values in make(dataset, rank, 2, **PROCESSES) for one in values.tolist()]
             for rank in range(2)
         ]
         assert not set(drawn[0]) & set(drawn[1])

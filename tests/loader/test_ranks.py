@@ -20,7 +20,7 @@ from gpuloader import (
     WeightedRandomSampler,
     cpu_places,
 )
-from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers
+from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers, values_of
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
@@ -30,7 +30,7 @@ sizes = {
     "count": st.integers(0, 120),
     "size": st.integers(1, 9),
     "world_size": st.integers(1, 16),
-    "uneven": st.sampled_from(["pad", "drop"]),
+    "uneven": st.sampled_from(["pad", "repeat", "drop"]),
     "drop_last": st.booleans(),
 }
 
@@ -42,16 +42,19 @@ class TestBatchesOfAllRanks:
         options = {"uneven": uneven, "drop_last": drop_last, "batch_size": size}
         if threads:
             options |= {"num_workers": threads, "worker_type": "thread"}
-        masked = uneven == "pad" and not drop_last
         found = [list(loader) for loader in loaders(count, world_size, kind=kind, **options)]
         assert len({len(batches) for batches in found}) == 1
         for step in zip(*found, strict=True):
-            assert len({len(batch[0] if masked else batch) for batch in step}) == 1
-        samples = [one for batches in found for batch in batches for one in numbers(batch, masked)]
-        assert len(set(samples)) == len(samples)
+            assert len({isinstance(batch, list) for batch in step}) == 1
+            assert len({len(values_of(batch)) for batch in step}) == 1
+        samples = [one for batches in found for batch in batches for one in numbers(batch)]
         step = size * world_size
+        if uneven == "repeat" and kind is range and -(-(count % step) // world_size) == size:
+            drop_last = False  # the last step is filled up before it could be dropped
         lost = count % step if drop_last else count % step % world_size if uneven == "drop" else 0
-        assert len(samples) == count - lost
+        more = -count % world_size if uneven == "repeat" and not drop_last else 0
+        assert len(set(samples)) == count - lost
+        assert len(samples) == count - lost + more
 
     @given(**sizes)
     @settings(max_examples=100, deadline=None)
@@ -83,10 +86,12 @@ class TestBatchesOfAllRanks:
             loader.set_epoch(epoch)
         for step, *batches in zip(whole, *found, strict=True):
             if world_size == 1:
-                assert batches[0][0].tolist() == step.tolist()
+                assert batches[0].tolist() == step.tolist()
                 continue
-            for (values, mask), (wanted, counted) in zip(batches, step, strict=True):
-                assert (values.tolist(), mask.tolist()) == (wanted.tolist(), counted.tolist())
+            for batch, (wanted, counted) in zip(batches, step, strict=True):
+                assert isinstance(batch, list) == (count % world_size > 0)
+                assert values_of(batch) == wanted.tolist()
+                assert numbers(batch) == wanted[counted].tolist()
 
     @by_workers
     @pytest.mark.parametrize("kind", [range, Stream])
@@ -103,14 +108,6 @@ class TestBatchesOfAllRanks:
             assert [mask.tolist() for [(_, mask)] in found] == [[True], [False], [False]]
             assert [values.tolist() for [(values, _)] in found] == [[0], [0], [0]]
 
-    def test_have_masks_whenever_samples_may_be_repeated(self):
-        """So one training loop works for any dataset, world size and position."""
-        for world_size in (1, 2):
-            for batch in make(range(8), 0, world_size):
-                assert [len(part) for part in batch] == [2, 2]
-            for options in ({"uneven": "drop"}, {"drop_last": True}):
-                assert next(iter(make(range(8), 0, world_size, **options))).shape == (2,)
-
     def test_no_launcher_is_one_rank(self, monkeypatch):
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
             monkeypatch.delenv(name, raising=False)
@@ -121,7 +118,7 @@ class TestBatchesOfAllRanks:
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         loader = DataLoader(range(8), places="cpu", batch_size=2, shard="auto", uneven="drop")
-        assert epoch_of(loader, masked=False) == [[2, 3], [6, 7]]
+        assert epoch_of(loader) == [[2, 3], [6, 7]]
 
 
 class TestOrders:
@@ -171,12 +168,12 @@ class TestOrders:
             {"sampler": (number for number in range(4))},
             {"sampler": {3, 1}},
             {"sampler": RandomSampler(range(4), generator=np.random.default_rng(0))},
-            {"batch_sampler": [[0, 1], [2]], "batch_size": 1},
+            {"batch_sampler": iter([[0, 1], [2]]), "batch_size": 1},
             {"sampler": type("Own", (Sampler,), {"__iter__": lambda self: iter([1])})()},
         ],
     )
     def test_that_ranks_could_not_agree_on_are_refused(self, options):
-        with pytest.raises(ValueError, match=r"shard needs an order .*pass a list of indices as sampler"):
+        with pytest.raises(ValueError, match=r"shard needs an order .* a list of indices as sampler"):
             make(range(4), 0, 2, **options)
 
     def test_that_are_divided_already_are_refused(self):
@@ -200,7 +197,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("dataset", "options", "message"),
         [
-            (range(9), {"uneven": "repeat"}, "uneven must be one of 'pad', 'drop', 'error', got 'repeat'"),
+            (range(9), {"uneven": "keep"}, "uneven must be one of 'pad', .*'error', got 'keep'"),
             (range(9), {"uneven": "error"}, "9 samples fill 2 steps of 2 ranks and leave 1"),
             (Stream(8), {"uneven": "error"}, "the length of an iterable dataset is not known in advance"),
             (iter(range(8)), {}, "a range_iterator can be read only once: pass an IterableDataset"),
@@ -213,7 +210,7 @@ class TestRefusals:
             make(dataset, 0, 2, **options)
 
     def test_an_even_data_set_is_no_error(self):
-        assert epoch_of(make(range(10), 1, 2, uneven="error"), masked=False) == [[2, 3], [6, 7], [9]]
+        assert epoch_of(make(range(10), 1, 2, uneven="error")) == [[2, 3], [6, 7], [9]]
         assert len(make(range(9), 1, 2, uneven="error", drop_last=True)) == 2
 
     def test_an_uneven_rest_is_an_error_when_it_is_loaded(self):

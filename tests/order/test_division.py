@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.order.division import ALONE, Division, Share, Standing, find_division, part_of
+from gpuloader.order.division import ALONE, Division, Sharding, Share, Standing, part_of
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
 from gpuloader.pipeline.split import cut
 
@@ -192,20 +192,21 @@ def test_parts_are_as_even_as_can_be():
 )
 def test_what_is_no_shard_is_refused(shard, error, message):
     with pytest.raises(error, match=message):
-        find_division(shard, "pad")
+        Sharding.of(shard, "pad")
 
 
 def test_auto_asks_the_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "5")
-    assert find_division("auto", "drop") == Division(3, 5, "drop")
-    assert find_division(None, "drop") is None
+    sharding = Sharding.of("auto", "drop")
+    assert sharding.divide() == Division(3, 5, "drop")
+    assert Sharding.of(None, "drop") is None
     assert Standing.of(None) == Standing((3, 5))
     assert Standing.of(Division(1, 2, "pad")) == Standing((1, 2), (1,))
     monkeypatch.delenv("RANK")
     assert Standing.of(None) == Standing(None)  # the error is raised only when a dataset asks
     with pytest.raises(ValueError, match="sets WORLD_SIZE='5' but not RANK"):
-        find_division("auto", "drop")
+        sharding.divide()
 
 
 def test_an_uneven_end_is_an_error_that_gives_the_numbers():

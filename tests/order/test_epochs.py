@@ -137,4 +137,4 @@ def test_an_error_of_set_epoch_is_the_users_own():
             raise RuntimeError("no epochs here")
 
     with pytest.raises(RuntimeError, match="no epochs here"):
-        iter(load(sampler=Refusing()))
+        next(iter(load(sampler=Refusing())))

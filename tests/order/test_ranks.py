@@ -16,7 +16,7 @@ PAIRS = [
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in [*sum(PAIRS, ()), *LOCAL]:
+    for name in [*sum(PAIRS, ()), *LOCAL, "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -113,3 +113,40 @@ def test_the_local_rank_is_found(name, monkeypatch):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(ValueError, match=message):
             find_local_rank()
+
+
+def set_all(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("node", "rank"),
+    [
+        ({}, 1),
+        ({"NODE_RANK": 0}, 1),
+        ({"GROUP_RANK": 0}, 1),
+        ({"NODE_RANK": 2, "LOCAL_WORLD_SIZE": 2}, 5),
+        ({"GROUP_RANK": 1, "LOCAL_WORLD_SIZE": 2}, 3),
+        ({"NODE_RANK": 1, "GROUP_RANK": 2, "LOCAL_WORLD_SIZE": 2}, 3),
+    ],
+)
+def test_lightnings_processes_are_numbered_per_node(node, rank, monkeypatch):
+    """Its launcher sets WORLD_SIZE, LOCAL_RANK and NODE_RANK, but no RANK."""
+    set_all(monkeypatch, WORLD_SIZE=6, LOCAL_RANK=1, **node)
+    assert find_rank() == (rank, 6)
+
+
+def test_processes_of_another_node_without_its_size_are_an_error(monkeypatch):
+    set_all(monkeypatch, WORLD_SIZE=6, LOCAL_RANK=1, NODE_RANK=1)
+    with pytest.raises(ValueError, match=r"NODE_RANK=1, .* set RANK or LOCAL_WORLD_SIZE"):
+        find_rank()
+    set_all(monkeypatch, LOCAL_WORLD_SIZE=6)
+    with pytest.raises(ValueError, match=r"LOCAL_RANK=1 and WORLD_SIZE=6, which makes this rank 7"):
+        find_rank()
+
+
+def test_a_local_rank_without_a_world_is_no_launcher(monkeypatch):
+    """Lightning leaves LOCAL_RANK behind when a trainer has finished."""
+    set_all(monkeypatch, LOCAL_RANK=0, NODE_RANK=0)
+    assert find_rank() == (0, 1)

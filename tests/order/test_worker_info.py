@@ -3,7 +3,7 @@
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, get_worker_info
-from gpuloader.order.worker_info import WorkerInfo, enter_worker, has_asked
+from gpuloader.order.worker_info import WorkerInfo, ask_ranks, count_rank_questions, enter_worker
 from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, Made, name_workers, values
 
 
@@ -56,13 +56,23 @@ def test_init_functions_are_told_too():
     assert seen == {(0, 0, 3), (1, 1, 3), (2, 2, 3)}
 
 
-def test_whether_it_was_asked():
-    enter_worker(WorkerInfo(1, 2, 3, None))
+def test_questions_for_the_rank_are_counted_and_others_are_not():
+    enter_worker(WorkerInfo(1, 2, 3, None, (4, 5)))
     try:
-        assert not has_asked()
-        assert get_worker_info() == WorkerInfo(1, 2, 3, None)
-        assert has_asked()
+        before = count_rank_questions()
+        assert get_worker_info().id == 1
+        assert count_rank_questions() == before
+        assert (get_worker_info().rank, get_worker_info().world_size) == (4, 5)
+        assert ask_ranks() == (4, 5)
+        assert count_rank_questions() == before + 3
     finally:
         enter_worker(None)
-    assert not has_asked()
     assert get_worker_info() is None
+
+
+def test_outside_a_worker_the_launcher_is_asked_for_the_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    before = count_rank_questions()
+    assert ask_ranks() == (1, 3)
+    assert count_rank_questions() == before + 1

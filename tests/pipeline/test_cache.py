@@ -420,7 +420,7 @@ class TestTooLittleMemory:
         )
         for _ in range(2):
             with pytest.raises(StagingMemoryError, match="a cache of 7,000 bytes does not fit on simul"):
-                iter(loader)
+                next(iter(loader))
             gc.collect()  # drops what was read ahead
         assert sum(dataset.reads) <= 4 * 64
 

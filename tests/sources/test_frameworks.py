@@ -2,7 +2,8 @@
 
 import itertools
 import sys
-from types import SimpleNamespace
+import threading
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,9 +31,12 @@ def make_lines(framework):
     return Lines()
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}], ids=str)
+THREADS = {"num_workers": 2, "worker_type": "thread"}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}, THREADS], ids=str)
 def test_an_iterable_data_set_of_a_framework_is_read_once(framework, options):
-    loader = DataLoader(make_lines(framework), places="cpu", batch_size=3, start_method=None, **options)
+    loader = DataLoader(make_lines(framework), places="cpu", batch_size=3, **options)
     for _ in range(2):
         assert sorted(np.concatenate(list(loader)).tolist()) == list(range(12))
 
@@ -50,6 +54,108 @@ def test_a_framework_asked_about_the_worker_answers_in_its_process(framework):
     assert sorted(set(told[:, 0])) == [0, 1]
     assert (told[:, 1:] == [2, 1]).all()
     assert framework.get_worker_info() is None  # in this process
+
+
+class Asking(Dataset):
+    """Samples that say which worker made them, as the framework tells it."""
+
+    def __init__(self, ask):
+        self.ask = ask  # a function that was imported by name
+        self.both = threading.Barrier(2, timeout=20)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        info = self.ask()
+        if index in (1, 11):  # the second samples of the two threads' parts of the first batch
+            self.both.wait()
+        return np.array([info.id, info.num_workers, info.seed % 2**32, info.dataset is self])
+
+
+class TestThreads:
+    def test_are_told_each_for_itself(self, framework):
+        loader = DataLoader(Asking(framework.get_worker_info), places="cpu", batch_size=20, **THREADS)
+        told = np.concatenate(list(loader))
+        assert (told[:, 1] == 2).all()
+        assert told[:, 3].all()
+        assert len({tuple(row) for row in told.tolist()}) == len({row[0] for row in told.tolist()}) == 2
+
+    def test_leave_the_answer_to_others_as_it_is(self, framework):
+        code = framework.get_worker_info.__code__
+        loader = DataLoader(Asking(framework.get_worker_info), places="cpu", batch_size=20, **THREADS)
+        epoch = iter(loader)
+        next(epoch)
+        assert framework.get_worker_info() is None
+        inline = DataLoader(make_lines(framework), places="cpu", batch_size=12)
+        assert [batch.tolist() for batch in inline] == [[*range(12)]]
+        epoch.close()
+        assert framework.get_worker_info() is None
+        assert framework.get_worker_info.__code__ is code
+
+    def test_of_two_loaders_end_independently(self, framework):
+        loader = DataLoader(make_lines(framework), places="cpu", **THREADS)
+        first, second = iter(loader), iter(loader)
+        next(first)
+        next(second)
+        first.close()
+        assert len(list(second)) == 11
+
+    def test_of_several_ranks_read_everything(self, framework):
+        """Under shard every worker reads all items, so the dataset must not divide them."""
+        found = [
+            DataLoader(make_lines(framework), places="cpu", shard=(rank, 2), uneven="drop", **THREADS)
+            for rank in range(2)
+        ]
+        assert [np.concatenate(list(loader)).tolist() for loader in found] == [
+            [*range(0, 12, 2)],
+            [*range(1, 12, 2)],
+        ]
+
+    def test_collate_without_shared_memory(self, framework):
+        if framework.__name__ != "torch.utils.data":
+            pytest.skip("only PyTorch's function asks")
+        import torch
+
+        seen = []
+
+        def collate(samples):
+            batch = framework.default_collate(samples)
+            seen.append(batch.is_shared())
+            return batch
+
+        loader = DataLoader([torch.ones(3)] * 4, places="cpu", batch_size=2, collate_fn=collate, **THREADS)
+        assert [batch.shape for batch in loader] == [(2, 3)] * 2
+        assert seen == [False] * 2
+
+    def test_ask_a_release_that_keeps_the_information_elsewhere(self, monkeypatch):
+        def get_worker_info():
+            return "elsewhere"
+
+        moved = SimpleNamespace(get_worker_info=get_worker_info, WorkerInfo=dict)
+        monkeypatch.setitem(sys.modules, "torch.utils.data._utils.worker", moved)
+        seen = DataLoader(
+            range(2),
+            places="cpu",
+            collate_fn=lambda samples: get_worker_info(),
+            num_workers=1,
+            worker_type="thread",
+        )
+        assert list(seen) == ["elsewhere"] * 2
+
+    def test_are_answered_over_a_module_like_the_frameworks(self, monkeypatch):
+        """So this is tested where neither is installed."""
+        worker = ModuleType("worker")
+        exec("_worker_info = None\ndef get_worker_info():\n    return _worker_info", vars(worker))
+        worker.WorkerInfo = SimpleNamespace
+        monkeypatch.setitem(sys.modules, "torch.utils.data._utils.worker", worker)
+        code = worker.get_worker_info.__code__
+        told = np.concatenate(
+            list(DataLoader(Asking(worker.get_worker_info), places="cpu", batch_size=20, **THREADS))
+        )
+        assert {row[1] for row in told.tolist()} == {2}
+        assert worker.get_worker_info() is None
+        assert worker.get_worker_info.__code__ is code
 
 
 class TestWithoutTheFrameworks:

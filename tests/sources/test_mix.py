@@ -152,18 +152,18 @@ class TestLoaders:
     def test_ranks_divide_it(self, at_end, shuffle):
         ranks = loaders_of(mix(at_end), 3, batch_size=4, shuffle=shuffle)
         steps = zip(*ranks, strict=True)
-        found = [one for step in steps for batch in step for one in numbers(batch, True)]
+        found = [one for step in steps for batch in step for one in numbers(batch)]
         wanted = samples(load(mix(at_end), seed=5, shuffle=shuffle))
         assert found == wanted
 
     def test_ranks_resume_with_another_number_of_ranks(self):
         first = loaders_of(mix("repeat"), 2, batch_size=4, shuffle=True)
         epochs = [iter(one) for one in first]
-        before = [one for _ in range(3) for epoch in epochs for one in numbers(next(epoch), True)]
+        before = [one for _ in range(3) for epoch in epochs for one in numbers(next(epoch))]
         others = loaders_of(mix("repeat"), 3, batch_size=5, shuffle=True)
         for one in others:
             one.load_state_dict(first[0].state_dict())
-        after = [one for step in zip(*others, strict=True) for batch in step for one in numbers(batch, True)]
+        after = [one for step in zip(*others, strict=True) for batch in step for one in numbers(batch)]
         assert before + after == samples(load(mix("repeat"), seed=5))
 
     def test_without_shuffling_ranks_need_no_seed(self):

@@ -105,20 +105,14 @@ def test_random_windows_are_a_function_of_seed_and_epoch(file):
     assert starts(random(num_workers=2)) == first
     ranks = [random(shard=(rank, 3)) for rank in range(3)]
     steps = zip(*ranks, strict=True)
-    divided = [window[0] for step in steps for batch in step for window in numbers(batch_of(batch), False)]
+    divided = [window[0] for step in steps for batch in step for window in numbers(batch)]
     assert divided == first
-
-
-def batch_of(batch):
-    """Return the windows of a batch that its mask counts."""
-    windows, mask = batch
-    return windows[mask]
 
 
 def test_ranks_divide_windows_of_documents(file):
     windows = TokenWindows(file, 16, documents=[100, 1000])
     steps = zip(*(make(windows, rank, 2, shuffle=True, seed=3) for rank in range(2)), strict=True)
-    found = [window[0] for step in steps for batch in step for window in batch_of(batch).tolist()]
+    found = [window[0] for step in steps for batch in step for window in numbers(batch)]
     assert found == starts(load(windows))
 
 

@@ -18,6 +18,7 @@ from gpuloader.fetch.thread import CLOSING_TIME
 from gpuloader.order.division import Standing
 from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.sources.frameworks import answering_threads
 from gpuloader.watch.tracing import WORKER
 
 
@@ -168,6 +169,18 @@ def _work(
 ) -> None:
     seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
     enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
+    with answering_threads():
+        _take_tasks(number, tasks, crew, bell, at_work, failures)
+
+
+def _take_tasks(
+    number: int,
+    tasks: SimpleQueue[Task | None],
+    crew: Crew,
+    bell: SimpleQueue[None],
+    at_work: list[Task | None],
+    failures: list[LoaderError],
+) -> None:
     try:
         if crew.init is not None:
             crew.init(number)

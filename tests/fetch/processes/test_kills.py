@@ -126,7 +126,7 @@ def two_epochs(one):
 
 
 PROGRAM = """
-import random, sys, time
+import random, sys, threading, time
 from functools import partial
 from tests.fetch import faulty
 from tests.fetch.processes.test_kills import make
@@ -139,6 +139,10 @@ if seed % 2:
 epoch = iter(one)
 if seed % 2 == 0:
     next(epoch)
+else:  # the first batch takes longer than this program lives
+    threading.Thread(target=next, args=(epoch,), daemon=True).start()
+    while len(faulty.offspring()) < 3:
+        time.sleep(0.01)
 print("begun", flush=True)
 for batch in epoch:
     print(*faulty.offspring(), flush=True)

@@ -1,0 +1,14 @@
+"""A `DataLoader` that Keras 3 takes as data: ``model.fit(loader)``, also for evaluate and predict.
+
+Replace ``from gpuloader import DataLoader`` with ``from gpuloader.keras import DataLoader``. Keras is
+imported when the first loader is made.
+"""
+
+if __name__ == "keras":
+    from gpuloader.base.lazy import step_aside
+
+    step_aside(__name__, __file__)
+else:
+    from gpuloader.loader.keras_loader import DataLoader
+
+    __all__ = ["DataLoader"]

@@ -1,0 +1,33 @@
+"""When two batches of PyTorch's tensors are alike."""
+
+import importlib
+
+import numpy as np
+
+
+def same(ours, theirs):
+    """Return whether two batches are equal: containers, dtypes and values."""
+    torch = importlib.import_module("torch")
+    if isinstance(theirs, torch.Tensor):
+        return (
+            type(ours) is type(theirs)
+            and ours.dtype == theirs.dtype
+            and ours.shape == theirs.shape
+            and torch.equal(_numbers(ours), _numbers(theirs))
+        )
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(theirs, np.ndarray):
+        return ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+    return ours == theirs or (ours != ours and theirs != theirs)
+
+
+def _numbers(tensor):
+    """Return a tensor that can be compared: bits in place of numbers, so that NaN equals itself."""
+    torch = importlib.import_module("torch")
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.reshape(-1).view(torch.uint8) if tensor.dtype is not torch.bool else tensor

@@ -1,0 +1,100 @@
+"""Trains with Accelerate on each of torchrun's processes; each rank writes what it has seen to a file."""
+
+import argparse
+import json
+import sys
+import warnings
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+
+import gpuloader
+import gpuloader.torch
+from gpuloader.accelerate import prepare, skip_first_batches
+
+
+class Steps(torch.optim.SGD):
+    """Counts the steps that Accelerate lets through."""
+
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        return super().step(closure)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output", help="file to write to, with the rank appended")
+    parser.add_argument("--loader", default="{}")
+    parser.add_argument("--config", default="{}")
+    parser.add_argument("--plain", action="store_true", help="pass the loader to accelerator.prepare")
+    parser.add_argument("--count", type=int, default=22)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--save-after", type=int, default=0, help="save the state after a step, and stop")
+    parser.add_argument("--folder", help="folder of the state")
+    parser.add_argument("--skip", type=int, default=0)
+    options = parser.parse_args()
+    given = json.loads(options.loader)
+    kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
+    loader = kind(  # made before there are ranks
+        np.arange(options.count, dtype="float32"),
+        batch_size=4,
+        places="cpu",
+        output="torch",
+        shuffle=True,
+        seed=1,
+        **given,
+    )
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=options.accumulate,
+        dataloader_config=DataLoaderConfiguration(**json.loads(options.config)),
+    )
+    model = torch.nn.Linear(1, 1)
+    optimizer = Steps(model.parameters(), lr=0.0)
+    found = {"seen": [], "gathered": [], "ends": [], "synced": []}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if options.plain:
+            model, optimizer, batches = accelerator.prepare(model, optimizer, loader)
+            assert batches is loader
+        else:
+            model, optimizer = accelerator.prepare(model, optimizer)
+            batches = prepare(accelerator, loader)
+        if options.folder and not options.save_after:
+            accelerator.load_state(options.folder)
+        if options.skip:
+            batches = skip_first_batches(batches, options.skip)
+        steps = 0
+        for epoch in range(options.epochs):
+            for batch in batches:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch.reshape(-1, 1)).sum())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                found["seen"].append([epoch, batch.int().tolist()])
+                found["gathered"].append([epoch, accelerator.gather_for_metrics(batch).int().tolist()])
+                found["ends"].append(accelerator.gradient_state.end_of_dataloader)
+                found["synced"].append(accelerator.sync_gradients)
+                steps += 1
+                if steps == options.save_after:
+                    break
+            if steps == options.save_after:
+                break
+        if options.save_after:
+            accelerator.save_state(options.folder)
+    found["steps"] = optimizer.optimizer.count
+    found["length"] = len(batches)
+    found["warnings"] = [str(one.message) for one in caught if "shard=" in str(one.message)]
+    with open(f"{options.output}.{accelerator.process_index}", "w") as file:
+        json.dump(found, file)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

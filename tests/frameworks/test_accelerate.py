@@ -1,0 +1,79 @@
+"""Accelerate on two processes: what each rank reads, gathers, accumulates and resumes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuloader import DataLoader
+from tests import launching
+
+pytest.importorskip("accelerate")
+
+PROGRAM = Path(__file__).with_name("accelerate_program.py")
+
+
+@pytest.fixture
+def train(tmp_path):
+    def train(*arguments, loader=None, config=None):
+        options = ["--loader", json.dumps(loader or {}), "--config", json.dumps(config or {})]
+        launching.run_ranks(PROGRAM, tmp_path / "seen", *options, *arguments)
+        return [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
+
+    return train
+
+
+def epoch_of(number, rank):
+    """Return the batches of a rank in an epoch."""
+    loader = DataLoader(
+        range(22), places="cpu", batch_size=4, shuffle=True, seed=1, shard=(rank, 2), uneven="repeat"
+    )
+    loader.set_epoch(number)
+    return [[number, batch.tolist()] for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"split_batches": True, "even_batches": False, "dispatch_batches": True}], ids=str
+)
+def test_prepare_leaves_the_loader_as_it_is(train, config):
+    """It divides itself, and Accelerate's options for its own loaders change nothing."""
+    for rank, found in enumerate(train("--plain", config=config)):
+        assert found["seen"] == epoch_of(0, rank) + epoch_of(1, rank)
+        assert found["length"] == 3
+        assert found["warnings"] == []
+
+
+def test_a_loader_that_reads_everything_is_warned_of(train):
+    for found in train("--plain", "--epochs", 1, loader={"shard": None}):
+        assert len(found["seen"]) == 6
+        assert "shard='auto'" in found["warnings"][0]
+
+
+def test_samples_that_are_repeated_are_not_gathered_twice(train):
+    both = train("--count", 21)
+    assert both[0]["gathered"] == both[1]["gathered"]
+    whole = DataLoader(range(21), places="cpu", batch_size=8, shuffle=True, seed=1)
+    wanted = [[epoch, batch.tolist()] for epoch in range(2) for batch in whole]
+    assert both[0]["gathered"] == wanted
+    assert [len(numbers) for _, numbers in both[1]["seen"]] == [4, 4, 3] * 2
+
+
+def test_accumulation_ends_with_the_epoch(train):
+    for found in train("--accumulate", 2):
+        assert found["ends"] == [False, False, True] * 2
+        assert found["synced"] == [False, True, True] * 2
+        assert found["steps"] == 4
+
+
+def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_path):
+    begun = train("--save-after", 2, "--folder", tmp_path / "state")
+    resumed = train("--folder", tmp_path / "state")
+    for rank in range(2):
+        first, second = epoch_of(0, rank), epoch_of(1, rank)
+        assert begun[rank]["seen"] == first[:2]
+        assert resumed[rank]["seen"] == first[2:] + second
+
+
+def test_the_first_batches_can_be_skipped(train):
+    for rank, found in enumerate(train("--skip", 2)):
+        assert found["seen"] == epoch_of(0, rank)[2:] + epoch_of(1, rank)

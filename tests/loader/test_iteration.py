@@ -1,0 +1,93 @@
+"""Iterators over a loader: an epoch begins when its first step is requested."""
+
+import threading
+
+import pytest
+
+from gpuloader import DataLoader
+from tests.fakes import loader_threads
+from tests.sample_sets import ONE_THREAD, THREADS, Made
+
+
+def load(count=4, **options):
+    return DataLoader(range(count), **{"places": "cpu", "batch_size": 2, **options})
+
+
+def test_an_unused_iterator_takes_no_epoch():
+    loader = load(shuffle=True, seed=1)
+    wanted = [batch.tolist() for batch in load(shuffle=True, seed=1)]
+    unused = iter(loader)
+    assert [batch.tolist() for batch in loader] == wanted
+    assert loader.state_dict()["epoch"] == 1
+    assert next(unused) is not None
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_an_unused_iterator_starts_no_worker():
+    loader = load(**ONE_THREAD)
+    unused = iter(loader)
+    assert loader_threads() == []
+    assert len(list(unused)) == 2
+
+
+def test_epochs_side_by_side_differ():
+    loader = load(40, shuffle=True, seed=1)
+    pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
+    assert all(one != other for one, other in pairs)
+
+
+def test_what_is_set_before_the_first_step_counts():
+    loader = load(8, shuffle=True, seed=1)
+    epochs = [[batch.tolist() for batch in loader] for _ in range(4)]
+    loader = load(8, shuffle=True, seed=1)
+    epoch = iter(loader)
+    loader.set_epoch(2)
+    assert [batch.tolist() for batch in epoch] == epochs[2]
+    epoch = iter(loader)
+    loader.load_state_dict({"version": 1, "epoch": 1, "batches": 1, "seed": 1, "batch_size": 2})
+    assert [batch.tolist() for batch in epoch] == epochs[1][1:]
+
+
+def test_a_closed_iterator_is_over_before_it_has_begun():
+    loader = load()
+    epoch = iter(loader)
+    epoch.close()
+    epoch.close()
+    assert list(epoch) == []
+    assert loader.state_dict()["epoch"] == 0
+
+
+def test_closing_ends_the_epoch():
+    epoch = iter(load(**THREADS))
+    next(epoch)
+    epoch.close()
+    assert loader_threads() == []
+    assert list(epoch) == []
+
+
+def test_an_iterator_that_could_not_begin_may_begin_later(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    epoch = iter(load(shard="auto"))
+    with pytest.raises(ValueError, match="but not RANK"):
+        next(epoch)
+    monkeypatch.setenv("RANK", "0")
+    assert [batch.tolist() for batch in epoch] == [[0, 1], [2, 3]]
+
+
+def test_threads_that_ask_for_the_first_step_begin_one_epoch():
+    slow = threading.Event()
+    loader = DataLoader(Made(lambda index: slow.wait(10) and index, 8), places="cpu", batch_size=2)
+    epoch, found = iter(loader), []
+
+    def take():
+        found.extend(batch.tolist() for batch in epoch)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    slow.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [[0, 1], [2, 3], [4, 5], [6, 7]]

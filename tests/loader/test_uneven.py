@@ -1,0 +1,158 @@
+"""Last steps that do not divide among the ranks: when batches have masks, and which samples are repeated."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader import DataLoader, TensorDataset, cpu_places, sample_rng
+from gpuloader.testing import simulated_places
+from tests.rank_loaders import Stream, epoch_of, loaders, make, order_of
+from tests.sample_sets import PROCESSES, THREADS, Made
+
+NO_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
+
+
+def have_masks(loader):
+    """Return whether the batches of an epoch have masks: all of them, or none."""
+    [found] = {isinstance(batch, list) for batch in loader}
+    return found
+
+
+class TestMasks:
+    @pytest.mark.parametrize("workers", [{}, THREADS, PROCESSES], ids=["inline", "threads", "processes"])
+    @pytest.mark.parametrize(
+        ("count", "world_size", "options", "wanted"),
+        [
+            (8, 2, {}, False),
+            (10, 2, {}, False),  # 10 samples are 2 steps of 4, and a sample for each rank
+            (9, 2, {}, True),
+            (9, 1, {}, False),
+            (9, 2, {"drop_last": True}, False),
+            (9, 2, {"uneven": "drop"}, False),
+            (9, 2, {"uneven": "repeat"}, False),
+            (1, 3, {}, True),
+        ],
+    )
+    def test_come_only_where_a_sample_is_repeated(self, count, world_size, options, wanted, workers):
+        for rank in range(world_size):
+            assert have_masks(make(range(count), rank, world_size, **options, **workers)) == wanted
+
+    def test_come_with_iterables_of_several_ranks_whose_length_nobody_knows(self):
+        assert not have_masks(make(Stream(9), 0, 1))
+        assert have_masks(make(Stream(8), 0, 2))
+        assert not have_masks(make(Stream(9), 0, 2, uneven="repeat"))
+
+    def test_are_not_in_the_way_of_one_process(self, monkeypatch):
+        for name in NO_RANKS:
+            monkeypatch.delenv(name, raising=False)
+        dataset = TensorDataset(np.arange(5.0), np.arange(5))
+        loader = DataLoader(dataset, places="cpu", batch_size=2, shard="auto")
+        assert [labels.tolist() for values, labels in loader] == [[0, 1], [2, 3], [4]]
+
+    def test_come_when_what_is_left_of_a_resumed_epoch_is_uneven(self):
+        state = {"version": 2, "epoch": 0, "seed": 5, "position": 3}
+        for rank in range(2):
+            loader = make(range(12), rank, 2)
+            assert not have_masks(loader)
+            loader.load_state_dict(state)
+            assert have_masks(loader)
+            assert not have_masks(loader)
+
+    def test_of_shards_on_several_places_come_when_they_or_the_ranks_need_them(self):
+        def masked(count, remainder):
+            loader = make(
+                range(count), 0, 2, batch_size=4, places=cpu_places(2), split="shards", remainder=remainder
+            )
+            [found] = {isinstance(part, list) for step in loader for part in step}
+            return found
+
+        assert masked(16, "pad")
+        assert not masked(16, "drop")
+        assert masked(15, "drop")
+
+
+class TestRepeat:
+    @given(
+        count=st.integers(1, 80),
+        size=st.integers(1, 6),
+        world_size=st.integers(1, 8),
+        workers=st.sampled_from([{}, {}, {"num_workers": 2, "worker_type": "thread"}]),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_fills_up_the_order_from_its_start(self, count, size, world_size, workers):
+        """All ranks' batches, one after the other, are the order; so what repeats comes last."""
+        found = loaders(count, world_size, batch_size=size, uneven="repeat", **workers)
+        steps = zip(*([batch.tolist() for batch in loader] for loader in found), strict=True)
+        order = order_of(count)
+        total = -(-count // world_size) * world_size
+        assert [one for step in steps for batch in step for one in batch] == (order * world_size)[:total]
+
+    def test_repeats_the_epochs_start_after_a_resume_too(self):
+        state = {"version": 2, "epoch": 1, "seed": 5, "position": 5}
+        found = []
+        for loader in loaders(10, 3, uneven="repeat"):
+            loader.load_state_dict(state)
+            found.append([batch.tolist() for batch in loader])
+        order = order_of(10, epoch=1)
+        assert found == [[order[5:7]], [order[7:9]], [[order[9], order[0]]]]
+        state = loader.state_dict()
+        assert state == {"version": 2, "epoch": 2, "seed": 5, "position": 0}
+
+    def test_states_count_no_sample_twice(self):
+        for loader in loaders(5, 2, uneven="repeat"):
+            epoch = iter(loader)
+            positions = []
+            for _ in range(2):
+                next(epoch)
+                positions.append(loader.state_dict()["position"])
+            assert positions == [4, 5]
+
+    def test_with_iterables_repeats_the_ranks_own_sample(self):
+        found = [epoch_of(make(Stream(7), rank, 2, uneven="repeat")) for rank in range(2)]
+        assert found == [[[0, 2], [4, 6]], [[1, 3], [5, 5]]]
+        assert epoch_of(make(Stream(5), 1, 2, uneven="repeat")) == [[1, 3], [4]]
+
+    def test_yields_single_samples(self):
+        found = [
+            [int(one) for one in loader]
+            for loader in loaders(5, 2, batch_size=None, uneven="repeat", shuffle=False)
+        ]
+        assert found == [[0, 2, 4], [1, 3, 0]]
+
+    @pytest.mark.parametrize("cache", ["host", "device"])
+    @pytest.mark.parametrize("count", [13, 12, 2])
+    def test_of_a_cache(self, cache, count):
+        images = [np.full(3, number) for number in range(count)]
+        for rank in range(3):
+            options = {"shuffle": True, "uneven": "repeat"}
+            wanted = [batch.tolist() for batch in make(images, rank, 3, **options)]
+            loader = make(images, rank, 3, cache=cache, places=simulated_places(1), **options)
+            for _ in range(2):
+                loader.set_epoch(0)
+                assert [np.asarray(batch).tolist() for batch in loader] == wanted
+
+    def test_on_several_places(self):
+        found = [
+            [part.tolist() for step in loader for part in step]
+            for loader in loaders(
+                7,
+                2,
+                batch_size=4,
+                shuffle=False,
+                uneven="repeat",
+                places=cpu_places(2),
+                split="shards",
+                remainder="drop",
+            )
+        ]
+        assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 0]]]
+
+    def test_draws_the_same_for_a_repeated_sample(self):
+        dataset = Made(lambda index: (index, sample_rng().random()), 5)
+        drawn = {}
+        for rank in range(2):
+            for indices, noise in make(dataset, rank, 2, uneven="repeat"):
+                for index, number in zip(indices.tolist(), noise.tolist(), strict=True):
+                    assert drawn.setdefault(index, number) == number
+        assert len(drawn) == 5

@@ -1,0 +1,24 @@
+"""The cases of PyTorch's own loader tests, in our words; each runs on gpuloader.torch and on PyTorch.
+
+The cases follow `test/test_dataloader.py` of PyTorch. PyTorch is the judge: a case that fails on it is wrong.
+Where we differ on purpose, a case asserts both behaviors and names the difference in `differences.py`.
+"""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["*.py"]
+else:
+    from tests.torch_suite.libraries import LIBRARIES
+
+    @pytest.fixture(params=LIBRARIES)
+    def lib(request):
+        """Return a library."""
+        return request.param
+
+    @pytest.fixture(params=[False, True], ids=["new workers", "persistent workers"])
+    def persistent(request):
+        """Return the option that keeps workers, or starts new ones for every epoch."""
+        return {"persistent_workers": request.param}

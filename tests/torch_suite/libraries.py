@@ -1,0 +1,61 @@
+"""The two libraries that the cases run on, behind the same names: those of ``torch.utils.data``."""
+
+import contextlib
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+import torch.utils.data
+
+import gpuloader.torch
+from gpuloader import SampleError
+from tests.torch_suite.differences import DIFFERENCES
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library; every name of ``torch.utils.data`` is an attribute.
+
+    Attributes
+    ----------
+    name : str
+        'gpuloader' or 'torch'.
+    module : module
+        Where the names come from.
+    """
+
+    name: str
+    module: ModuleType
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+    def differs(self, key):
+        """Return whether this library behaves in gpuloader's way where the two differ on purpose."""
+        assert key in DIFFERENCES, f"describe {key!r} in differences.py"
+        return self.name == "gpuloader"
+
+    @contextlib.contextmanager
+    def raises(self, kind, match=None):
+        """Expect that the user's own code raises `kind`, which reaches the loop in each library's way."""
+        if not self.differs("errors-have-a-cause"):
+            with pytest.raises(kind, match=match):
+                yield
+            return
+        with pytest.raises(RuntimeError) as caught:
+            yield
+        error = caught.value
+        cause = error.__cause__ if isinstance(error, SampleError) else error
+        assert isinstance(cause, kind)
+        if match:
+            assert match in f"{error} {cause}"
+
+
+# PyTorch waits this long, in seconds, for a worker that is busy or dead before it ends it; 5 by default.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
+
+LIBRARIES = [
+    pytest.param(Library("gpuloader", gpuloader.torch), id="gpuloader"),
+    # PyTorch warns of many workers, of page-locked memory without a GPU, and of what it deprecates.
+    pytest.param(Library("torch", torch.utils.data), id="torch", marks=pytest.mark.filterwarnings("ignore")),
+]

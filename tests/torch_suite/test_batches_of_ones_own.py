@@ -1,0 +1,93 @@
+"""What a collate_fn returns: classes of the user's, packed sequences, nested and sparse tensors."""
+
+import pytest
+import torch
+from torch.nn.utils import rnn
+
+from tests.torch_suite.datasets import Nested
+
+
+class Batch:
+    """A batch with methods of its own."""
+
+    def __init__(self, samples):
+        inputs, targets = zip(*samples, strict=True)
+        self.inputs, self.targets = torch.stack(inputs), torch.stack(targets)
+
+    def pin_memory(self):
+        self.pinned = True
+        return self
+
+
+def pack(samples, batch_first=False):
+    data = torch.stack([sample for sample, _ in samples], 0 if batch_first else 1)
+    lengths = torch.arange(len(samples)) + 1
+    return rnn.pack_padded_sequence(data, lengths, batch_first=batch_first, enforce_sorted=False)
+
+
+def pack_batch_first(samples):
+    return pack(samples, batch_first=True)
+
+
+def clone(samples):
+    return [sample.clone() for sample in samples]
+
+
+def rows(lib):
+    values = torch.arange(50, dtype=torch.float32).view(10, 5)
+    return lib.TensorDataset(values, values)
+
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+@WORKERS
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_class(lib, workers, pin_memory):
+    loader = lib.DataLoader(rows(lib), 2, collate_fn=Batch, num_workers=workers, pin_memory=pin_memory)
+    batches = list(loader)
+    assert all(type(batch) is Batch for batch in batches)
+    assert torch.equal(torch.cat([batch.inputs for batch in batches]), rows(lib).tensors[0])
+    # PyTorch, too, page-locks nothing where there is no GPU.
+    if not torch.cuda.is_available():
+        assert not any(hasattr(batch, "pinned") for batch in batches)
+
+
+@WORKERS
+@pytest.mark.parametrize("function", [pack, pack_batch_first])
+def test_packed_sequences(lib, workers, function):
+    loader = lib.DataLoader(rows(lib), 2, collate_fn=function, num_workers=workers)
+    for number, batch in enumerate(loader):
+        assert type(batch) is rnn.PackedSequence
+        data, lengths = rnn.pad_packed_sequence(batch, batch_first=True)
+        assert lengths.tolist() == [1, 2]
+        assert data[:, 0].tolist() == [10.0 * number, 10.0 * number + 5]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_nested_tensors(lib, context):
+    samples = [torch.nested.nested_tensor([torch.arange(5.0) + index]) for index in range(10)]
+    options = {"num_workers": 2, "multiprocessing_context": context}
+    for index, batch in enumerate(lib.DataLoader(samples, 1, collate_fn=clone, **options)):
+        assert type(batch) is list
+        assert batch[0].is_nested
+        assert torch.equal(batch[0].to_padded_tensor(0), samples[index].to_padded_tensor(0))
+    with pytest.raises(RuntimeError):
+        next(iter(lib.DataLoader(samples, 1, **options)))
+
+
+@WORKERS
+def test_sparse_tensors(lib, workers):
+    samples = [torch.eye(3)[index].to_sparse() for index in range(3)]
+    batches = list(lib.DataLoader(samples, 1, collate_fn=clone, num_workers=workers))
+    assert all(batch[0].is_sparse for batch in batches)
+    assert torch.equal(torch.stack([batch[0].to_dense() for batch in batches]), torch.eye(3))
+
+
+def test_page_locked_memory_without_a_gpu(lib):
+    """The option is for batches that go to a GPU; without one, it has no effect."""
+    loader = lib.DataLoader(Nested(4), batch_size=2, pin_memory=True)
+    assert loader.pin_memory is True
+    if not torch.cuda.is_available():
+        assert not any(batch["picture"].is_pinned() for batch in loader)

@@ -1,0 +1,132 @@
+"""Iterable datasets: alone, chained, and divided among workers."""
+
+import warnings
+
+import pytest
+import torch
+
+from tests.fakes import is_running, wait_until
+from tests.torch_suite.datasets import Numbers, Processes, Shares, WorkerNumbers, stream
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("style", ["map-style", "iterable"])
+def test_a_loader_becomes_a_list_or_tuple(lib, workers, kind, style, persistent):
+    def load(size):
+        dataset = Numbers(20) if style == "map-style" else stream(lib, 20)
+        options = {"num_workers": 1, **persistent} if workers else {}
+        return kind(lib.DataLoader(dataset, batch_size=size, **options))
+
+    assert load(None) == kind(range(20))
+    assert all(type(item) is int for item in load(None))
+    batches = load(2)
+    assert type(batches) is kind
+    assert [batch.tolist() for batch in batches] == [[first, first + 1] for first in range(0, 20, 2)]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_of_a_stream(lib, drop_last):
+    batches = [batch.tolist() for batch in lib.DataLoader(stream(lib, 20), 7, drop_last=drop_last)]
+    expected = [list(range(7)), list(range(7, 14)), list(range(14, 20))]
+    assert batches == expected[: 3 - drop_last]
+
+
+SIZES = [0, 4, 20]
+
+
+@pytest.mark.parametrize("prefetch", [2, 4])
+def test_workers_with_unequal_shares(lib, prefetch, persistent):
+    options = {"num_workers": 3, "prefetch_factor": prefetch, **persistent}
+    loader = lib.DataLoader(Shares(SIZES), batch_size=None, **options)
+    for _ in range(2):
+        items = list(loader)
+        assert all(type(item) is int for item in items)
+        assert sorted(items) == sorted([*range(4), *range(20)])
+    assert len(loader) == 24
+    batches = {tuple(batch.tolist()) for batch in lib.DataLoader(Shares(SIZES), 7, **options)}
+    whole = {tuple(range(7)), tuple(range(7, 14))}
+    assert batches == {tuple(range(4)), tuple(range(14, 20))} | whole
+    batches = {tuple(batch.tolist()) for batch in lib.DataLoader(Shares(SIZES), 7, drop_last=True, **options)}
+    assert batches == whole
+
+
+def test_workers_take_turns_in_every_epoch(lib, persistent):
+    loader = lib.DataLoader(WorkerNumbers(20), batch_size=10, num_workers=2, **persistent)
+    for _ in range(3):
+        assert [batch.tolist() for batch in loader] == [[0] * 10, [1] * 10]
+
+
+@pytest.mark.filterwarnings("default")
+def test_more_items_than_the_length(lib):
+    """Three workers that each yield everything: three times as many batches as the length promises."""
+    loader = lib.DataLoader(stream(lib, 20), num_workers=3)
+    assert len(loader) == 20
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(list(loader)) == 60
+    warned = [str(one.message) for one in caught if "length" in str(one.message).lower()]
+    if lib.differs("no-warning-of-more-items"):
+        assert not warned
+    else:
+        assert warned
+
+
+@pytest.mark.parametrize(("size", "lengths"), [(1, (10, 10)), (2, (5, 5)), (3, (4, 3))])
+def test_the_length_is_computed_from_the_datasets(lib, size, lengths):
+    for drop_last, length in zip([False, True], lengths, strict=True):
+        assert len(lib.DataLoader(stream(lib, 10), batch_size=size, drop_last=drop_last)) == length
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_chains(lib, workers):
+    first, second = stream(lib, 20), stream(lib, 15)
+    for chain in (first + second, lib.ChainDataset([first, second])):
+        loader = lib.DataLoader(chain, num_workers=workers)
+        assert len(loader) == 35
+        assert [int(batch) for batch in loader] == [*range(20), *range(15)]
+
+
+def test_a_chain_of_something_else_is_refused(lib):
+    rows = lib.TensorDataset(torch.zeros(3))
+    for make in (lambda: stream(lib, 20) + rows, lambda: lib.ChainDataset([stream(lib, 20), rows])):
+        with pytest.raises((AssertionError, TypeError)):
+            list(make())
+
+
+def test_a_stream_that_is_its_own_iterator(lib):
+    class Once(torch.utils.data.IterableDataset):
+        left = 3
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.left -= 1
+            if self.left < 0:
+                raise StopIteration
+            return self.left
+
+    dataset = Once()
+    loader = lib.DataLoader(dataset, batch_size=2)
+    assert [batch.tolist() for batch in loader] == [[2, 1], [0]]
+    assert list(loader) == []
+
+
+class Identified(torch.utils.data.IterableDataset):
+    """The process that yields each item, without end."""
+
+    def __iter__(self):
+        while True:
+            yield Processes(1)[0]
+
+
+def test_an_endless_stream_can_be_left(lib, persistent):
+    loader = lib.DataLoader(Identified(), batch_size=4, num_workers=2, **persistent)
+    workers = set()
+    for number, batch in enumerate(loader):
+        workers |= set(batch.tolist())
+        if number == 5:
+            break
+    del loader
+    wait_until(lambda: not any(map(is_running, workers)), 30)

@@ -1,0 +1,203 @@
+"""Every sample once, in order or shuffled, with and without workers."""
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+
+from tests.fakes import is_running, wait_until
+from tests.torch_suite.datasets import (
+    LABELS,
+    PICTURES,
+    Bulk,
+    ChosenProcessors,
+    Convolved,
+    Multiplied,
+    Numbers,
+    Processes,
+    Remembering,
+    pictures,
+)
+
+WORKERS = [{}, {"num_workers": 4}, {"num_workers": 2, "prefetch_factor": 3}]
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=["inline", "4 workers", "prefetch"])
+by_size = pytest.mark.parametrize("size", [None, 1, 2, 7], ids=str)
+
+
+def with_persistence(workers, persistent):
+    return {**workers, **persistent} if workers else workers
+
+
+@by_workers
+@by_size
+def test_samples_come_in_order(lib, workers, size, persistent):
+    loader = lib.DataLoader(pictures(lib), batch_size=size, **with_persistence(workers, persistent))
+    for _ in range(2):
+        batches = list(loader)
+        assert len(batches) == len(loader) == len(range(0, 100, size or 1))
+        join = torch.stack if size is None else torch.cat
+        assert torch.equal(join([images for images, _ in batches]), PICTURES)
+        assert torch.equal(join([labels for _, labels in batches]), LABELS)
+
+
+@by_workers
+@by_size
+def test_a_shuffle_has_every_sample_once(lib, workers, size, persistent):
+    loader = lib.DataLoader(
+        pictures(lib), batch_size=size, shuffle=True, **with_persistence(workers, persistent)
+    )
+    rows = {tuple(image.reshape(-1).tolist()): index for index, image in enumerate(PICTURES)}
+    orders = []
+    for _ in range(2):
+        order = []
+        for images, labels in loader:
+            images, labels = (images[None], labels[None]) if size is None else (images, labels)
+            found = [rows[tuple(image.reshape(-1).tolist())] for image in images]
+            assert torch.equal(labels, LABELS[found])
+            order += found
+        assert sorted(order) == list(range(100))
+        orders.append(order)
+    assert orders[0] != orders[1] != list(range(100))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_determines_the_shuffle(lib, workers):
+    def load():
+        generator = torch.Generator().manual_seed(42)
+        loader = lib.DataLoader(Numbers(100), shuffle=True, num_workers=workers, generator=generator)
+        return [[int(batch) for batch in loader] for _ in range(2)]
+
+    first, second = load(), load()
+    assert first == second
+    assert first[0] != first[1]
+
+
+@pytest.mark.parametrize(("size", "length"), [(2, 50), (3, 34)])
+def test_the_length_is_the_number_of_batches(lib, size, length):
+    loader = lib.DataLoader(pictures(lib), batch_size=size)
+    assert len(loader) == len(list(loader)) == length
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_sampler_of_lists_loads_in_bulk(lib, workers, persistent):
+    batches = [part.tolist() for part in torch.randperm(35).split(4)]
+    options = with_persistence({"num_workers": workers} if workers else {}, persistent)
+    loaded = list(lib.DataLoader(Bulk(35), batch_size=None, sampler=batches, **options))
+    assert [batch.tolist() for batch in loaded] == batches
+
+
+def test_a_list_may_grow_before_it_is_loaded(lib):
+    samples = [torch.ones(4) for _ in range(4)]
+    loaders = [lib.DataLoader(samples, shuffle=shuffle) for shuffle in (False, True)]
+    samples.append(torch.ones(4))
+    for loader in loaders:
+        assert len(loader) == len(list(loader)) == 5
+
+
+CONTEXTS = [None, *multiprocessing.get_all_start_methods(), multiprocessing.get_context("fork")]
+
+
+@pytest.mark.parametrize(
+    "context", CONTEXTS, ids=lambda one: one if isinstance(one, str) else type(one).__name__
+)
+def test_every_start_method(lib, context):
+    loader = lib.DataLoader(Numbers(11), batch_size=3, num_workers=2, multiprocessing_context=context)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_loaders_take_turns(lib, context, persistent):
+    first = iter(lib.DataLoader(Numbers(10), num_workers=1, **persistent))
+    second = iter(lib.DataLoader(Numbers(10), num_workers=2, multiprocessing_context=context, **persistent))
+    turns = [first, first, second, second, first, second]
+    assert [int(next(one)) for one in turns] == [0, 1, 0, 1, 2, 2]
+
+
+def test_workers_end_with_an_epoch_that_was_left(lib):
+    epoch = iter(lib.DataLoader(Processes(100), batch_size=2, num_workers=4))
+    workers = {int(next(epoch)[0]) for _ in range(10)}
+    assert os.getpid() not in workers
+    assert all(map(is_running, workers))
+    del epoch
+    wait_until(lambda: not any(map(is_running, workers)), 30)
+
+
+def test_persistent_workers_stay_and_end_with_the_loader(lib):
+    loader = lib.DataLoader(Processes(8), batch_size=2, num_workers=2, persistent_workers=True)
+    first, second = ({int(batch[0]) for batch in loader} for _ in range(2))
+    assert first | second
+    assert len(first | second) <= 2
+    del loader
+    wait_until(lambda: not any(map(is_running, first | second)), 30)
+
+
+def test_persistent_workers_keep_the_dataset_of_the_first_epoch(lib):
+    dataset = Remembering(10)
+    loader = lib.DataLoader(dataset, num_workers=2, persistent_workers=True)
+    for setting in range(4):
+        assert {int(batch) for batch in loader} == {0}
+        dataset.setting = setting + 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_new_workers_see_the_dataset_as_it_is_now(lib, workers):
+    dataset = Remembering(4)
+    loader = lib.DataLoader(dataset, num_workers=workers)
+    for setting in range(3):
+        dataset.setting = setting
+        assert {int(batch) for batch in loader} == {setting}
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_a_worker_convolves_after_its_parent_has(lib, context):
+    for batch in lib.DataLoader(Convolved(), num_workers=1, multiprocessing_context=context):
+        assert batch.shape == (1, 1, 1, 23999)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_a_worker_multiplies_matrices_after_its_parent_has(lib, library, context):
+    """On the parent's threads; a fork does not copy them, and a worker must not wait for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads, 4))
+    try:
+        dataset = Multiplied(library)
+        loader = lib.DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=context)
+        assert [batch.tolist() for batch in loader] == [[600.0, 600.0]]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def choose_last(worker):
+    os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
+
+
+def test_a_worker_may_choose_its_processors(lib):
+    last = max(os.sched_getaffinity(0))
+    loader = lib.DataLoader(ChosenProcessors(), num_workers=2, worker_init_fn=choose_last)
+    assert [batch.tolist() for batch in loader] == [[last], [last]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("size", [8, 32])
+def test_workers_take_batches_in_turn(lib, workers, size):
+    dataset = Numbered(128)
+    loader = lib.DataLoader(dataset, size, num_workers=workers, timeout=60, worker_init_fn=dataset.number)
+    batches = list(loader)
+    assert [batch.tolist() for _, batch in batches] == torch.arange(128).reshape(-1, size).tolist()
+    turns = [set(numbers.tolist()) for numbers, _ in batches]
+    if lib.differs("free-workers-take-the-next-batch"):
+        assert all(len(turn) == 1 and turn <= set(range(workers)) for turn in turns)
+    else:
+        assert turns == [{batch % workers} for batch in range(128 // size)]
+
+
+class Numbered(Numbers):
+    """Each sample beside the number of its worker."""
+
+    def number(self, worker):
+        self.worker = worker
+
+    def __getitem__(self, index):
+        return self.worker, index

@@ -1,0 +1,113 @@
+"""Arguments that exclude each other, and what may be assigned."""
+
+import warnings
+
+import pytest
+import torch
+
+from tests.torch_suite.datasets import Numbers, pictures, stream
+
+
+def batch_sampler(lib):
+    return lib.BatchSampler(lib.SequentialSampler(range(100)), 3, False)
+
+
+def sampler(lib):
+    return lib.SequentialSampler(range(100))
+
+
+REFUSED = {
+    "negative workers": lambda lib: {"num_workers": -1},
+    "negative timeout": lambda lib: {"timeout": -1},
+    "drop_last without batches": lambda lib: {"batch_size": None, "drop_last": True},
+    "an unknown start method": lambda lib: {"num_workers": 1, "multiprocessing_context": "bad"},
+    "sampler and shuffle": lambda lib: {"batch_size": 11, "sampler": sampler(lib), "shuffle": True},
+    "both samplers and shuffle": lambda lib: {
+        "batch_sampler": batch_sampler(lib),
+        "sampler": sampler(lib),
+        "shuffle": True,
+    },
+    "batch sampler and size": lambda lib: {"batch_size": 11, "batch_sampler": batch_sampler(lib)},
+    "batch sampler and shuffle": lambda lib: {"shuffle": True, "batch_sampler": batch_sampler(lib)},
+    "batch sampler and drop_last": lambda lib: {"drop_last": True, "batch_sampler": batch_sampler(lib)},
+    "persistence without workers": lambda lib: {"persistent_workers": True},
+    "drop_last is no bool": lambda lib: {"drop_last": 3},
+    "prefetch of less than nothing": lambda lib: {"num_workers": 1, "prefetch_factor": -1},
+}
+
+
+@pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
+def test_contradictions(lib, options):
+    with pytest.raises((ValueError, TypeError)):
+        lib.DataLoader(pictures(lib), **options(lib))
+
+
+def test_a_start_method_of_another_type(lib):
+    with pytest.raises(TypeError, match="multiprocessing_context"):
+        lib.DataLoader(pictures(lib), num_workers=1, multiprocessing_context=object())
+
+
+@pytest.mark.parametrize(
+    "options", [{"multiprocessing_context": "fork"}, {"timeout": 5}, {"prefetch_factor": 3}], ids=str
+)
+def test_options_of_workers_without_workers(lib, options):
+    if lib.differs("options-without-workers"):
+        assert len(list(lib.DataLoader(Numbers(2), **options))) == 2
+    else:
+        with pytest.raises((ValueError, AssertionError)):
+            list(lib.DataLoader(Numbers(2), **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"sampler": "sampler"},
+        {"sampler": 3},
+        {"batch_sampler": "batch_sampler"},
+        {"batch_sampler": 3},
+    ],
+    ids=str,
+)
+def test_an_iterable_dataset_has_no_sampler(lib, options):
+    made = {"sampler": sampler, "batch_sampler": batch_sampler}
+    options = {name: made[value](lib) if value in made else value for name, value in options.items()}
+    with pytest.raises((ValueError, TypeError)):
+        lib.DataLoader(stream(lib, 20), **options)
+
+
+def test_a_shuffle_that_is_no_bool(lib):
+    if lib.differs("bools-are-bools"):
+        with pytest.raises(TypeError, match="shuffle"):
+            lib.DataLoader(Numbers(4), 2, shuffle=3)
+    else:
+        assert len(list(lib.DataLoader(Numbers(4), 2, shuffle=3))) == 2
+
+
+@pytest.mark.parametrize("name", ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset"])
+def test_options_cannot_be_assigned(lib, name):
+    loader = lib.DataLoader(Numbers(4), 2)
+    with pytest.raises(ValueError, match=name):
+        setattr(loader, name, {})
+
+
+def test_classes_take_a_type(lib):
+    class Pictures(lib.Dataset[list[torch.Tensor]]):
+        pass
+
+    class Lines(lib.IterableDataset[str]):
+        pass
+
+    def load() -> lib.DataLoader[list[torch.Tensor]]:
+        return lib.DataLoader([1])
+
+    assert issubclass(Pictures, lib.Dataset)
+    assert issubclass(Lines, lib.IterableDataset)
+    assert len(load()) == 1
+
+
+def test_more_workers_than_processors(lib):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lib.DataLoader(Numbers(4), batch_size=2, num_workers=1000)
+    assert bool(caught) is not lib.differs("no-warning-of-workers")

@@ -1,0 +1,140 @@
+"""Whole programs: how they end, what they leave behind, and workers that die."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.fakes import is_running, wait_until
+
+PROGRAM = """
+    import ctypes, os, resource, signal, sys, torch
+    from {module} import DataLoader, Dataset, IterableDataset
+
+    class Pictures(IterableDataset):
+        def __init__(self, count):
+            self.count = count
+
+        def __iter__(self):
+            for _ in range(self.count):
+                yield torch.randn(8, 8)
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 50
+
+        def __getitem__(self, index):
+            return torch.full((3,), os.getpid())
+
+    class Crashing(Rows):
+        def __getitem__(self, index):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            return ctypes.string_at(0)
+
+    if __name__ == "__main__":
+"""
+
+
+def run(lib, body, **options):
+    """Run a program with the library's loader in a process of its own; return what it printed."""
+    module = "gpuloader.torch" if lib.name == "gpuloader" else "torch.utils.data"
+    program = textwrap.dedent(PROGRAM.format(module=module)) + textwrap.indent(textwrap.dedent(body), "    ")
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_batches_need_descriptors(lib, persistent_workers):
+    """PyTorch opens a descriptor per tensor; ours lie in memory that was mapped before."""
+    done = run(
+        lib,
+        f"""
+        kept = []
+        loader = DataLoader(Pictures(200), multiprocessing_context="fork", num_workers=1,
+                            persistent_workers={persistent_workers})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        try:
+            for batch in loader:
+                kept.append(batch)
+            print("all", len(kept))
+        except RuntimeError as error:
+            print("ulimit" if "ulimit -n" in str(error) else error)
+        """,
+    )
+    expected = "all 200" if lib.differs("no-descriptors-per-tensor") else "ulimit"
+    assert done.stdout.strip() == expected, done
+
+
+ENDS = {
+    "the end": ("", 0),
+    "an exception": ("raise RuntimeError('the loop fails')", 1),
+    "sys.exit": ("sys.exit(3)", 3),
+    "a kill": ("os.kill(os.getpid(), 9)", -9),
+}
+
+
+@pytest.mark.parametrize(
+    ("ending", "holding"),
+    [
+        ("the end", True),
+        ("an exception", False),
+        ("an exception", True),
+        ("sys.exit", True),
+        ("a kill", False),
+    ],
+)
+def test_a_program_ends_with_its_workers(lib, ending, holding):
+    statement, code = ENDS[ending]
+    epoch = "epoch = iter(loader)" if holding else "epoch = loader"
+    done = run(
+        lib,
+        f"""
+        loader = DataLoader(Rows(), batch_size=2, num_workers=2, persistent_workers={holding})
+        {epoch}
+        for number, batch in enumerate(epoch):
+            print(int(batch[0, 0]), flush=True)
+            if number == 4:
+                break
+        {statement}
+        """,
+    )
+    assert done.returncode == code, done
+    workers = set(map(int, done.stdout.split()))
+    assert workers
+    wait_until(lambda: not any(map(is_running, workers)), 30)
+
+
+def test_the_interpreter_leaves_persistent_workers(lib):
+    done = run(
+        lib,
+        """
+        loader = DataLoader(Pictures(64), batch_size=16, num_workers=2, pin_memory=True,
+                            persistent_workers=True, multiprocessing_context="fork")
+        for _ in loader:
+            break
+        """,
+    )
+    assert done.returncode == 0, done
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("death", ["a crash", "a kill"])
+def test_a_worker_dies(lib, death, persistent_workers):
+    done = run(
+        lib,
+        f"""
+        dataset = {"Crashing()" if death == "a crash" else "Rows()"}
+        loader = DataLoader(dataset, num_workers=2, persistent_workers={persistent_workers})
+        try:
+            for batch in loader:
+                os.kill(int(batch[0, 0]), signal.SIGKILL)
+        except (RuntimeError, ConnectionError) as error:
+            print(type(error).__name__, error)
+        """,
+    )
+    if lib.name == "gpuloader":
+        assert done.stdout.startswith("WorkerError"), done
+    else:  # while a worker of PyTorch sends a batch, any error of the connection may come first
+        assert done.stdout or done.returncode, done

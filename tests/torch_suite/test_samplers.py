@@ -1,0 +1,143 @@
+"""Samplers, by themselves and in loaders."""
+
+import collections
+import math
+
+import pytest
+import torch
+
+from tests.torch_suite.datasets import PICTURES, pictures
+
+
+def count(sampler):
+    """Return how many indices repeat, the smallest, the largest, and how many there are."""
+    counts = collections.Counter(map(int, sampler))
+    return sum(times > 1 for times in counts.values()), min(counts), max(counts), sum(counts.values())
+
+
+class TestRandomSampler:
+    def test_with_replacement(self, lib):
+        repeated, first, last, total = count(lib.RandomSampler(range(100), replacement=True, num_samples=101))
+        assert repeated > 0
+        assert 0 <= first <= last < 100
+        assert total == 101
+
+    @pytest.mark.parametrize(
+        ("drawn", "repeated"),
+        [(None, 0), (200, 100), (99, 0), (101, 1)],
+        ids=["all", "twice", "less", "more"],
+    )
+    def test_without_replacement_every_sample_comes_before_one_repeats(self, lib, drawn, repeated):
+        sampler = lib.RandomSampler(range(100), num_samples=drawn)
+        again, first, last, total = count(sampler)
+        assert again == repeated
+        assert total == len(sampler) == (drawn or 100)
+        assert 0 <= first <= last < 100
+        if drawn != 99:
+            assert (first, last) == (0, 99)
+
+    def test_replacement_is_a_bool(self, lib):
+        with pytest.raises(TypeError, match="replacement"):
+            lib.RandomSampler(range(100), replacement=0)
+
+    @pytest.mark.parametrize("replacement", [True, False])
+    def test_the_length_is_the_number_of_samples(self, lib, replacement):
+        dataset = pictures(lib)
+        sampler = lib.RandomSampler(dataset, replacement=replacement, num_samples=105)
+        assert len(sampler) == sum(1 for _ in sampler) == 105
+        for size in (1, 6):
+            assert len(lib.DataLoader(dataset, batch_size=size, sampler=sampler)) == math.ceil(105 / size)
+
+
+def make_samplers(lib, **options):
+    weights = [0.1, 0.9, 0.4, 0.7, 3.0, 0.6] * 10
+    return [
+        lib.RandomSampler(range(100), num_samples=50, replacement=True, **options),
+        lib.RandomSampler(range(100), **options),
+        lib.WeightedRandomSampler(weights, num_samples=50, replacement=True, **options),
+        lib.WeightedRandomSampler(weights, num_samples=50, replacement=False, **options),
+        lib.SubsetRandomSampler(range(50), **options),
+    ]
+
+
+@pytest.mark.parametrize("kind", range(5))
+class TestSeeds:
+    def test_a_generator_determines_the_order(self, lib, kind):
+        first, second = (
+            list(make_samplers(lib, generator=torch.Generator().manual_seed(42))[kind]) for _ in range(2)
+        )
+        assert first == second
+
+    def test_the_global_seed_determines_the_order(self, lib, kind):
+        orders = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            sampler = make_samplers(lib)[kind]
+            orders.append(list(sampler) + list(sampler))
+        assert orders[0] == orders[1]
+
+    def test_seeding_again_while_a_sampler_is_used(self, lib, kind):
+        sampler = make_samplers(lib)[kind]
+        orders = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            orders.append(list(sampler))
+        assert orders[0] == orders[1]
+
+    def test_iterators_do_not_disturb_each_other(self, lib, kind):
+        """Each draws its own order when it is asked for its first index."""
+        sampler = make_samplers(lib)[kind]
+        both = [iter(sampler), iter(sampler)]
+        drawn = [[], []]
+        for position in range(len(sampler)):
+            for one, found in zip(both, drawn, strict=True):
+                if position == 0:
+                    torch.manual_seed(0)
+                found.append(int(next(one)))
+        assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_global_seed_between_epochs_of_a_loader(lib, workers):
+    loader = lib.DataLoader(range(100), batch_size=10, shuffle=True, num_workers=workers)
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        orders.append([batch.tolist() for batch in loader])
+    assert (orders[0] == orders[1]) is not lib.differs("seeds-are-drawn-once")
+
+
+class TestDistributedSampler:
+    @pytest.mark.parametrize("rank", [3, -1])
+    def test_the_rank_is_checked(self, lib, rank):
+        with pytest.raises(ValueError, match="rank"):
+            lib.DistributedSampler(range(10), 3, rank)
+
+    def test_no_sample_comes_twice_if_an_incomplete_batch_is_dropped(self, lib):
+        dataset = torch.arange(9, dtype=torch.int32)
+        seen = []
+        for rank in range(4):
+            sampler = lib.DistributedSampler(dataset, 4, rank)
+            for batch in lib.DataLoader(dataset, batch_size=2, drop_last=True, sampler=sampler):
+                seen += batch.tolist()
+        assert len(seen) == len(set(seen)) == 8
+
+
+by_workers = pytest.mark.parametrize("workers", [{}, {"num_workers": 4}], ids=["inline", "4 workers"])
+
+
+@by_workers
+def test_any_iterable_is_a_sampler(lib, workers):
+    loader = lib.DataLoader(pictures(lib), sampler=range(2, 12), batch_size=2, **workers)
+    assert len(loader) == 5
+    for number, (images, _) in enumerate(loader):
+        assert torch.equal(images, PICTURES[2 * number + 2 : 2 * number + 4])
+
+
+@by_workers
+def test_any_iterable_of_batches_is_a_batch_sampler(lib, workers):
+    batches = [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9), (10, 11), (12, 13, 14), (15, 16), (17, 18, 19)]
+    loader = lib.DataLoader(pictures(lib), batch_sampler=batches, **workers)
+    assert len(loader) == 8
+    for batch, (images, _) in zip(batches, loader, strict=True):
+        assert torch.equal(images, PICTURES[list(batch)])
