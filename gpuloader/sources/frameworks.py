@@ -30,16 +30,6 @@ def is_iterable_only(dataset: object) -> bool:
     return any(isinstance(dataset, kind) for kind in kinds if isinstance(kind, type))
 
 
-def is_torch_tensor(value: object) -> bool:
-    """Return whether this is a tensor of PyTorch.
-
-    >>> is_torch_tensor([1, 2])
-    False
-    """
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)
-    return isinstance(kind, type) and isinstance(value, kind)
-
-
 def tell_worker(info: WorkerInfo) -> None:
     """Make ``get_worker_info`` of PyTorch and Paddle, if imported, work in this worker process.
 
