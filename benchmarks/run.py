@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import (
     dataset_start,
     datasets,
+    drawing,
     files,
     footprint,
     huggingface,
@@ -33,6 +34,7 @@ CASES = {
     "parquet": files.parquet,
     "huggingface": huggingface.huggingface,
     "tokens": tokens.tokens,
+    "sample_rng": drawing.drawing,
     "worker_start": dataset_start.worker_start,
     "worker_memory": dataset_start.worker_memory,
     "starts": starts.starts,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.installing import install_command
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for."""
@@ -110,7 +111,7 @@ def compile_kernel(name: str, architecture: int) -> bytes:
     if shutil.which("nvcc"):
         return _compile_by_nvcc(name, architecture)
     raise CompileError(
-        "no CUDA compiler: install NVRTC with pip install 'gpuloader[kernels]', or put nvcc on the PATH"
+        f"no CUDA compiler: install NVRTC with {install_command('kernels')}, or put nvcc on the PATH"
     )
 
 

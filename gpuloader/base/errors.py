@@ -30,6 +30,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from gpuloader.base.installing import install_command
+
 
 class LoaderError(RuntimeError):
     """Base class of all exceptions gpuloader raises itself; a RuntimeError, as in PyTorch.
@@ -281,9 +283,9 @@ def describe_error(error: BaseException) -> str:
 def missing_package(what: str, package: str, extra: str) -> MissingPackage:
     """Return the error for a feature whose optional package is not installed.
 
-    >>> print(missing_package("reading Parquet files", "pyarrow", "parquet"))
-    reading Parquet files needs pyarrow, which is not installed: pip install 'gpuloader[parquet]'
+    >>> print(missing_package("reading Parquet files", "pyarrow", "parquet"))  # doctest: +ELLIPSIS
+    reading Parquet files needs pyarrow, which is not installed: pip install '...[parquet]'
     """
     return MissingPackage(
-        f"{what} needs {package}, which is not installed: pip install 'gpuloader[{extra}]'", name=package
+        f"{what} needs {package}, which is not installed: {install_command(extra)}", name=package
     )

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuloader.base.installing import install_command
 from gpuloader.bench.cases import Case
 from gpuloader.bench.hosts import open_host
 from gpuloader.bench.measure import spread
@@ -107,7 +108,7 @@ def _run_case(
     case: Case, peers: Sequence[Peer], repeats: int, open_side: Opener, tell: Tell | None
 ) -> tuple[tuple[Row, ...], bool]:
     if case.needs is not None and importlib.util.find_spec(case.needs) is None:
-        error = f"the dataset needs {case.needs}, which is not installed: pip install 'gpuloader[bench]'"
+        error = f"the dataset needs {case.needs}, which is not installed: {install_command('bench')}"
         return (Row(OURS.name, "", None, error=error),), False
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}

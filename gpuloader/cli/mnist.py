@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.installing import install_command
 from gpuloader.cli.consoles import fail, open_console, print_whole, read_place
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _write(
             console.print("Wrote", ", ".join(written), "to", f"{output}/", markup=False)
             if "timeline.png" not in written:
                 console.print(
-                    "No timeline.png: it needs matplotlib. Install it: pip install 'gpuloader[demo]'",
+                    f"No timeline.png: it needs matplotlib. Install it: {install_command('demo')}",
                     markup=False,
                 )
     except OSError as error:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, PlaceError, StagingMemoryError, describe_error
+from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, tell_failure, translate
@@ -59,7 +60,7 @@ def require_cuda(index: int) -> int:
     if cupy is None:
         raise PlaceError(
             f"gpu:{index} needs CuPy, which is not importable ({_import_error}); install it with "
-            "pip install 'gpuloader[cuda13]' (or [cuda12] for an older driver), or use CPUPlace()"
+            f"{install_command('cuda13')} (or [cuda12] for an older driver), or use CPUPlace()"
         )
     _refuse_fork(index)
     if not cupy.cuda.is_available():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.installing import install_command
 
 CAPTURED = range(900, 909)
 """CUDA's status codes for calls that are not allowed while a stream is being captured."""
@@ -25,7 +26,7 @@ def translate(cupy: Any, index: int, error: BaseException) -> LoaderError | None
     if isinstance(error, RuntimeError) and not isinstance(error, LoaderError) and "libnvrtc" in str(error):
         return LoaderError(
             f"cannot compile a kernel for gpu:{index}: CUDA's compiler is missing: {error}; install it with "
-            "pip install 'gpuloader[cuda13]' (or [cuda12] for an older driver)"
+            f"{install_command('cuda13')} (or [cuda12] for an older driver)"
         )
     return None
 
@@ -55,7 +56,7 @@ def explain_absence(cupy: Any) -> str:
     if known == 0:
         found = "no NVIDIA driver was found"
     elif built // 1000 > known // 1000:
-        instead = "pip install 'gpuloader[cuda12]' instead" if known >= 12000 else "update the driver"
+        instead = f"{install_command('cuda12')} instead" if known >= 12000 else "update the driver"
         return (
             f"CuPy {cupy.__version__} is built for CUDA {_version(built)}, but the driver supports at most "
             f"{_version(known)}; {instead}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuloader.base.control_group import read_text
+from gpuloader.base.installing import install_command
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 from gpuloader.doctor.attempt import Attempt, Outcome
 from gpuloader.doctor.finding import Finding, Verdict, show_bytes
@@ -52,7 +53,12 @@ class Gpus:
         known = self.seen.answer.get("driver", 0) // 1000
         if not known and self.driver:
             known = 13 if int(self.driver.split(".")[0]) >= _FIRST_OF_CUDA_13 else 12
-        return "gpuloader[cuda12]" if known == 12 else "gpuloader[cuda13]"
+        return "cuda12" if known == 12 else "cuda13"
+
+    @property
+    def install(self) -> str:
+        """The command that installs the right CuPy."""
+        return install_command(self.extra)
 
 
 def read_gpus(installed: Mapping[str, str], attempt: Attempt, root: Path = Path("/")) -> Gpus:
@@ -116,16 +122,16 @@ def cupy_finding(gpus: Gpus, wanted: bool, spoilt: Verdict) -> Finding:
     """Report whether CuPy is installed, built for a CUDA that the driver supports, and finds devices."""
     has_driver = bool(gpus.driver or gpus.seen.answer.get("driver"))
     if not gpus.cupy:
-        advice = f"To use a GPU: pip install '{gpus.extra}'."
+        advice = f"To use a GPU: {gpus.install}."
         missing: Verdict = "bad" if wanted else "note" if has_driver else "good"
         return Finding("CuPy", "not installed", missing, advice if missing != "good" else "")
     value = ", ".join(f"{name} {version}" for name, version in gpus.cupy.items())
     if len(gpus.cupy) > 1:
-        advice = f"These overwrite each other: uninstall all of them, then pip install '{gpus.extra}'."
+        advice = f"These overwrite each other: uninstall all of them, then {gpus.install}."
         return Finding("CuPy", value, spoilt if has_driver else "note", advice)
     if gpus.seen.problem or gpus.seen.answer.get("cupy") is None:
         reason = gpus.seen.problem or gpus.seen.answer.get("failure", "")
-        advice = f"CuPy does not start: {reason}. Reinstall it: pip install '{gpus.extra}'."
+        advice = f"CuPy does not start: {reason}. Reinstall it: {gpus.install}."
         return Finding("CuPy", value, spoilt if has_driver or wanted else "note", advice)
     return _fit_finding(gpus, value, spoilt)
 
@@ -138,7 +144,7 @@ def _fit_finding(gpus: Gpus, value: str, spoilt: Verdict) -> Finding:
     if known and built // 1000 > known // 1000:
         advice = (
             f"The driver supports only CUDA {show_cuda(known)}: pip uninstall {next(iter(gpus.cupy))}, "
-            f"then pip install '{gpus.extra}', or update the driver."
+            f"then {gpus.install}, or update the driver."
         )
         return Finding("CuPy", value, spoilt, advice)
     if not gpus.devices:
@@ -161,7 +167,7 @@ def compiler_finding(gpus: Gpus) -> Finding:
     """Report whether NVRTC is there to compile kernels at their first launch."""
     if gpus.seen.answer["nvrtc"]:
         return Finding("NVRTC", "found; compiles each kernel at its first launch")
-    advice = f"Transforms and cache='device' fail on a GPU without it: pip install '{gpus.extra}'."
+    advice = f"Transforms and cache='device' fail on a GPU without it: {gpus.install}."
     return Finding("NVRTC", "not found", "note", advice)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuloader.base.installing import install_command
 from gpuloader.doctor.finding import Finding
 from gpuloader.kernels.compiling import kernel_names, read_source
 
@@ -92,7 +93,7 @@ def kernels_finding() -> Finding:
     except OSError:
         names = []
     if not names:
-        advice = "The package is incomplete. Reinstall it: pip install --force-reinstall gpuloader."
+        advice = f"The package is incomplete. Reinstall it: {install_command(force=True)}."
         return Finding("kernels", "none found", "bad", advice)
     return Finding("kernels", ", ".join(names))
 
@@ -101,7 +102,7 @@ def _used_finding(name: str, installed: Mapping[str, str]) -> Finding:
     extra, without = USED[name]
     if name in installed:
         return Finding(name, installed[name])
-    return Finding(name, "not installed", "note", f"{without} Install it: pip install 'gpuloader[{extra}]'.")
+    return Finding(name, "not installed", "note", f"{without} Install it: {install_command(extra)}.")
 
 
 def _frameworks_finding(installed: Mapping[str, str]) -> Finding:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuloader.base.installing import install_command
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.consumer import Endless, turn
 from gpuloader.bench.running import run_cases
@@ -70,7 +71,7 @@ def test_a_library_is_not_asked_for_cases_that_it_cannot_do():
 def test_a_dataset_that_lacks_a_package_says_which():
     (measured,) = run(cases=(replace(CASES["jpeg"], needs="no_such_package"),))
     (row,) = measured.rows
-    assert "needs no_such_package, which is not installed: pip install 'gpuloader[bench]'" in row.error
+    assert f"needs no_such_package, which is not installed: {install_command('bench')}" in row.error
 
 
 @pytest.mark.parametrize("good", [0, 3])

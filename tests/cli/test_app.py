@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuloader import cli
+from gpuloader.base.installing import install_command
 from gpuloader.cli.app import Commands, app
 
 
@@ -85,7 +86,7 @@ def test_without_its_packages_it_says_what_to_install(package, monkeypatch, caps
     assert caught.value.code == 2
     assert capsys.readouterr() == (
         "",
-        f"the command line needs {package}, which is not installed: pip install 'gpuloader[cli]'\n",
+        f"the command line needs {package}, which is not installed: {install_command('cli')}\n",
     )
 
 

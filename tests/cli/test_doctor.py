@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from gpuloader.base.installing import install_command
 from gpuloader.cli.app import app
 from gpuloader.cli.report import show_report
 from gpuloader.doctor import examination
@@ -71,7 +72,7 @@ def test_the_table_fits_eighty_columns_and_says_what_to_do(invoke):
     shown = invoke("--place", "gpu:0")
     assert shown.exit_code == 1
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    for word in ("Software", "GPU", "Processors", "Memory", "✗", "✓", "pip install 'gpuloader[cuda13]'"):
+    for word in ("Software", "GPU", "Processors", "Memory", "✗", "✓", install_command("cuda13")):
         assert word in shown.stdout
     assert "A loader would fail here: 2 problems" in shown.stdout
 

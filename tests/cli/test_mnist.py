@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from gpuloader.base.installing import install_command
 from gpuloader.cli import mnist as command
 from gpuloader.cli.app import app
 from gpuloader.cli.progress import Bar, show_bars
@@ -147,7 +148,7 @@ def test_a_missing_picture_is_explained(invoke, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     shown = invoke("--sync", "--output", str(tmp_path))
     assert shown.exit_code == 0
-    assert "pip install 'gpuloader[demo]'" in " ".join(shown.stdout.split())
+    assert install_command("demo") in " ".join(shown.stdout.split())
 
 
 def test_a_terminal_sees_bars(invoke, monkeypatch):

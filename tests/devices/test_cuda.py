@@ -474,7 +474,7 @@ class TestWhatIsMissing:
         [
             (
                 12040,
-                r"driver supports at most 12\.4; pip install 'gpuloader\[cuda12\]' instead, or use CPU",
+                r"driver supports at most 12\.4; pip install '.*\[cuda12\]' instead, or use CPU",
             ),
             (11080, r"driver supports at most 11\.8; update the driver, or use CPUPlace"),
         ],

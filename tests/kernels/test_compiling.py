@@ -107,5 +107,5 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compiling, "find_nvrtc", lambda: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(CompileError, match=r"gpuloader\[kernels\]"):
+    with pytest.raises(CompileError, match=r"pip install '.*\[kernels\]'"):
         compile_kernel("spin", 90)
