@@ -18,13 +18,13 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
 # The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
-FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars
+FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers
 # A separate pytest for each: some frameworks conflict with each other, or with a fork.
 test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py \
 	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py \
 	  tests/sources/tables \
-	  "tests/torch gpuloader/loader/torch_loader.py gpuloader/order/torch_samplers.py" tests/torch_suite; do \
+	  "tests/torch gpuloader/loader/torch_loader.py gpuloader/order/torch_samplers.py" tests/torch_suite tests/frameworks; do \
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \
 	  KERAS_BACKEND=$$backend .venv-frameworks/bin/python -m pytest tests/keras gpuloader/loader/keras_loader.py; done

@@ -162,9 +162,10 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
         )
     batching = loader._batching
     if accelerator.num_processes > 1 and not batching.is_divided and not batching.reads_all:
+        advice = batching.obstacle or "pass shard='auto' to the loader"
         raise ValueError(
-            f"each of the {accelerator.num_processes} processes would read everything: pass shard='auto' to "
-            "the loader, or shard=(0, 1) if that is meant"
+            f"each of the {accelerator.num_processes} processes would read everything: {advice}; if that is "
+            "meant, pass shard=(0, 1)"
         )
     prepared = PreparedLoader(loader)
     accelerator.register_for_checkpointing(prepared)

@@ -238,7 +238,7 @@ def _describe_rank(batching: Batching) -> str | None:
         division = batching.settle().division
     except ValueError:
         return None  # a description must not fail if the launcher's variables are inconsistent
-    return None if division is None else f"rank {division.rank} of {division.world_size}"
+    return f"rank {division.rank} of {division.world_size}" if division and division.world_size > 1 else None
 
 
 def _describe_workers(workers: WorkerOptions, count: int) -> str:

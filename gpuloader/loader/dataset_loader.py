@@ -257,7 +257,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             start_method=resolve_start_method(start_method, multiprocessing_context),
             on_worker_death=on_worker_death,
         )
-        self._batching = Batching.choose(
+        batching = Batching.choose(
             source,
             iterable=iterable,
             sampler=sampler,
@@ -266,7 +266,10 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=check_seed(resolve_seed(seed, generator)),
-        ).divide(shard, uneven, dataset=source, in_order=workers.in_order)
+        )
+        self._batching = self._divide(
+            batching, shard, uneven=uneven, dataset=source, in_order=workers.in_order
+        )
         transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
@@ -305,6 +308,11 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         if sampler is None and batch_sampler is None and self._batching.sampler is not None:
             vars(self._batching.sampler)["set_epoch"] = EpochOf(self)
         self._describe_as(given, added)
+
+    @staticmethod
+    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
+        """Return the batching, divided among ranks as `shard` asks."""
+        return batching.divide(shard, **options)
 
     @staticmethod
     def _draw_seed() -> int:

@@ -87,6 +87,7 @@ class Loading:
     ) -> None:
         self.workers = workers
         self.seed = batching.seed
+        self._has_drawn = False
         self.places = delivery.places
         self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
@@ -144,9 +145,14 @@ class Loading:
         )
 
     def draw_seed(self) -> int:
-        """Return the loader's seed; draw it first if none was given."""
-        if self.seed is None:
-            self.seed = self._draw()
+        """Return the loader's seed; draw it first if none was given.
+
+        Ranks that divide an order cannot each draw one, so theirs is 0.
+        """
+        if self.seed is None or self._has_drawn:
+            ranks = (self._batching.settle().division or ALONE).world_size
+            if self.seed is None or ranks > 1:  # there may have been one rank when it was drawn
+                self.seed, self._has_drawn = 0 if ranks > 1 else self._draw(), True
         return self.seed
 
     def start_epoch(self, epoch: int) -> Progress:
@@ -155,7 +161,9 @@ class Loading:
 
     def adopt(self, progress: Progress) -> Progress:
         """Return where to resume from a loader's state; raises like `Positions.adopt`."""
-        return self._positions.adopt(progress, self._fetching)
+        adopted = self._positions.adopt(progress, self._fetching)
+        self.seed, self._has_drawn = adopted.seed, False
+        return adopted
 
     def count_steps(self) -> int:
         """Return the number of steps in an epoch, for the ranks that there are now.

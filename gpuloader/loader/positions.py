@@ -52,7 +52,7 @@ class Positions:
 
     def place(self, progress: Progress, settled: Batching) -> None:
         """Number the batches of an epoch that is about to begin, for the ranks that there are now."""
-        if settled.sharding is None:
+        if self.batching.sharding is None:
             return
         position = progress.position or 0
         settled.check_even(position)

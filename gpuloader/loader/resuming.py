@@ -113,6 +113,4 @@ class Resumable:
             raise ValueError(
                 "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
             )
-        progress = self._loading.adopt(progress)
-        self._loading.seed = progress.seed
-        self._course.resume(progress)
+        self._course.resume(self._loading.adopt(progress))

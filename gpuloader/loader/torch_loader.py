@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from gpuloader.loader import dataset_loader
+from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike, draw_seed
 from gpuloader.sources import dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
@@ -58,8 +59,17 @@ class DataLoader(dataset_loader.DataLoader[S]):
         Where batches land; None uses the first GPU, or host memory if there is none.
     output : str or None
         The library whose arrays make up a batch.
+    shard : str, tuple of int or None
+        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
+        do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
+        passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
+        as a ``DistributedSampler``, stays as it is, and so do iterable datasets. One that may differ between
+        ranks is not divided either, with a warning. A pair (rank, world size) insists. None never divides.
+    uneven : str
+        How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
+        ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
     **options
-        Other options of `gpuloader.DataLoader`, such as ``seed``, ``shard`` or ``transforms``.
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
 
     Raises
     ------
@@ -104,6 +114,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         in_order: bool = True,
         places: Any = "cpu",
         output: str | None = "torch",
+        shard: str | tuple[int, int] | None = "auto",
+        uneven: str = "repeat",
         **options: Any,
     ) -> None:
         if persistent_workers and not num_workers:
@@ -130,6 +142,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
             in_order=in_order,
             places=places,
             output=output,
+            shard=shard,
+            uneven=uneven,
             **options,
         )
 
@@ -142,6 +156,12 @@ class DataLoader(dataset_loader.DataLoader[S]):
                 default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
             )
         return function
+
+    @staticmethod
+    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
+        if shard == "auto":
+            return batching.divide_if_possible(**options)
+        return batching.divide(shard, **options)
 
     @staticmethod
     def _draw_seed() -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpuloader.collate.items import ItemState
 from gpuloader.order.batching import Batching
-from gpuloader.order.ranks import find_rank
 from gpuloader.pipeline.steps import DeliveredStep
 
 Present = Callable[[DeliveredStep], Any]
@@ -28,11 +28,17 @@ def watch(batching: Batching) -> Callable[[Present], Present]:
     An iterable dataset may divide its items itself. Whether it asks for its rank is known once it has yielded
     a batch. So this returns a function, through which the loader passes the one that presents its steps.
     """
-    if _warned or batching.is_divided or batching.reads_all or _find_world_size() == 1:
+    if _warned or batching.is_divided or batching.reads_all:
+        return _keep
+    try:
+        ranks = batching.find()
+    except ValueError:
+        return _keep  # a loader that does not need the rank does not mind
+    if ranks[1] == 1:
         return _keep
     if batching.iterable:
-        return _look_at_first
-    _warn(_SAMPLES)
+        return partial(_look_at_first, ranks, batching.obstacle or _ITEMS)
+    _warn(ranks, batching.obstacle or _SAMPLES)
     return _keep
 
 
@@ -40,7 +46,7 @@ def _keep(present: Present) -> Present:
     return present
 
 
-def _look_at_first(present: Present) -> Present:
+def _look_at_first(ranks: tuple[int, int], advice: str, present: Present) -> Present:
     asked: bool | None = None
 
     def look_and_present(step: DeliveredStep) -> Any:
@@ -48,25 +54,18 @@ def _look_at_first(present: Present) -> Present:
         if asked is None:
             asked = any(isinstance(staged.state, ItemState) and staged.state.asked for staged, _ in step)
             if not asked:
-                _warn(_ITEMS)
+                _warn(ranks, advice)
         return present(step)
 
     return look_and_present
 
 
-def _find_world_size() -> int:
-    try:
-        return find_rank()[1]
-    except ValueError:
-        return 1  # a loader that does not need the rank does not mind
-
-
-def _warn(advice: str) -> None:
+def _warn(ranks: tuple[int, int], advice: str) -> None:
     global _warned
     if _warned:
         return
     _warned = True
-    rank, world_size = find_rank()
+    rank, world_size = ranks
     warnings.warn(
         f"this process is rank {rank} of {world_size}, and the loader reads all samples on every rank: "
         f"{advice}; if every rank is meant to read everything, pass shard=(0, 1)",

@@ -14,8 +14,14 @@ from gpuloader.order.computed import as_indices
 from gpuloader.order.order import InOrder, Mapped, Order
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler
 
-_DIVIDING = (("num_replicas", "rank"), ("nranks", "local_rank"), ("num_processes", "process_index"))
-"""Attributes of samplers that yield one rank's indices: PyTorch's and ours, Paddle's, and Accelerate's."""
+_DIVIDING = (
+    ("num_replicas", "rank"),
+    ("nranks", "local_rank"),
+    ("num_processes", "process_index"),
+    ("world_size", "rank"),
+    ("_world_size", "_rank"),
+)
+"""Attributes of samplers that yield one rank's indices: PyTorch's, Paddle's, Accelerate's and others'."""
 
 _MODULES = ("torch.utils.data", "paddle.io")
 
@@ -55,7 +61,10 @@ def divides(sampler: object) -> bool:
 
 
 def find_shared(sampler: object, batch_sampler: object) -> Sampler[Any] | None:
-    """Return the sampler whose order ranks can divide; None if they have to deal whole batches.
+    """Return the sampler whose order ranks can divide; None if they have to iterate over the user's.
+
+    Each rank iterates over a batch sampler, and over a sampler with ``set_epoch``, which is how a sampler
+    tells that its order depends on the epoch alone.
 
     Raises
     ------
@@ -72,12 +81,14 @@ def find_shared(sampler: object, batch_sampler: object) -> Sampler[Any] | None:
     source = as_source(grouped)
     if source is not None:
         return source
-    inner = getattr(batch_sampler, "sampler", None)
-    if batch_sampler is None or isinstance(batch_sampler, Iterator) or isinstance(inner, _find_drawing()):
+    given = sampler if batch_sampler is None else batch_sampler
+    draws = isinstance(getattr(given, "sampler", given), _find_drawing())
+    tells = batch_sampler is not None or callable(getattr(sampler, "set_epoch", None))
+    if isinstance(given, Iterator) or draws or not tells:
         raise ValueError(
             f"shard needs an order that is the same on every rank, which {name} does not guarantee: pass "
-            "shuffle=True with a seed, a list of indices as sampler, one of gpuloader's samplers, a Sampler "
-            "with a method order(seed, epoch), or a batch_sampler that yields the same batches on every rank"
+            "shuffle=True with a seed, a list of indices as sampler, one of gpuloader's samplers, a sampler "
+            "with a method set_epoch, or a batch_sampler that yields the same batches on every rank"
         )
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import BadType, BadValue
-from gpuloader.order.agreement import divides, find_order, find_shared
+from gpuloader.order.agreement import Listed, divides, find_order, find_shared
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
 from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.division import ALONE, Division, Sharding
@@ -25,7 +25,19 @@ from gpuloader.order.plan import (
     Plan,
     SampledPlan,
 )
-from gpuloader.order.sampler import RandomSampler, SequenceSampler, check_sized
+from gpuloader.order.ranks import find_rank, find_torch_rank
+from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+
+_IF_ALIKE = (
+    "if it yields the same on every rank, pass shard=(rank, world_size) to divide that; if it divides the "
+    "dataset itself, give it attributes num_replicas and rank"
+)
+
+
+_ITEMS_OBSTACLE = (
+    "make the iterable dataset divide its items by the rank and world_size of gpuloader.get_worker_info(), "
+    "or pass shard=(rank, world_size) if it yields the same on every rank"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,12 @@ class Batching:
         The user's options for dividing the epoch among ranks; None reads everything.
     reads_all : bool
         Whether the user has said that every rank reads everything.
+    obstacle : str or None
+        Why the epoch is not divided although it would be if that were possible.
+    alone : Batching or None
+        The batching to use on a single rank instead of this one.
+    find : callable
+        Returns rank and world size.
     division : Division or None
         The rank whose part of each step to read, once `settle` has found it.
     """
@@ -62,6 +80,9 @@ class Batching:
     seed: int | None = None
     sharding: Sharding | None = None
     reads_all: bool = False
+    obstacle: str | None = None
+    alone: Batching | None = None
+    find: Callable[[], tuple[int, int]] = find_rank
     division: Division | None = None
 
     @classmethod
@@ -156,13 +177,45 @@ class Batching:
             )
         if divided.seed is None and not divided.is_seeded:
             divided = replace(divided, seed=0)
-        if sharding.uneven == "error":
-            try:
-                settled = divided.settle()
-            except ValueError:
-                return divided  # the next epoch finds the rank, or raises this again
-            settled.check_even()
+        divided._check_if_even()
         return divided
+
+    def divide_if_possible(self, uneven: object, *, dataset: object, in_order: bool) -> Batching:
+        """Return a batching that is divided among the ranks there are, or as it is if that is impossible.
+
+        An iterable dataset or a sampler that may yield other indices on each rank, or that divides already,
+        stays as it is. So does everything on a single rank.
+
+        Raises
+        ------
+        ValueError
+            `uneven` has an unknown value, or is 'error' and the samples do not divide evenly.
+        """
+        self = replace(self, find=find_torch_rank)
+        sharding = Sharding.of("auto", uneven)
+        if sharding is None or divides(self._sampling):
+            return self
+        if self.iterable:
+            return replace(self, obstacle=_ITEMS_OBSTACLE)
+        try:
+            divided = self._divide(replace(sharding, find=self.find), dataset, in_order)
+            if divided.order(0, 0) is None:
+                raise ValueError(f"{type(self._sampling).__name__} may differ between ranks: {_IF_ALIKE}")
+        except (TypeError, ValueError) as error:
+            return replace(self, obstacle=str(error))
+        if self.batch_sampler is None and not isinstance(self.sampler, Sampler):
+            divided = replace(divided, alone=self)  # what the user does to a list shows in the next epoch
+        divided._check_if_even()
+        return divided
+
+    def _check_if_even(self) -> None:
+        if self.sharding is None or self.sharding.uneven != "error":
+            return
+        try:
+            settled = self.settle()
+        except ValueError:
+            return  # the next epoch finds the rank, or raises this again
+        settled.check_even()
 
     def _divide(self, sharding: Sharding, dataset: object, in_order: bool) -> Batching:
         if not in_order:
@@ -194,7 +247,10 @@ class Batching:
         ValueError
             The environment is inconsistent.
         """
-        return self if self.sharding is None else replace(self, division=self.sharding.divide())
+        if self.sharding is None:
+            return self
+        division = self.sharding.divide()
+        return self.alone if self.alone and division.world_size == 1 else replace(self, division=division)
 
     def check_even(self, position: int = 0) -> None:
         """Raise `ValueError` if samples do not divide among the ranks and `uneven` is 'error'."""
@@ -246,7 +302,7 @@ class Batching:
         order = self.order(seed, epoch)
         if order is not None:
             assert self.size is not None
-            if self.division is not None or base:
+            if (self.division or ALONE).world_size > 1 or base:
                 return DividedPlan(order, self.size, self.drop_last, self.division or ALONE, base)
             return OrderedPlan(order, self.size, self.drop_last)
         if self.sampler is None:
@@ -255,6 +311,9 @@ class Batching:
                 return DealtPlan(self.batch_sampler, self.division, base)
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
+        if self.division is not None:  # the sampler, whose epoch has been set, yields the same on all ranks
+            listed = Listed(list(self.sampler)).order(seed, epoch)
+            return DividedPlan(listed, self.size, self.drop_last, self.division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
             order = self.sampler.order(seed, epoch)
             if order is not None:

@@ -6,6 +6,7 @@ number of batches and their contents without communicating.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,16 @@ class Division:
     def count(self, samples: int, batch_size: int, *, drop_last: bool = False, least: int = 1) -> int:
         """Return the number of batches per rank, without a last one of fewer than `least` samples."""
         full, left = divmod(samples, batch_size * self.world_size)
-        return full + (not drop_last and self.share(left) >= least)
+        return full + (self.share_last(left, batch_size, drop_last) >= least)
+
+    def share_last(self, left: int, batch_size: int, drop_last: bool) -> int:
+        """Return how many samples each rank gets of a last step that has fewer samples than all others.
+
+        `drop_last` drops it, unless 'repeat' fills it up completely, as PyTorch's ``DistributedSampler`` does
+        before the loader drops.
+        """
+        share = self.share(left)
+        return 0 if drop_last and not (self.uneven == "repeat" and share == batch_size) else share
 
     def own(self, left: int, batch_size: int) -> tuple[int, int]:
         """Return how many samples of the next batch count and how many it has, if `left` samples remain."""
@@ -162,7 +172,7 @@ class Share(Computed):
 
     def __len__(self) -> int:
         full, left = divmod(len(self.base) - self.start, self.batch_size * self.division.world_size)
-        return full * self.batch_size + (0 if self.drop_last else self.division.share(left))
+        return full * self.batch_size + self.division.share_last(left, self.batch_size, self.drop_last)
 
     def at(self, positions: Indices) -> Indices:
         """Return the entries at `positions`."""
@@ -208,6 +218,8 @@ class Sharding:
         Rank and world size; None finds them whenever an epoch begins.
     uneven : str
         As for `Division`.
+    find : callable
+        Returns rank and world size.
 
     Examples
     --------
@@ -217,6 +229,7 @@ class Sharding:
 
     ranks: tuple[int, int] | None
     uneven: str
+    find: Callable[[], tuple[int, int]] = find_rank
 
     @classmethod
     def of(cls, shard: object, uneven: object) -> Sharding | None:
@@ -248,5 +261,5 @@ class Sharding:
         return self.ranks is not None and self.ranks[1] == 1
 
     def divide(self) -> Division:
-        """Return this rank's share of every step; raises like `find_rank` if the environment is asked."""
-        return Division(*(self.ranks or find_rank()), self.uneven)
+        """Return this rank's share of every step; raises like `find` if that is asked."""
+        return Division(*(self.ranks or self.find()), self.uneven)

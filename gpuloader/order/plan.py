@@ -112,7 +112,7 @@ class DividedPlan:
     def wraps(self) -> bool:
         """Whether the last batch of any rank repeats samples from the start of the order."""
         left = len(self.order) - self.base
-        return self.division.uneven == "repeat" and not self.drop_last and left % self.division.world_size > 0
+        return self.division.uneven == "repeat" and left % self.division.world_size > 0
 
     def take_own(self, number: int) -> tuple[int, int]:
         """Return how many samples of batch `number` count, and how many it has."""

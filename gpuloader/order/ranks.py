@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun; most other launchers set these as well
@@ -42,10 +43,37 @@ def find_rank() -> tuple[int, int]:
     ...     find_rank()
     (1, 4)
     """
+    return _ask_group() or _read_variables(_LAUNCHERS)
+
+
+def find_torch_rank() -> tuple[int, int]:
+    """Return the rank and world size of a run of PyTorch; (0, 1) if there is none, and in case of doubt.
+
+    Only a process group, torchrun and Lightning count. The variables of Slurm and MPI do not, because a
+    single process inherits them in a batch script, and PyTorch itself does not read them.
+
+    Examples
+    --------
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
+    ...     find_torch_rank()
+    (0, 1)
+    """
+    try:
+        return _ask_group() or _read_variables(_LAUNCHERS[:1])
+    except ValueError:
+        return 0, 1
+
+
+def _ask_group() -> tuple[int, int] | None:
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank()), int(group.get_world_size())
-    for *names, _ in _LAUNCHERS:
+    return None
+
+
+def _read_variables(launchers: Sequence[tuple[str, ...]]) -> tuple[int, int]:
+    for *names, _ in launchers:
         found = [name for name in names if name in os.environ]
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")

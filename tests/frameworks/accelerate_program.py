@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 
-from gpuloader import DataLoader
+import gpuloader
+import gpuloader.torch
 from gpuloader.accelerate import prepare, skip_first_batches
 
 
@@ -37,14 +38,16 @@ def main():
     parser.add_argument("--folder", help="folder of the state")
     parser.add_argument("--skip", type=int, default=0)
     options = parser.parse_args()
-    loader = DataLoader(  # made before there are ranks
+    given = json.loads(options.loader)
+    kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
+    loader = kind(  # made before there are ranks
         np.arange(options.count, dtype="float32"),
         batch_size=4,
         places="cpu",
         output="torch",
         shuffle=True,
         seed=1,
-        **json.loads(options.loader),
+        **given,
     )
     accelerator = Accelerator(
         cpu=True,

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from gpuloader import DataLoader, IterableDataset
+import gpuloader
+import gpuloader.torch
+from gpuloader import IterableDataset
 
 COUNT = 22
 
@@ -64,7 +66,8 @@ def load(options, **more):
         {"shuffle": True, "seed": 1} if options.dataset == "arrays" and more.pop("shuffle", False) else {}
     )
     common = {"batch_size": 4, "places": "cpu", "output": "torch"}
-    return DataLoader(datasets[options.dataset], **{**common, **shuffle, **given})
+    kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
+    return kind(datasets[options.dataset], **{**common, **shuffle, **given})
 
 
 def main():

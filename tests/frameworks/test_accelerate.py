@@ -11,13 +11,12 @@ from tests import launching
 pytest.importorskip("accelerate")
 
 PROGRAM = Path(__file__).with_name("accelerate_program.py")
-SHARDED = {"shard": "auto", "uneven": "repeat"}
 
 
 @pytest.fixture
 def train(tmp_path):
-    def train(*arguments, loader=SHARDED, config=None):
-        options = ["--loader", json.dumps(loader), "--config", json.dumps(config or {})]
+    def train(*arguments, loader=None, config=None):
+        options = ["--loader", json.dumps(loader or {}), "--config", json.dumps(config or {})]
         launching.run_ranks(PROGRAM, tmp_path / "seen", *options, *arguments)
         return [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
 
@@ -45,7 +44,7 @@ def test_prepare_leaves_the_loader_as_it_is(train, config):
 
 
 def test_a_loader_that_reads_everything_is_warned_of(train):
-    for found in train("--plain", "--epochs", 1, loader={}):
+    for found in train("--plain", "--epochs", 1, loader={"shard": None}):
         assert len(found["seen"]) == 6
         assert "shard='auto'" in found["warnings"][0]
 

@@ -12,13 +12,14 @@ pytest.importorskip("lightning")
 
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 SHARDED = {"shard": "auto", "uneven": "repeat"}
+"""What `gpuloader.torch` does by default; the program takes its loader unless `shard` is passed."""
 
 
 @pytest.fixture
 def fit(tmp_path):
-    def fit(*arguments, loader=SHARDED, trainer=None, ranks=2):
+    def fit(*arguments, loader=None, trainer=None, ranks=2):
         output = tmp_path / "seen"
-        options = ["--loader", json.dumps(loader), "--trainer", json.dumps(trainer or {})]
+        options = ["--loader", json.dumps(loader or {}), "--trainer", json.dumps(trainer or {})]
         launching.run(PROGRAM, output, *options, *arguments)
         return [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(ranks)]
 
@@ -51,14 +52,14 @@ def test_each_rank_trains_and_validates_on_its_part(fit, use_distributed_sampler
 
 
 def test_worker_processes_read_for_their_rank(fit):
-    found = fit("--predict", loader={**SHARDED, "num_workers": 1, "persistent_workers": True})
+    found = fit("--predict", loader={"num_workers": 1, "persistent_workers": True})
     for rank, seen in enumerate(found):
         assert steps_of(seen["train"], 1) == epoch_of(1, rank)
         assert [numbers for _, numbers in seen["predict"]] == epoch_of(0, rank, shuffle=False)
 
 
 def test_without_shard_both_ranks_read_everything_and_are_warned(fit):
-    found = fit(loader={}, trainer={"max_epochs": 1})
+    found = fit(loader={"shard": None}, trainer={"max_epochs": 1})
     for seen in found:
         assert sorted(one for batch in steps_of(seen["train"], 0) for one in batch) == list(range(22))
         [warning] = seen["warnings"]
@@ -69,7 +70,7 @@ def test_without_shard_both_ranks_read_everything_and_are_warned(fit):
 def whole(tmp_path_factory):
     """What two ranks see in three epochs, and the folder of a checkpoint after each of the 9 steps."""
     folder = tmp_path_factory.mktemp("lightning")
-    options = ["--loader", json.dumps(SHARDED), "--trainer", json.dumps({"max_epochs": 3})]
+    options = ["--trainer", json.dumps({"max_epochs": 3})]
     launching.run(PROGRAM, folder / "seen", *options, "--checkpoints", folder)
     return [json.loads((folder / f"seen.{rank}").read_text())["train"] for rank in range(2)], folder
 
@@ -83,7 +84,7 @@ def test_a_checkpoint_resumes_where_it_was_written(fit, whole, step):
 
 @pytest.mark.parametrize("dataset", ["sized", "items"])
 def test_iterable_datasets_are_divided(fit, dataset):
-    found = fit("--dataset", dataset, trainer={"max_epochs": 1})
+    found = fit("--dataset", dataset, loader=SHARDED, trainer={"max_epochs": 1})
     assert [steps_of(seen["train"], 0) for seen in found] == [
         [[*range(rank, 8, 2)], [*range(8 + rank, 16, 2)], [*range(16 + rank, 22, 2)]] for rank in range(2)
     ]

@@ -1,0 +1,312 @@
+"""`gpuloader.torch.DataLoader` on several ranks, beside PyTorch's loader with a `DistributedSampler`."""
+
+import itertools
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from gpuloader.accelerate import prepare
+from gpuloader.loader import undivided
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader as Theirs  # noqa: E402
+
+import gpuloader  # noqa: E402
+from gpuloader.torch import DataLoader, DistributedSampler, RandomSampler  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    monkeypatch.setattr(undivided, "_warned", False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def on_rank(monkeypatch):
+    def on_rank(rank, world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+    return on_rank
+
+
+@pytest.fixture
+def on_ranks(on_rank):
+    """Run a function on each rank."""
+
+    def on_ranks(world_size, function):
+        found = []
+        for rank in range(world_size):
+            on_rank(rank, world_size)
+            found.append(function())
+        return found
+
+    return on_ranks
+
+
+def joined(batches):
+    """Return the samples of all batches."""
+    return list(itertools.chain(*batches))
+
+
+def lists(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def load(count, **options):
+    return DataLoader(torch.arange(count), **{"batch_size": 4, **options})
+
+
+@pytest.mark.parametrize("count", [8, 10, 21, 24])
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_step_has_the_samples_that_a_distributed_sampler_gives_it(
+    on_ranks, count, world_size, drop_last
+):
+    ours = on_ranks(world_size, lambda: lists(load(count, drop_last=drop_last)))
+    data = torch.arange(count)
+    theirs = [
+        lists(
+            Theirs(
+                data,
+                4,
+                sampler=DistributedSampler(data, world_size, rank, shuffle=False),
+                drop_last=drop_last,
+            )
+        )
+        for rank in range(world_size)
+    ]
+    together = [[sorted(joined(step)) for step in zip(*of_ranks, strict=True)] for of_ranks in (ours, theirs)]
+    assert together[0] == together[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, workers):
+    def epochs():
+        torch.manual_seed(on_rank_seed.pop())
+        loader = load(12, shuffle=True, num_workers=workers)
+        return [lists(loader) for _ in range(2)]
+
+    on_rank_seed = [5, 6]  # as of programs that seed each rank differently
+    first, second = on_ranks(2, epochs)
+    for epoch in range(2):
+        assert sorted(joined(first[epoch] + second[epoch])) == list(range(12))
+    assert first[0] != first[1]
+
+
+def test_a_seed_or_generator_determines_the_order(on_rank):
+    on_rank(1, 2)
+    default = lists(load(12, shuffle=True))
+    assert lists(load(12, shuffle=True, seed=0)) == default
+    seeded = [lists(load(12, shuffle=True, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)]
+    assert seeded[0] != seeded[1]
+
+
+def test_one_rank_reads_as_ever(on_rank):
+    torch.manual_seed(0)
+    alone = lists(load(10, shuffle=True))
+    torch.manual_seed(0)
+    on_rank(0, 1)
+    assert lists(load(10, shuffle=True)) == alone
+    assert lists(load(10, shuffle=True, shard=None)) != alone  # the global generator has moved on
+
+
+def test_a_seed_that_was_drawn_before_there_were_ranks_does_not_count(on_rank):
+    """Lightning's first process runs the whole script before it has a rank, and the others have theirs."""
+    loader = load(12, shuffle=True)
+    loader.state_dict()
+    list(loader)
+    on_rank(0, 2)
+    late = load(12, shuffle=True)
+    late.set_epoch(1)
+    assert lists(loader) == lists(late)
+
+
+def test_a_resumed_seed_stays(on_rank):
+    on_rank(0, 2)
+    loader = load(16, shuffle=True, seed=9)
+    epochs = [lists(loader) for _ in range(2)]
+    loader.set_epoch(0)
+    next(iter(loader))
+    state = loader.state_dict()
+    again = load(16, shuffle=True)
+    again.load_state_dict(state)
+    assert [lists(again), lists(again)] == [epochs[0][1:], epochs[1]]
+
+
+def test_a_state_resumes_on_another_number_of_ranks(on_ranks):
+    loaders = on_ranks(2, lambda: load(24, shuffle=True, batch_size=3))
+
+    def begin():
+        loader = loaders.pop(0)
+        loaders.append(loader)
+        return next(iter(loader)).tolist()
+
+    before = on_ranks(2, begin)
+    state = loaders[0].state_dict()
+
+    def resume():
+        loader = load(24, shuffle=True)
+        loader.load_state_dict(state)
+        return joined(lists(loader))
+
+    after = on_ranks(3, resume)
+    assert sorted(joined(before + after)) == list(range(24))
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+def test_a_distributed_sampler_divides_once(on_rank, kind):
+    on_rank(1, 2)
+    sampler = DistributedSampler(range(10), shuffle=True, num_replicas=2, rank=1)
+    options = {"batch_size": 2, "sampler": sampler}
+    if kind == "batch_sampler":
+        options = {"batch_sampler": torch.utils.data.BatchSampler(sampler, 2, False)}
+    loader = DataLoader(torch.arange(10), **options)
+    theirs = Theirs(torch.arange(10), **options)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert lists(loader) == lists(theirs)
+
+
+class Hidden:
+    """A sampler that divides by a rank which it keeps to itself, as those of detectron2 do."""
+
+    def __init__(self):
+        self._rank, self._world_size = 1, 2
+
+    def __iter__(self):
+        return iter(range(self._rank, 10, self._world_size))
+
+
+def test_a_sampler_with_private_ranks_divides_once(on_rank):
+    on_rank(1, 2)
+    assert lists(load(10, sampler=Hidden())) == [[1, 3, 5, 7], [9]]
+
+
+class Turned:
+    """A sampler whose order depends on the epoch alone."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 10
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(index + self.epoch) % 10 for index in range(10)])
+
+
+class TestSamplersThatMayDiffer:
+    @pytest.mark.parametrize(
+        ("options", "count"),
+        [
+            ({"sampler": torch.utils.data.RandomSampler(range(8))}, 8),
+            ({"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 8, 8)}, 8),
+            ({"sampler": Turned()}, 10),
+            ({"batch_sampler": [[0, 1], [2, 3]]}, 4),
+            ({"in_order": False, "num_workers": 1}, 10),
+        ],
+        ids=["random", "weighted", "of the user", "batches", "any order"],
+    )
+    def test_are_not_divided_and_warned_of(self, on_rank, options, count):
+        size = {} if "batch_sampler" in options else {"batch_size": 5}
+        loader = DataLoader(torch.arange(10), **size, **options)
+        on_rank(0, 2)
+        with pytest.warns(UserWarning, match="rank 0 of 2, and the loader reads all samples on every rank"):
+            assert len(joined(lists(loader))) == count
+
+    @pytest.mark.parametrize("uneven", ["repeat", "drop"])
+    def test_are_divided_epoch_by_epoch_if_the_rank_is_passed(self, uneven):
+        ranks = [
+            DataLoader(torch.arange(10), 2, sampler=Turned(), shard=(rank, 2), uneven=uneven)
+            for rank in range(2)
+        ]
+        assert [lists(loader) for loader in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
+        assert [lists(loader) for loader in ranks] == [[[1, 2], [5, 6], [9]], [[3, 4], [7, 8], [0]]]
+        assert [len(loader) for loader in ranks] == [3, 3]
+
+    def test_a_sampler_that_cannot_tell_is_refused_if_the_rank_is_passed(self):
+        with pytest.raises(ValueError, match="which WeightedRandomSampler does not guarantee"):
+            load(8, sampler=torch.utils.data.WeightedRandomSampler([1.0] * 8, 8), shard=(0, 2))
+
+    def test_a_sampler_of_gpuloader_is_divided(self, on_ranks):
+        first, second = on_ranks(2, lambda: lists(load(8, sampler=RandomSampler(range(8)))))
+        assert sorted(joined(first + second)) == list(range(8))
+
+    def test_accelerate_refuses_them(self):
+        accelerator = SimpleNamespace(num_processes=2, register_for_checkpointing=lambda *_: None)
+        with pytest.raises(ValueError, match="would read everything: Turned may differ between ranks"):
+            prepare(accelerator, load(10, sampler=Turned()))
+
+
+def test_a_list_of_indices_is_read_anew_in_every_epoch_on_one_rank_and_divided_on_two(on_ranks):
+    indices = [3, 1, 2]
+    loader = load(10, sampler=indices, batch_size=2)
+    assert lists(loader) == [[3, 1], [2]]
+    indices.reverse()
+    assert lists(loader) == [[2, 1], [3]]
+    divided = on_ranks(2, lambda: lists(load(10, sampler=[5, 6, 7, 8], batch_size=2)))
+    assert divided == [[[5, 6]], [[7, 8]]]
+
+
+class Lines(torch.utils.data.IterableDataset):
+    """Items that the dataset divides itself, among workers and ranks, or not."""
+
+    def __init__(self, asks=False):
+        self.asks = asks
+
+    def __iter__(self):
+        number, count = 0, 1
+        if self.asks and (info := gpuloader.get_worker_info()):
+            number, count = info.rank * info.num_workers + info.id, info.world_size * info.num_workers
+        return iter(range(number, 8, count))
+
+
+class TestIterableDatasets:
+    def test_that_divide_themselves_are_left_alone(self, on_ranks):
+        found = on_ranks(2, lambda: joined(lists(DataLoader(Lines(True), 2, num_workers=2))))
+        assert [sorted(items) for items in found] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+    def test_that_do_not_are_warned_of(self, on_rank):
+        on_rank(1, 2)
+        with pytest.warns(UserWarning, match="make the iterable dataset divide its items"):
+            assert lists(DataLoader(Lines(), 8)) == [[*range(8)]]
+
+    def test_are_divided_if_the_rank_is_passed(self):
+        assert lists(DataLoader(Lines(), 2, shard=(1, 2))) == [[1, 3], [5, 7]]
+
+
+def test_no_batch_ever_has_a_mask(on_ranks):
+    for count in range(1, 12):
+        for batches in on_ranks(3, lambda count=count: list(load(count, batch_size=2))):
+            assert all(isinstance(batch, torch.Tensor) for batch in batches)
+
+
+def test_single_samples_are_divided(on_ranks):
+    assert on_ranks(2, lambda: lists(load(5, batch_size=None))) == [[0, 2, 4], [1, 3, 0]]
+
+
+def test_variables_that_a_single_process_may_inherit_do_not_count(monkeypatch):
+    """A batch script of Slurm starts one process, whose variables describe all the tasks asked for."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lists(load(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert len(list(load(8, sampler=torch.utils.data.RandomSampler(range(8))))) == 2
+    monkeypatch.setenv("WORLD_SIZE", "2")  # without RANK
+    assert lists(load(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_process_group_counts(monkeypatch):
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1, get_world_size=lambda: 2
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert lists(load(8)) == [[4, 5, 6, 7]]
+    assert "rank 1 of 2" in repr(load(8))
