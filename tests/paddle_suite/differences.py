@@ -67,6 +67,16 @@ DIFFERENCES = {
         "it lists the items; the error for a length is also a TypeError, with which list does without",
         "that is what list is for",
     ),
+    "ended-is-ended": (
+        "next() after the end of an epoch may be a RuntimeError of a thread or worker that is gone",
+        "StopIteration, every time",
+        "so iterators are defined",
+    ),
+    "nothing-is-dropped": (
+        "a loader over a dataset drops a last step that lacks a batch for a place, whatever drop_last is",
+        "it delivers the step with fewer entries, unless drop_last is True",
+        "nothing is dropped that nobody asked to drop",
+    ),
     "typed-errors": (
         "an AssertionError without a reader",
         "a ReaderError, which is a TypeError",
