@@ -21,6 +21,7 @@ from gpuloader.base.errors import (
     describe_error,
 )
 from gpuloader.sources.frameworks import is_iterable_only
+from gpuloader.sources.recognizing import is_frame
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
@@ -301,6 +302,9 @@ def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
     """
     if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
         raise BadType(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
+    if is_frame(dataset):
+        kind = type(dataset).__name__
+        raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise BadType(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
     return cast("MapStyle[Any]", dataset)
