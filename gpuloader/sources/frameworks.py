@@ -30,15 +30,6 @@ def is_iterable_only(dataset: object) -> bool:
     return any(is_instance(dataset, name, "IterableDataset") for name in _DATA_MODULES)
 
 
-def is_torch_tensor(value: object) -> bool:
-    """Return whether this is a tensor of PyTorch.
-
-    >>> is_torch_tensor([1, 2])
-    False
-    """
-    return is_instance(value, "torch", "Tensor")
-
-
 def tell_worker(info: WorkerInfo) -> None:
     """Make ``get_worker_info`` of PyTorch and Paddle, if imported, work in this worker process.
 
