@@ -296,7 +296,7 @@ class Fetching:
             one.seed, one.epoch, workers.timeout, workers.respawn, workers.persistent, reached, one.turn
         )
         keep = partial(self._keep, self._reading.division)
-        return ProcessWorkers(pool, window, terms, meter, keep)
+        return ProcessWorkers(pool, window, terms, workers.count, meter, keep)
 
     def _keep(self, division: Division | None, pool: Pool) -> None:
         """Take a pool back, and keep its workers if they are persistent."""

@@ -133,6 +133,11 @@ class Window:
         self._ring.fit(job.slot, nbytes)
         return job.slot
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether there are no more jobs to hand out."""
+        return self._exhausted
+
     def end(self) -> None:
         """Hand out no more jobs."""
         self._exhausted = True

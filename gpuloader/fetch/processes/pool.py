@@ -16,6 +16,9 @@ from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all
 from gpuloader.fetch.processes.starting import Start
 from gpuloader.fetch.processes.wire import NO_ROW, Board, dumps, dumps_for_stranger
 
+FIRST = 2
+"""Workers to start before the first batch is requested; the others start while the loop waits or runs."""
+
 MOST_DEATHS = 3
 """With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error."""
 
@@ -61,7 +64,7 @@ class Pool:
     columns : int
         The indices of one task that fit on the board; longer lists travel in the message.
     count : int
-        The number of workers to start with.
+        The number of workers. Only the first ones start at once; `start_next` starts the others.
     """
 
     def __init__(self, start: Start, ahead: int, columns: int, count: int) -> None:
@@ -78,11 +81,17 @@ class Pool:
             raise
 
     def resize(self, count: int) -> None:
-        """Start or stop workers until there are `count`; call it between epochs, when all are idle."""
-        while len(self.workers) < count:
-            self.workers.append(self.spawn(len(self.workers)))
+        """Stop surplus workers, or start the first ones; call it between epochs, when all are idle."""
         surplus, self.workers = self.workers[count:], self.workers[:count]
         close_all(surplus, GRACE)
+        while len(self.workers) < min(count, FIRST):
+            self.start_next()
+
+    def start_next(self) -> WorkerProcess:
+        """Start and return one more worker; raises what `spawn` raises."""
+        worker = self.spawn(len(self.workers))
+        self.workers.append(worker)
+        return worker
 
     def spawn(self, number: int) -> WorkerProcess:
         """Start and return a worker with that number.

@@ -27,7 +27,9 @@ from gpuloader.watch.tracing import WORKER, mark
 class ProcessWorkers:
     """Fetches one epoch with a pool of worker processes; only the consumer calls the methods.
 
-    A task goes to the worker with the fewest, or for an iterable dataset to each worker in turn.
+    A task goes to the worker with the fewest, or for an iterable dataset to each worker in turn. With many
+    workers, the first batch does not wait until all have started: one more starts with each batch, and while
+    the consumer waits.
 
     Parameters
     ----------
@@ -37,6 +39,8 @@ class ProcessWorkers:
         The batches to come and those in progress.
     terms : Terms
         The options of this epoch.
+    count : int
+        The number of workers, of which some may be yet to start.
     meter : Meter
         Counts where the time goes.
     give_back : callable
@@ -48,6 +52,7 @@ class ProcessWorkers:
         pool: Pool,
         window: Window,
         terms: Terms,
+        count: int,
         meter: Meter,
         give_back: Callable[[Pool], object],
     ) -> None:
@@ -58,7 +63,7 @@ class ProcessWorkers:
         self._give_back = give_back
         self._has_looked = self._broken = self._closing = False
         self._reached: dict[int, ItemState] = dict(terms.reached or {})
-        self._active = len(pool.workers)
+        self._active = count
         self._turns = deque(range(self._active))
         self._turns.rotate(-terms.turn)
         pool.serial += 1
@@ -69,6 +74,16 @@ class ProcessWorkers:
         for worker in pool.workers:
             self._listen_to(worker)
             self._begin(worker)
+
+    def _start_next(self) -> bool:
+        """Start a missing worker; return False if none is missing, or no task is left for it."""
+        pool = self._pool
+        if len(pool.workers) >= self._active or (self._window.exhausted and self._terms.reached is None):
+            return False
+        worker = pool.start_next()
+        self._listen_to(worker)
+        self._begin(worker)
+        return True
 
     def _listen_to(self, worker: WorkerProcess) -> None:
         for descriptor in (worker.link.fileno(), worker.sentinel):
@@ -86,13 +101,9 @@ class ProcessWorkers:
 
         Surplus workers finish their tasks and then idle until the epoch ends.
         """
-        pool = self._pool
-        for number in range(len(pool.workers), workers):
-            fresh = pool.spawn(number)
-            pool.workers.append(fresh)
-            self._listen_to(fresh)
-            self._begin(fresh)
         self._active = workers
+        while self._start_next():
+            pass
         self._window.ahead = ahead
 
     def get(self) -> StagedBatch:
@@ -111,9 +122,12 @@ class ProcessWorkers:
         """
         deadline = monotonic() + self._terms.timeout if self._terms.timeout else None
         while (staged := self._take()) is None:
+            if self._start_next():
+                continue
             left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
             if not self._hear(left) and deadline is not None and monotonic() >= deadline:
                 raise self._time_out()
+        self._start_next()
         return staged
 
     def get_nowait(self) -> StagedBatch | None:
@@ -158,12 +172,15 @@ class ProcessWorkers:
 
     def _next_worker(self) -> WorkerProcess | None:
         workers = self._pool.workers
+        missing = self._active - len(workers)
         if self._terms.reached is None:
-            return min(workers[: self._active], key=lambda worker: len(worker.jobs))
+            worker = min(workers[: self._active], key=lambda worker: len(worker.jobs))
+            share = -(-self._window.ahead // self._active)
+            return None if missing > 0 and len(worker.jobs) >= share else worker
         if not self._turns:
             self._window.end()
             return None
-        return workers[self._turns[0]]
+        return None if self._turns[0] >= len(workers) else workers[self._turns[0]]
 
     def _send_task(self, worker: WorkerProcess, job: Job) -> None:
         arena, offset, size = (0, 0, 0) if job.slot is None else worker.show(job.slot)
