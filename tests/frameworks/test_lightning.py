@@ -82,6 +82,16 @@ def test_a_checkpoint_resumes_where_it_was_written(fit, whole, step):
     assert [seen["train"] for seen in found] == [of_rank[step:] for of_rank in steps]
 
 
+def test_an_epoch_may_be_cut_short_and_resumed(fit, tmp_path):
+    limits = {"max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
+    cut = fit("--validate", "--checkpoints", tmp_path, trainer=limits)
+    for rank, seen in enumerate(cut):
+        assert seen["train"] == [[epoch, batch] for epoch in range(2) for batch in epoch_of(epoch, rank)[:2]]
+        assert steps_of(seen["validate"], 1) == epoch_of(0, rank, shuffle=False)[:1]
+    resumed = fit("--validate", "--resume", tmp_path / "step=2.ckpt", trainer=limits)
+    assert [seen["train"] for seen in resumed] == [seen["train"][2:] for seen in cut]
+
+
 @pytest.mark.parametrize("dataset", ["sized", "items"])
 def test_iterable_datasets_are_divided(fit, dataset):
     found = fit("--dataset", dataset, loader=SHARDED, trainer={"max_epochs": 1})
