@@ -23,7 +23,7 @@ FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pand
 test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py \
 	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py \
-	  tests/sources/tables \
+	  tests/sources/tables tests/paddle_suite tests/dataset \
 	  "tests/torch gpuloader/loader/torch_loader.py gpuloader/order/torch_samplers.py" tests/torch_suite tests/frameworks; do \
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \

@@ -5,7 +5,7 @@ in the gradient. So if two workers start from the same parameters and average th
 same parameters as one step over both batches. At the end, the example checks this: one process trains on
 the same global batches and must reach the same losses.
 
-    pip install 'gpuloader[ray]'
+    pip install '.[ray]'
     python examples/ray_mnist.py
 """
 

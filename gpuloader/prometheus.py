@@ -87,7 +87,7 @@ def export(loader: Measured, name: str, registry: Any = None) -> None:
     TypeError
         `loader` is not a loader, or `name` is not a string.
     MissingPackage
-        prometheus-client is not installed: ``pip install 'gpuloader[prometheus]'``.
+        prometheus-client is not installed: ``pip install '.[prometheus]'``.
     """
     try:
         from prometheus_client import REGISTRY

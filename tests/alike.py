@@ -29,5 +29,9 @@ def same(ours, theirs):
 def _numbers(tensor):
     """Return a tensor that can be compared: bits in place of numbers, so that NaN equals itself."""
     torch = importlib.import_module("torch")
+    if tensor.is_quantized:
+        return tensor.int_repr()
+    if tensor.layout is not torch.strided:
+        return tensor.to_dense()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.reshape(-1).view(torch.uint8) if tensor.dtype is not torch.bool else tensor

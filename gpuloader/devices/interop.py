@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, PlaceError
 from gpuloader.devices.base import Device, Event, Stream
+from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
 _PACKAGES = {"paddle": "paddlepaddle"}
@@ -62,7 +63,14 @@ class NativeOutput:
         return self._stream()
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return the arrays unchanged."""
+        """Return the arrays unchanged; raise `LoaderError` for bits of a dtype that only torch has."""
+        for array in arrays:
+            if array.dtype.names is not None and torch_name(array.dtype) is not None:
+                raise LoaderError(
+                    f"a batch of {describe_dtype(array.dtype)} cannot be delivered as an array of "
+                    f"{type(array).__module__}, which has no such dtype: pass output='torch', or convert the "
+                    "samples, e.g. with tensor.float()"
+                )
         return arrays
 
 
@@ -177,7 +185,7 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
             f"output={name!r} is for batches on a CPU place or a GPU; these land on {device.name}"
         )
     module = _import(name)
-    wrap = _wrapper(name, module, device)
+    wrap = _wrapper(name, device)
     if device.direct:
         return ForeignOutput(wrap, device.consumer_stream)
     if name == "jax":
@@ -212,17 +220,20 @@ def _wrapped(wrap: Callable[[Any], Any], array: Any) -> Any:
         ) from error
 
 
-def _wrapper(name: str, module: Any, device: Device) -> Callable[[Any], Any]:
+def _wrapper(name: str, device: Device) -> Callable[[Any], Any]:
     """Return a function that makes a tensor over an array's memory; the tensor keeps the array alive."""
     if name == "torch" and device.direct:
-        return module.from_numpy  # type: ignore[no-any-return]
+        return tensor_over
     if name == "jax":
         return importlib.import_module("jax.dlpack").from_dlpack  # type: ignore[no-any-return]
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack
     # -1: CuPy must not order the array against its own current stream; the lane orders streams itself.
-    return lambda array: from_dlpack(array.__dlpack__(stream=-1))
+    unordered: Callable[[Any], Any] = lambda array: from_dlpack(array.__dlpack__(stream=-1))  # noqa: E731
+    if name == "torch":
+        return lambda array: tensor_over(array, unordered)
+    return unordered
 
 
 def _own_stream(stream: object) -> Callable[[], Stream]:

@@ -7,8 +7,10 @@ whose only field has the torch dtype's name, so that no bits are ever taken for 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,27 @@ def describe_dtype(dtype: np.dtype[Any]) -> str:
     """
     name = torch_name(dtype)
     return str(dtype) if name is None else _PREFIX + name
+
+
+def tensor_over(array: Any, wrap: Callable[[Any], Any] | None = None) -> Any:
+    """Return torch's tensor over an array's memory, also if the array holds the bits of a dtype NumPy lacks.
+
+    Parameters
+    ----------
+    array : array
+        Of NumPy or CuPy.
+    wrap : callable or None
+        Returns a tensor over an array of numbers; None means ``torch.from_numpy``.
+    """
+    torch: Any = sys.modules.get("torch") or import_module("torch")
+    wrap = wrap or torch.from_numpy
+    dtype = array.dtype
+    if dtype.isbuiltin == 1:
+        return wrap(array)
+    # The dtypes of ml_dtypes have the same names as torch's.
+    name = torch_name(dtype) or (dtype.name if dtype.name.startswith(("bfloat", "float8")) else "")
+    held = getattr(torch, name, None) if name else None
+    return wrap(array) if held is None else wrap(as_integers(array)).view(held)
 
 
 def as_integers(array: Array) -> Array:

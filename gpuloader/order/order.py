@@ -205,7 +205,8 @@ def as_weights(weights: ArrayLike, draws: int, replacement: bool) -> NDArray[np.
     array([1., 3.])
     """
     try:
-        array = np.array(weights, np.float64)
+        # NumPy 2 warns if it is asked to copy a tensor of PyTorch, so it first gets a view.
+        array = np.array(np.asarray(weights), np.float64)
     except (TypeError, ValueError) as error:
         raise BadValue(f"weights must be a list of numbers, got {type(weights).__name__}: {error}") from None
     if array.ndim != 1:

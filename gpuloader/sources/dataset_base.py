@@ -11,8 +11,17 @@ from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import BadIndex, BadType, BadValue, NoIndices, SampleError, describe_error
+from gpuloader.base.errors import (
+    BadIndex,
+    BadType,
+    BadTypeOrValue,
+    BadValue,
+    NoIndices,
+    SampleError,
+    describe_error,
+)
 from gpuloader.sources.frameworks import is_iterable_only
+from gpuloader.sources.recognizing import is_frame
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
@@ -223,21 +232,24 @@ class ChainDataset(IterableDataset[S]):
 def count_items(dataset: object) -> int:
     """Return the length of an iterable dataset; raise `TypeError` if it has none.
 
-    Always a TypeError, because `list` asks for a length, and does without one only after a TypeError.
+    Always a TypeError, because `list` asks for a length, and does without one only after a TypeError. It is
+    a ValueError too, which Paddle raises for the length of a loader.
 
     >>> count_items({3, 4})
     2
     """
     name = type(dataset).__name__
     if not isinstance(dataset, Sized):
-        raise TypeError(f"an iterable dataset has no length unless it defines __len__, and {name} does not")
+        raise BadTypeOrValue(
+            f"an iterable dataset has no length unless it defines __len__, and {name} does not"
+        )
     try:
         return len(dataset)
-    except TypeError:
-        raise
+    except TypeError as error:
+        raise BadTypeOrValue(str(error)) from error
     except Exception as error:  # Paddle's own class raises RuntimeError
         problem = f"the length of the iterable dataset is unknown: {name}.__len__ raised"
-        raise TypeError(f"{problem} {describe_error(error)}") from error
+        raise BadTypeOrValue(f"{problem} {describe_error(error)}") from error
 
 
 def check_index(dataset: Sized, index: SupportsIndex) -> int:
@@ -290,6 +302,9 @@ def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
     """
     if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
         raise BadType(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
+    if is_frame(dataset):
+        kind = type(dataset).__name__
+        raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise BadType(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
     return cast("MapStyle[Any]", dataset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
+from gpuloader.fields.tensors import is_tensor, tensor_array, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset, check_index, select_many
-from gpuloader.sources.frameworks import is_torch_tensor
 
 
 class TensorDataset(Dataset[tuple[Any, ...]]):
@@ -76,14 +75,12 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
                     f"arrays must have the same number of rows, but array 0 has {len(rows[0])} "
                     f"and array {position} has {len(array)}"
                 )
-        self.tensors = tuple(
-            one if is_torch_tensor(one) else array for one, array in zip(given, rows, strict=True)
-        )
+        self.tensors = tuple(one if is_tensor(one) else array for one, array in zip(given, rows, strict=True))
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """The rows as NumPy arrays, which share the memory of what was passed."""
-        return tuple([np.asarray(tensor) for tensor in self.tensors])
+        return tuple([as_array(tensor) for tensor in self.tensors])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
         many = select_many(index)
@@ -98,22 +95,30 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
-        were_tensors = [is_torch_tensor(tensor) for tensor in self.tensors]
+        were_tensors = [is_tensor(tensor) for tensor in self.tensors]
         return {**vars(self), "tensors": self.arrays, "were_tensors": were_tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         were_tensors = state.pop("were_tensors")
         vars(self).update(state)
         if any(were_tensors):
-            wrap = import_module("torch").from_numpy
             pairs = zip(self.tensors, were_tensors, strict=True)
-            self.tensors = tuple(wrap(array) if was_tensor else array for array, was_tensor in pairs)
+            self.tensors = tuple(tensor_over(array) if was_tensor else array for array, was_tensor in pairs)
+
+
+def as_array(values: Any) -> NDArray[Any]:
+    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as their bits.
+
+    >>> as_array([1, 2]).shape
+    (2,)
+    """
+    return tensor_array(values) if is_tensor(values) else np.asarray(values)
 
 
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
     try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch: the tensor requires a gradient
+        array = as_array(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: a tensor that is not dense
         raise TypeError(
             f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
         ) from None

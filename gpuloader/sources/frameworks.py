@@ -10,6 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from gpuloader.order.worker_info import WorkerInfo, get_worker_info
+from gpuloader.sources.recognizing import is_instance
 
 _DATA_MODULES = ("torch.utils.data", "paddle.io")
 _WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worker")
@@ -26,18 +27,7 @@ def is_iterable_only(dataset: object) -> bool:
     >>> is_iterable_only([1, 2])
     False
     """
-    kinds: list[Any] = [getattr(sys.modules.get(name), "IterableDataset", None) for name in _DATA_MODULES]
-    return any(isinstance(dataset, kind) for kind in kinds if isinstance(kind, type))
-
-
-def is_torch_tensor(value: object) -> bool:
-    """Return whether this is a tensor of PyTorch.
-
-    >>> is_torch_tensor([1, 2])
-    False
-    """
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)
-    return isinstance(kind, type) and isinstance(value, kind)
+    return any(is_instance(dataset, name, "IterableDataset") for name in _DATA_MODULES)
 
 
 def tell_worker(info: WorkerInfo) -> None:

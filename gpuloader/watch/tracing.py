@@ -95,7 +95,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     RuntimeError
         A trace is already running; there can be one per process.
     MissingPackage
-        NVTX ranges need the package nvtx: ``pip install 'gpuloader[nvtx]'``.
+        NVTX ranges need the package nvtx: ``pip install '.[nvtx]'``.
     OSError
         The file cannot be written; raised before the block is entered.
 

@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_mnist.py"
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingPackage, match=r"needs ray.*gpuloader\[ray\]"):
+    with pytest.raises(MissingPackage, match=r"needs ray.*\[ray\]"):
         gpuloader.from_ray(object(), batch_size=2)
 
 

@@ -74,4 +74,14 @@ DIFFERENCES = {
         "the loader gathers its batches itself; no worker starts, and worker_init_fn is not called",
         "one take per field is faster than to ask a process for it",
     ),
+    "batches-have-no-gradient": (
+        "a batch of tensors that require a gradient leads back to them",
+        "it has their numbers only",
+        "batches lie in memory that is filled by workers and used again",
+    ),
+    "arrays-become-tensors": (
+        "NumPy arrays that a collate_fn returns stay arrays",
+        "they become tensors, as arrays in samples do",
+        "a batch lands on a place as a whole",
+    ),
 }

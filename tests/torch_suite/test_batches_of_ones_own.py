@@ -1,5 +1,6 @@
 """What a collate_fn returns: classes of the user's, packed sequences, nested and sparse tensors."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import rnn
@@ -91,3 +92,18 @@ def test_page_locked_memory_without_a_gpu(lib):
     assert loader.pin_memory is True
     if not torch.cuda.is_available():
         assert not any(batch["picture"].is_pinned() for batch in loader)
+
+
+def test_gradients(lib):
+    samples = [torch.ones(2, requires_grad=True) * 3 for _ in range(2)]
+    for function in (None, torch.stack):
+        [batch] = lib.DataLoader(samples, 2, collate_fn=function)
+        assert batch.tolist() == [[3, 3], [3, 3]]
+        assert batch.requires_grad is not lib.differs("batches-have-no-gradient")
+
+
+@WORKERS
+def test_arrays(lib, workers):
+    [batch] = lib.DataLoader([1, 2], 2, collate_fn=np.array, num_workers=workers)
+    assert batch.tolist() == [1, 2]
+    assert type(batch) is (torch.Tensor if lib.differs("arrays-become-tensors") else np.ndarray)

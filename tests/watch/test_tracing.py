@@ -260,7 +260,7 @@ def test_nvtx_ranges_end_where_the_reader_fails(ranges):
 
 def test_nvtx_ranges_without_the_package_are_refused_and_no_trace_begins(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    with pytest.raises(MissingPackage, match=r"pip install 'gpuloader\[nvtx\]'"), trace(nvtx=True):
+    with pytest.raises(MissingPackage, match=r"pip install '.*\[nvtx\]'"), trace(nvtx=True):
         pass
     with trace() as spans:
         pass

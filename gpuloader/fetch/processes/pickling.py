@@ -23,6 +23,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from gpuloader.fields.tensors import can_stage, is_tensor, tensor_array, tensor_over
 from gpuloader.sources.packed import PackedList
 
 OUT_OF_BAND = 64 << 10
@@ -49,7 +50,7 @@ def dump(value: object, sink: Sink) -> Contents:
 
     It uses cloudpickle if that is installed, which pickles closures and whatever the main module defines by
     value; otherwise `pickle`. NumPy arrays of any strides, class and dtype are pickled without a copy, unless
-    they hold objects or their class defines its own pickling.
+    they hold objects or their class defines its own pickling. So are dense tensors of torch in host memory.
 
     >>> import io
     >>> contents = dump({"image": np.zeros((512, 512)).T, "name": "cat"}, io.BytesIO())
@@ -141,6 +142,9 @@ class _Reductions:
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return _reduce_array(value, self.contents)
+        if is_tensor(value) and _is_plain(value):
+            self.contents.modules.add("torch")
+            return tensor_over, (tensor_array(value),)
         if isinstance(value, PackedList) and value.descriptor >= 0:
             self.contents.lists.append(value)
             return _open_list, (len(self.contents.lists) - 1, *value.place)
@@ -156,6 +160,12 @@ class _Reductions:
         elif module is not None:
             self.contents.modules.add(module)
         return reduced
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a tensor consists of its numbers alone, so that it can be pickled as an array."""
+    is_alone = not (tensor.requires_grad or tensor.__dict__) and can_stage(tensor)
+    return is_alone and type(tensor) is sys.modules["torch"].Tensor and not tensor.is_shared()
 
 
 def _find_module(value: object) -> str | None:

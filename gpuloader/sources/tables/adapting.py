@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-from gpuloader.sources.tables.recognizing import is_dict_of_columns, is_frame, is_instance
+from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
+from gpuloader.sources.mix import MixDataset
+from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, is_instance
 from gpuloader.sources.tables.table import TableDataset
 
 
@@ -14,7 +17,8 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
     Parameters
     ----------
     value : object
-        What the user passed; anything else is returned as it is.
+        What the user passed; anything else is returned as it is. Datasets of Hugging Face in a `Subset`,
+        `ConcatDataset`, `ComposeDataset` or `MixDataset` are found too.
     by_key : bool
         Whether the user's own sampler may yield the keys of a dict, which is then a map-style dataset.
 
@@ -44,4 +48,24 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
         return adapt_stream(value)
     if is_frame(value) or (is_dict_of_columns(value) and not by_key):
         return TableDataset(value)
-    return value
+    return _adapt_inside(value)
+
+
+def _adapt_inside(value: Any) -> Any:
+    """Return a dataset that is made of others with these adapted; the user's own stays as it is."""
+    kind = type(value)
+    if kind is Subset:
+        inner = as_dataset(value.dataset, by_key=True)
+        if inner is value.dataset:
+            return value
+        changed = copy.copy(value)
+        changed.dataset = inner
+        return changed
+    if kind not in (ConcatDataset, ComposeDataset, MixDataset):
+        return value
+    datasets = [as_dataset(one, by_key=True) for one in value.datasets]
+    if all(one is given for one, given in zip(datasets, value.datasets, strict=True)):
+        return value
+    changed = copy.copy(value)
+    changed.datasets = datasets
+    return changed

@@ -12,8 +12,8 @@ from gpuloader.base.errors import DataFileError, missing_package
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
 from gpuloader.sources.block import Column, Rows, WholeList
+from gpuloader.sources.recognizing import is_instance
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
-from gpuloader.sources.tables.recognizing import is_instance
 
 
 class Listed:

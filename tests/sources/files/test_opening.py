@@ -93,7 +93,7 @@ def test_urls_are_checked(urls, error):
 
 def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(MissingPackage, match=r"reading s3://bucket/a needs fsspec.*gpuloader\[remote\]"):
+    with pytest.raises(MissingPackage, match=r"reading s3://bucket/a needs fsspec.*\[remote\]"):
         open_source("s3://bucket/a")
 
 

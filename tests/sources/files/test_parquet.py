@@ -218,5 +218,5 @@ def test_a_server_that_never_recovers(files, workers):
 
 def test_without_pyarrow_the_error_says_what_to_install(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingPackage, match=r"gpuloader\[parquet\]"):
+    with pytest.raises(MissingPackage, match=r"pip install '.*\[parquet\]"):
         ParquetDataset(files)

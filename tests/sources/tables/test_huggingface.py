@@ -6,7 +6,17 @@ import pickle
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, SampleError, get_worker_info, random_split
+from gpuloader import (
+    ComposeDataset,
+    ConcatDataset,
+    DataFileError,
+    DataLoader,
+    MixDataset,
+    SampleError,
+    Subset,
+    get_worker_info,
+    random_split,
+)
 from gpuloader.sources.block import Block
 from gpuloader.sources.tables.huggingface import HuggingFaceRows
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, WORKERS, name_workers
@@ -344,3 +354,36 @@ def count_up(starts):
     for start in starts:
         for number in range(start, start + 10):
             yield {"label": number}
+
+
+class TestInOtherDatasets:
+    """`random_split` and the like take them as they are, and their columns are still read as columns."""
+
+    @pytest.mark.parametrize("options", WORKERS, ids=name_workers)
+    def test_parts(self, data, options):
+        train, test = random_split(data, [0.8, 0.2], seed=0)
+        assert train.dataset is data
+        loaders = load(train, **options), load(test, **options)
+        assert loaders[0].dataset is train
+        assert sorted(labels(loaders[0]) + labels(loaders[1])) == list(range(ROWS))
+        batch = next(iter(loaders[0]))
+        assert batch["box"].tolist() == [[row / 2, row + 0.5] for row in batch["label"].tolist()]
+
+    def test_no_rows_are_made(self, data, monkeypatch):
+        made = []
+        iterate = Block.__iter__
+        monkeypatch.setattr(Block, "__iter__", lambda block: made.append(block) or iterate(block))
+        part = Subset(Subset(data, range(20)), range(0, 20, 2))
+        assert labels(load(part, batch_size=5)) == list(range(0, 20, 2))
+        assert len(made) == 1  # the sample that settles the form
+
+    def test_several(self, data):
+        other = datasets.Dataset.from_dict({"label": [1, 2]})
+        both = ConcatDataset([data.select_columns("label"), other])
+        assert labels(load(both, pad=None)) == [*range(ROWS), 1, 2]
+        mix = MixDataset([data, data], [1, 1])
+        assert sorted(labels(load(mix))) == sorted([*range(ROWS)] * 2)
+        beside = ComposeDataset([data.select_columns("box"), range(ROWS)])
+        box, row = next(iter(load(beside, pad=None)))
+        assert box["box"].shape == (7, 2)
+        assert row.tolist() == list(range(7))

@@ -513,3 +513,18 @@ def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
     assert [sample["x"].tolist() for sample in block] == [values[index] for index in indices]
     found = [part.tolist() for piece, rows, _ in block.pieces("x") for part in row_parts(piece, rows)]
     assert found == [values[index] for index in indices]
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:3])
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda table: Subset(table, [0]),
+        lambda table: random_split(table, [0.5, 0.5]),
+        lambda table: ConcatDataset([table, table]),
+        lambda table: MixDataset([table, table], [1, 1]),
+    ],
+)
+def test_a_table_is_no_dataset_to_combine(library, combine):
+    with pytest.raises(TypeError, match=r"must be map-style, got the table \w+; pass TableDataset\(table\)"):
+        combine(make_table(library, numbers()))

@@ -1,4 +1,4 @@
-"""Recognize tables of other libraries without importing these libraries."""
+"""Recognize objects of other libraries without importing these libraries."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""The loading code of Paddle's MNIST tutorials, with its import lines changed and nothing else.
+
+They read the full MNIST file if it is there, and otherwise the digits in the package.
+"""
+
+import gzip
+import json
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+from gpuloader.dataset import mnist
+from gpuloader.sources.mnist import load, sample
+from tests.conftest import BESIDE_THE_REPOSITORY
+from tests.paddle_suite import tutorials
+
+IMPORTS = {
+    "import paddle.fluid as fluid": "from gpuloader import fluid",
+    "import paddle": "import gpuloader as paddle",
+    "from paddle.io import": "from gpuloader.io import",
+}
+
+
+@pytest.fixture(scope="module")
+def datafile(tmp_path_factory):
+    full = os.environ.get("GPULOADER_MNIST", BESIDE_THE_REPOSITORY)
+    if os.path.isfile(full):
+        return str(full)
+    digits = sample()
+    path = tmp_path_factory.mktemp("mnist") / "mnist.json.gz"
+    sets = [
+        [part.images.tolist(), part.labels.tolist()] for part in (digits.train, digits.valid, digits.test)
+    ]
+    path.write_bytes(gzip.compress(json.dumps(sets).encode(), 1))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def digits(datafile):
+    return load_once(datafile)
+
+
+@pytest.fixture
+def run(datafile, monkeypatch):
+    monkeypatch.setenv("GPULOADER_MNIST", datafile)
+    monkeypatch.setattr(mnist, "_load", load_once)
+
+    def run(program):
+        """Return what a program's training loop would get, once its import lines name gpuloader."""
+        lines = [change_import(line) for line in program.splitlines()]
+        names = {"datafile": datafile, "seen": []}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exec(compile("\n".join(lines), "tutorial", "exec"), names)
+        return names["seen"]
+
+    return run
+
+
+LOADED = {}
+
+
+def load_once(path):
+    """Load the file once for all programs; the full one takes seconds."""
+    if path not in LOADED:
+        LOADED[path] = load(path)
+    return LOADED[path]
+
+
+def change_import(line):
+    for theirs, ours in IMPORTS.items():
+        if line == theirs or (theirs.endswith("import") and line.startswith(theirs)):
+            return line.replace(theirs, ours)
+    assert not line.startswith(("import paddle", "from paddle")), line
+    return line
+
+
+def check(epoch, expected, scale):
+    """Check that an epoch has the digits in their order: images scaled as the program wants them."""
+    images = np.concatenate([np.reshape(image, (-1, 784)) for image, _ in epoch])
+    labels = np.concatenate([label for _, label in epoch])
+    assert (images.dtype, labels.dtype) == (np.float32, np.int64)
+    assert (labels == expected.labels[:, None]).all()
+    assert (images == scale(expected.images)).all()
+    shapes = {np.shape(image)[1:] for image, _ in epoch}
+    assert len(shapes) == 1
+
+
+def to_paddles_range(images):
+    return images * 256 / np.float32(255) * 2 - 1
+
+
+@pytest.mark.parametrize("program", ["READERS", "PROGRAMS", "STARTED", "DATASETS"])
+def test_every_epoch_has_all_digits_in_order(run, digits, program):
+    epochs = run(getattr(tutorials, program))
+    assert len(epochs) in (2, 3)
+    for epoch in epochs:
+        check(epoch, digits.test, to_paddles_range)
+
+
+def test_a_program_that_batches_by_itself(run, digits):
+    epochs = run(tutorials.GENERATORS)
+    assert len(epochs) == 2
+    for epoch in epochs:
+        assert {np.shape(image) for image, _ in epoch} == {(100, 1, 28, 28)}
+        check(epoch, digits.valid, np.asarray)

@@ -1,0 +1,345 @@
+"""Tensors of every dtype and kind as samples, in a TensorDataset, and as results of a collate_fn."""
+
+import collections
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils.data import DataLoader as Theirs  # noqa: E402
+from torch.utils.data import default_collate  # noqa: E402
+
+import gpuloader  # noqa: E402
+from gpuloader import LoaderError, SampleError  # noqa: E402
+from gpuloader.fetch.processes.pickling import dump  # noqa: E402
+from gpuloader.torch import DataLoader, TensorDataset  # noqa: E402
+from tests.alike import same  # noqa: E402
+
+LACKING = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32"]
+"""Dtypes that NumPy lacks."""
+
+DTYPES = [*LACKING, "float16", "uint16", "uint32", "uint64", "bool", "complex64", "int8", "float64"]
+
+WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}]
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=["inline", "processes", "threads"])
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:ComplexHalf support is experimental:UserWarning",
+    "ignore:The PyTorch API of nested tensors:UserWarning",
+    "ignore:torch.quantize_per_tensor:UserWarning",
+    "ignore:TypedStorage is deprecated:UserWarning",
+)
+
+
+def make(dtype, count=4):
+    return [(torch.arange(3.0) + index).to(getattr(torch, dtype)) for index in range(count)]
+
+
+def assert_alike(samples, workers=None, **options):
+    ours = list(DataLoader(samples, **options, **(workers or {})))
+    theirs = list(Theirs(samples, **options))
+    assert same(ours, theirs), (ours, theirs)
+
+
+@by_workers
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestDtypes:
+    @pytest.mark.parametrize("size", [2, None], ids=str)
+    def test_samples(self, dtype, workers, size):
+        samples = make(dtype)
+        assert_alike(samples, workers, batch_size=size)
+        assert_alike([{"a": one, "b": (one, 1)} for one in samples], workers, batch_size=size)
+        assert_alike([one[0] for one in samples], workers, batch_size=size)
+
+    @pytest.mark.parametrize("function", [torch.stack, list, tuple, lambda batch: {"x": (batch[0], "a")}])
+    def test_results_of_a_collate_fn(self, dtype, workers, function):
+        assert_alike(make(dtype), workers, batch_size=2, collate_fn=function)
+
+    def test_a_dataset_of_tensors(self, dtype, workers):
+        tensors = torch.stack(make(dtype)), torch.arange(4)
+        theirs = list(Theirs(torch.utils.data.TensorDataset(*tensors), 2))
+        for kind in (TensorDataset, torch.utils.data.TensorDataset):
+            assert same(list(DataLoader(kind(*tensors), 2, **workers)), theirs)
+
+
+@by_workers
+class TestViews:
+    NUMBERS = torch.tensor([1 + 2j, 3 + 4j])
+
+    @pytest.mark.parametrize("size", [2, None], ids=str)
+    @pytest.mark.parametrize("function", [None, list], ids=str)
+    def test_conjugates_and_negatives(self, workers, size, function):
+        if size is None and function:
+            function = tuple
+        for view in (self.NUMBERS.conj(), self.NUMBERS.conj().imag):
+            assert_alike([view] * 4, workers, batch_size=size, collate_fn=function)
+
+    def test_in_a_dataset_of_tensors(self, workers):
+        conjugates = self.NUMBERS.conj(), self.NUMBERS.conj().imag
+        assert same(
+            list(DataLoader(TensorDataset(*conjugates), 2, **workers)),
+            list(Theirs(torch.utils.data.TensorDataset(*conjugates), 2)),
+        )
+
+    def test_transposed_expanded_and_empty(self, workers):
+        for view in (torch.arange(12).view(3, 4).t(), torch.ones(1).expand(3), torch.empty(0, 3)):
+            assert_alike([view] * 4, workers, batch_size=2)
+
+
+@by_workers
+class TestGradients:
+    """A batch is loaded, not computed: no gradient leads back from it."""
+
+    @pytest.mark.parametrize(
+        "sample",
+        [torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))],
+        ids=["leaf", "parameter"],
+    )
+    @pytest.mark.parametrize(
+        "options", [{"batch_size": 2}, {"batch_size": None}, {"batch_size": 2, "collate_fn": list}]
+    )
+    def test_numbers_are_delivered_without_them(self, workers, sample, options):
+        with torch.no_grad():
+            expected = list(Theirs([sample.detach()] * 4, **options))
+        assert same(list(DataLoader([sample] * 4, **options, **workers)), expected)
+
+    def test_what_was_computed_with_them(self, workers):
+        product = torch.ones(2, requires_grad=True) * 3
+        for function in (None, torch.stack):
+            [batch] = DataLoader([product] * 2, 2, collate_fn=function)
+            assert batch.tolist() == [[3, 3], [3, 3]]
+            assert not batch.requires_grad
+        tensors = TensorDataset(torch.stack([product] * 2))
+        [[batch]] = DataLoader(tensors, 2, **workers)
+        assert batch.tolist() == [[3, 3], [3, 3]]
+
+
+SPECIAL = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+}
+
+
+@by_workers
+class TestTensorsThatAreNotDense:
+    @pytest.mark.parametrize("kind", SPECIAL)
+    def test_a_collate_fn_hands_them_through(self, workers, kind):
+        samples = [SPECIAL[kind]() for _ in range(4)]
+        assert_alike(samples, workers, batch_size=2, collate_fn=list)
+
+    def test_nested_ones(self, workers):
+        ragged = [torch.arange(2.0), torch.arange(3.0)]
+        for layout in (torch.strided, torch.jagged):
+            loader = DataLoader(
+                ragged,
+                2,
+                collate_fn=lambda batch, to=layout: torch.nested.nested_tensor(batch, layout=to),
+                **workers,
+            )
+            [batch] = loader
+            assert batch.is_nested
+            assert [one.tolist() for one in batch.unbind()] == [[0, 1], [0, 1, 2]]
+
+    def test_stacking_them_is_an_error_that_says_what_to_do(self, workers):
+        samples = [torch.nested.nested_tensor([torch.ones(2)])] * 2
+        with pytest.raises(SampleError, match="collate_fn"):
+            list(DataLoader(samples, 2, **workers))
+
+
+@pytest.mark.parametrize("dtype", LACKING)
+def test_other_outputs_say_what_to_do(dtype):
+    for output in (None, "numpy"):
+        with pytest.raises(LoaderError, match=f"{dtype}.*output='torch'"):
+            list(gpuloader.DataLoader(make(dtype), batch_size=2, places="cpu", output=output))
+
+
+def test_bfloat16_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    samples = [np.ones(3, ml_dtypes.bfloat16) * index for index in range(2)]
+    [batch] = DataLoader(samples, 2)
+    assert same(batch, torch.tensor([[0, 0, 0], [1, 1, 1]], dtype=torch.bfloat16))
+
+
+class TestTensorsOfADataset:
+    """A worker's copy of a dataset shares the memory of its tensors, as of its arrays."""
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, "float32"])
+    def test_they_are_pickled_without_their_numbers(self, dtype):
+        tensor = torch.zeros(1000, 300).to(getattr(torch, dtype))
+        for one in (tensor, tensor.t(), tensor[::2], tensor[0].expand(500, 300)):
+            sink = io.BytesIO()
+            contents = dump({"images": one}, sink)
+            assert len(sink.getvalue()) < 2000
+            assert "torch" in contents.modules
+            sink.seek(0)
+            back = pickle.load(sink, buffers=[bytearray(memory.tobytes("A")) for memory in contents.memory])[
+                "images"
+            ]
+            assert same(back, one)
+
+    def test_what_is_more_than_numbers_is_pickled_as_torch_does(self):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        sparse = torch.eye(2).to_sparse()
+        named = torch.ones(2)
+        named.origin = "weights"
+        for one in (parameter, sparse, named):
+            sink = io.BytesIO()
+            assert not dump(one, sink).memory
+            sink.seek(0)
+            back = pickle.load(sink)
+            assert type(back) is type(one)
+            assert vars(back) == vars(one)
+            assert back.requires_grad == one.requires_grad
+            assert back.layout == one.layout
+
+    def test_workers_write_to_copies(self):
+        class Writing(torch.utils.data.Dataset):
+            def __init__(self):
+                self.images = torch.zeros(1000, 100)
+
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                self.images[index] += index
+                return self.images[index, 0]
+
+        dataset = Writing()
+        batches = list(DataLoader(dataset, 2, num_workers=1))
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
+        assert not dataset.images.any()
+
+
+class TestStructures:
+    @by_workers
+    @pytest.mark.parametrize(
+        "sample",
+        [
+            (1, 2.5),
+            [(1, 2), {"a": (3, torch.ones(2))}],
+            collections.defaultdict(list, a=1),
+            collections.OrderedDict(b=1, a=(2,)),
+            {},
+            (),
+        ],
+        ids=repr,
+    )
+    @pytest.mark.parametrize("size", [2, None], ids=str)
+    def test_samples(self, workers, sample, size):
+        if size == 2 and not sample:
+            pytest.skip("an empty sample is a SampleError here")
+        assert_alike([sample] * 4, workers, batch_size=size)
+
+    @by_workers
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda batch: (torch.tensor(batch), tuple(batch), {"k": batch}),
+            lambda batch: [(torch.tensor(batch),)],
+            lambda batch: collections.defaultdict(int, a=torch.tensor(batch)),
+            lambda batch: collections.Counter(map(str, batch)),
+            sum,
+            lambda batch: None,
+            lambda batch: " ".join(map(str, batch)),
+            lambda batch: np.float32(batch[0]),
+        ],
+    )
+    def test_what_a_collate_fn_returns(self, workers, function):
+        assert_alike([1, 2, 3, 4], workers, batch_size=2, collate_fn=function)
+
+    @by_workers
+    def test_arrays_that_a_collate_fn_returns_become_tensors(self, workers):
+        [batch] = DataLoader([1, 2], 2, collate_fn=np.array, **workers)
+        assert same(batch, torch.tensor([1, 2]))
+
+    @by_workers
+    @pytest.mark.parametrize(
+        "value", [3, 2.5, True, "a", b"a", None, 1 + 2j, 2**70, np.float32(1), np.str_("a")], ids=repr
+    )
+    def test_single_values(self, workers, value):
+        assert_alike([value] * 2, workers, batch_size=None)
+
+    @by_workers
+    def test_batches_of_one_may_all_differ(self, workers):
+        samples = [1, 2.5, "a", torch.ones(3), torch.ones(2), {"a": 1}, {"b": 2.0}, [1, torch.ones(1)]]
+        assert_alike(samples, workers, batch_size=1)
+        buckets = [[0, 0], [3, 3, 3], [4, 4], [5, 5], [6, 6], [3, 3], [0]]
+        assert_alike(samples, workers, batch_sampler=buckets)
+
+
+REAL = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-3, 300),
+    st.floats(width=32),
+    st.sampled_from([1e300, 2.0**53 + 2, 0.1, float("nan"), float("inf")]),
+    st.complex_numbers(max_magnitude=4, allow_subnormal=False),
+    st.booleans(),
+)
+
+
+@st.composite
+def values(draw):
+    """Draw a number, alone or twice in an array or tensor, of any dtype that can hold something like it."""
+    number = draw(NUMBERS)
+    form = draw(st.sampled_from(["python", "numpy", "array", "tensor"]))
+    if form == "python":
+        return number
+    kinds = ["complex64", "complex128"] if isinstance(number, complex) else [*REAL, "bool", "complex64"]
+    kind = draw(st.sampled_from(kinds if form != "tensor" else [*kinds, *LACKING]))
+    with np.errstate(all="ignore"), torch.no_grad():
+        wide = np.asarray(number).astype("complex128" if isinstance(number, complex) else "float64")
+        if form == "tensor":
+            tensor = torch.from_numpy(wide).to(getattr(torch, kind))
+            return draw(st.sampled_from([tensor, tensor.expand(2)]))
+        array = wide.astype(kind) if kind.startswith("c") else wide.real.astype(kind)
+        return array[()] if form == "numpy" else draw(st.sampled_from([array, np.repeat(array, 2)]))
+
+
+def exact(value):
+    """Return the numbers of a value as Python's, in a form in which NaN equals itself."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype.is_complex:
+            value = value.to(torch.complex128)
+        elif value.dtype.is_floating_point:
+            value = value.to(torch.float64)
+        value = value.tolist()
+    elif isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [exact(one) for one in value]
+    if isinstance(value, complex) and not value.imag and value.imag == value.imag:
+        value = value.real
+    return "nan" if value != value else value
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=600, deadline=None)
+@given(st.lists(values(), min_size=2, max_size=3))
+def test_no_number_is_lost(samples):
+    """A batch is PyTorch's; or it has the first sample's dtype and every number; or it is an error."""
+    try:
+        theirs = default_collate(samples)
+    except Exception:
+        theirs = None
+    try:
+        [ours] = DataLoader(samples, len(samples))
+    except (SampleError, LoaderError):
+        first, *others = samples
+        alike = all(
+            type(one) is type(first)
+            and getattr(one, "dtype", None) == getattr(first, "dtype", None)
+            and getattr(one, "shape", None) == getattr(first, "shape", None)
+            for one in others
+        )
+        assert theirs is None or not alike
+        return
+    if theirs is None or not same(ours, theirs):
+        assert exact(ours) == [exact(one) for one in samples]
+        [alone] = DataLoader(samples[:1], 1)
+        assert ours.dtype == alone.dtype
