@@ -10,6 +10,8 @@ from tests import launching
 
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+
 PROGRAM = Path(__file__).with_name("accelerate_program.py")
 
 

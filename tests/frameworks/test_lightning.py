@@ -10,6 +10,8 @@ from tests import launching
 
 pytest.importorskip("lightning")
 
+pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 SHARDED = {"shard": "auto", "uneven": "repeat"}
 """What `gpuloader.torch` does by default; the program takes its loader unless `shard` is passed."""
