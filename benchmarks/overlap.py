@@ -1,88 +1,65 @@
-"""Measure how much of the shorter of reading and computing an asynchronous loader hides."""
+"""Measure loaders without workers where reading a batch takes as long as a step."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
-import numpy as np
-
 from benchmarks.measure import Result, interleave
-from gpuloader import CPUPlace, DataLoader
-from gpuloader.demo.training import train
-from gpuloader.sources import mnist
+from gpuloader import DataLoader
+from gpuloader.bench.overlap import Timed
 
-STEPS = 100
+SECONDS = 0.008
+STEPS = 10
+_SIZE = 4
 
 
-def hidden_time(repeats: int) -> Result:
-    """Time a reader that waits 2 ms per batch with a consumer that waits or computes for about 2 ms."""
-    batch = [np.zeros((32, 784), np.float32)]
+def no_workers(repeats: int) -> Result:
+    """Time ten batches of 8 ms of reading with steps of 8 ms, with every installed peer's default."""
+    dataset = Timed(STEPS, partial(sleep, SECONDS / _SIZE))
+    ours = partial(DataLoader, _Singly(dataset), places="cpu", batch_size=_SIZE)
+    candidates: dict[str, Callable[[], float]] = {
+        "synchronous": partial(_loop, ours(use_buffer_reader=False)),
+        "gpuloader": partial(_loop, ours()),
+    }
+    with contextlib.suppress(ImportError):
+        import torch
 
-    def reader() -> Iterator[Any]:
-        for _ in range(STEPS):
-            sleep(0.002)
-            yield batch
+        loader = torch.utils.data.DataLoader(_Singly(dataset), batch_size=_SIZE)
+        candidates[f"torch {torch.__version__}"] = partial(_loop, loader)
+    with contextlib.suppress(ImportError):
+        import paddle
 
-    candidates: dict[str, Callable[[], float]] = {}
-    for kind, work in (("waits", wait(2.0)), ("computes", multiply(2.0))):
-        for way in (False, True):
-            name = f"consumer {kind}, {'asynchronous' if way else 'synchronous'}"
-            candidates[name] = lambda way=way, work=work: _epoch(reader, work, way) / STEPS * 1e6
+        paddle.set_device("cpu")
+        loader = paddle.io.DataLoader(_Singly(dataset), batch_size=_SIZE, return_list=True)
+        candidates[f"paddle {paddle.__version__}"] = partial(_loop, loader)
     return Result(
-        "hidden time: 2 ms of reading, 2 ms of computing",
-        "µs per step",
-        "consumer waits, synchronous",
-        "asynchronous at most 0.6 of synchronous",
-        interleave(candidates, repeats),
-    )
-
-
-def main_job(repeats: int) -> Result:
-    """Time two epochs of the demonstration's MNIST model on the packaged digits."""
-    digits = mnist.sample().train
-
-    def run(asynchronous: bool) -> float:
-        done = train(digits, CPUPlace(), epochs=2, asynchronous=asynchronous)
-        return done.seconds / len(done.losses) * 1e6
-
-    candidates = {"synchronous": lambda: run(False), "asynchronous": lambda: run(True)}
-    return Result(
-        "MNIST, linear model, data in memory",
-        "µs per step",
+        f"no workers: {STEPS} batches of 8 ms of reading, steps of 8 ms",
+        "ms per epoch",
         "synchronous",
-        "none: steps this short gain nothing from a thread",
+        "at most 0.60 of synchronous, ahead of Paddle's",
         interleave(candidates, repeats),
     )
 
 
-def _epoch(reader: Callable[[], Iterator[Any]], work: Callable[[], None], asynchronous: bool) -> float:
-    loader = DataLoader.from_generator(capacity=8, use_double_buffer=asynchronous)
-    loader.set_batch_generator(reader, places="cpu")
-    start = perf_counter()
+class _Singly:
+    """A dataset without ``__getitems__``, so that all loaders read sample by sample."""
+
+    def __init__(self, dataset: Timed) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+def _loop(loader: Iterable[Any]) -> float:
+    begun = perf_counter()
     for _ in loader:
-        work()
-    return perf_counter() - start
-
-
-def wait(milliseconds: float) -> Callable[[], None]:
-    """Return a function that sleeps, as if waiting for a disk or a device."""
-    return lambda: sleep(milliseconds / 1000)
-
-
-def multiply(milliseconds: float) -> Callable[[], None]:
-    """Return a function that multiplies matrices for about `milliseconds`."""
-    size = 192
-    left = np.random.default_rng(0).random((size, size), np.float32)
-    start = perf_counter()
-    for _ in range(50):
-        left @ left
-    rounds = max(1, round(milliseconds / 1000 / ((perf_counter() - start) / 50)))
-
-    def work() -> None:
-        for _ in itertools.repeat(None, rounds):
-            left @ left
-
-    return work
+        sleep(SECONDS)
+    return (perf_counter() - begun) * 1e3

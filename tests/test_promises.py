@@ -1,6 +1,7 @@
 """The promises, tested by hypothesis on simulated devices: kept batches stay valid, nothing deadlocks."""
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from gpuloader.devices.simulated import SimulatedArray
 from gpuloader.loader.generator_loader import GeneratorLoader
 from gpuloader.pipeline.lane import SPARE
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
+from gpuloader.watch.pace import Pace
 from tests.fakes import loader_threads, wait_until
 
 keeping = st.lists(st.sampled_from(["drop", "keep", "slice", "corner", "read late"]), min_size=1, max_size=8)
+ways_to_read = st.sampled_from([True, False, "thread"])
 batch_counts = st.lists(st.integers(0, 12), min_size=1, max_size=3)
 
 
@@ -34,8 +37,8 @@ def expected(number):
     return number * 1000 + np.arange(15).reshape(3, 5)
 
 
-def assert_whole_again(loader: GeneratorLoader):
-    """Assert that every slot is free again after a last drain."""
+def assert_whole_again(loader: GeneratorLoader, held: int = 0):
+    """Assert that every slot is free again after a last drain, and no more are kept than were in use."""
     gc.collect()
     [road] = loader._idle
     road.ring.drain()
@@ -45,7 +48,7 @@ def assert_whole_again(loader: GeneratorLoader):
         lane.drain()
         assert not lane._freed
         assert not lane._copying
-        assert len(lane._free) <= lane.prefetch + 1 + SPARE
+        assert len(lane._free) <= lane.prefetch + 1 + max(SPARE, held)
 
 
 def drive(places, counts, pattern, *, capacity, double_buffer):
@@ -86,7 +89,7 @@ def check(kept):
     places=st.integers(1, 3),
     seed=st.integers(0, 99),
     capacity=st.integers(1, 3),
-    double_buffer=st.booleans(),
+    double_buffer=ways_to_read,
 )
 @settings(max_examples=120, deadline=None)
 def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed, capacity, double_buffer):
@@ -95,8 +98,9 @@ def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed
     for place in where:
         place.device.finish(place.device.consumer_stream())
     check(kept)
+    held = len(kept)
     kept.clear()
-    assert_whole_again(loader)
+    assert_whole_again(loader, held)
 
 
 @given(
@@ -104,7 +108,7 @@ def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed
     pattern=keeping,
     places=st.integers(1, 3),
     capacity=st.integers(1, 3),
-    double_buffer=st.booleans(),
+    double_buffer=ways_to_read,
 )
 @settings(max_examples=60, deadline=None)
 def test_held_batches_survive_on_the_cpu(counts, pattern, places, capacity, double_buffer):
@@ -114,6 +118,55 @@ def test_held_batches_survive_on_the_cpu(counts, pattern, places, capacity, doub
     del loader  # kept batches outlive the loader
     gc.collect()
     check(kept)
+
+
+class Erratic(Pace):
+    """Decides at every step whether to read in a thread, as the test has drawn."""
+
+    def decide_by(self, drawn):
+        self.drawn = itertools.cycle(drawn)
+        self.threaded = next(self.drawn)
+        return self
+
+    def note_step(self, nanoseconds, read=0):
+        self.threaded = next(self.drawn)
+        return self.threaded
+
+
+@given(
+    count=st.integers(0, 60),
+    pattern=keeping,
+    places=st.integers(1, 2),
+    seed=st.integers(0, 99),
+    drawn=st.lists(st.booleans(), min_size=1, max_size=12),
+    leaves=st.none() | st.integers(1, 20),
+    on_cpu=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, drawn, leaves, on_cpu):
+    """The loader may switch between its thread and the consumer's at any step, in any order."""
+    where = [CPUPlace()] * places if on_cpu else simulated_places(places, seed)
+    kept = []
+    loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
+    loader._loading._fetching.pace = Erratic().decide_by(drawn)
+    for _ in range(2):
+        number = 0
+        for step in loader:
+            for images in [step] if places == 1 else step:
+                if pattern[number % len(pattern)] != "drop":
+                    kept.append((images, expected(number)[None]))
+                number += 1
+            if leaves is not None and number >= leaves:
+                break
+        else:
+            assert number == count
+    for place in [] if on_cpu else where:
+        place.device.finish(place.device.consumer_stream())
+    check(kept)
+    images = step = None
+    kept.clear()
+    assert_whole_again(loader._loading, held=2 * count)
+    assert not loader_threads()
 
 
 @given(counts=batch_counts, pattern=keeping, places=st.integers(1, 3))

@@ -8,6 +8,8 @@ from gpuloader.base.errors import BadType, BadValue
 
 AUTO = "auto"
 """The value that lets the loader choose an option itself."""
+THREAD = "thread"
+"""The value that makes a loader read ahead in a thread, whether or not that pays."""
 
 
 def check_count(name: str, value: object) -> int:
@@ -41,6 +43,19 @@ def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bo
     if value not in known and not (optional and value is None):
         words = ", ".join(map(repr, known)) + (" or None" if optional else "")
         raise BadValue(f"{name} must be one of {words}, got {value!r}")
+
+
+def check_read_ahead(name: str, value: object) -> bool | str:
+    """Return a switch for reading ahead: True, False or 'thread'; raise `TypeError` for anything else.
+
+    >>> check_read_ahead("use_buffer_reader", "thread")
+    'thread'
+    """
+    if value == THREAD:
+        return THREAD
+    if not isinstance(value, bool | np.bool_):
+        raise BadType(f"{name} must be True, False or 'thread', got {value!r}")
+    return bool(value)
 
 
 def check_flags(**flags: object) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.bench.measure import Spread
+from gpuloader.bench.overlap import Overlapped
 from gpuloader.bench.peers import FLOOR, OURS
 
 UNIT = "µs per batch"
@@ -119,12 +120,15 @@ class Report:
         The number of measured turns that each loader was meant to have.
     cases : list of Measured
         The finished cases, which grow during the run; the last has fewer turns if the run was interrupted.
+    overlap : list of Overlapped
+        The finished workloads of the case that compares the ways to read ahead.
     """
 
     machine: dict[str, str]
     versions: dict[str, str | None]
     repeats: int
     cases: list[Measured] = field(default_factory=list)
+    overlap: list[Overlapped] = field(default_factory=list)
 
     def failures(self) -> list[tuple[Measured, Row]]:
         """Return the rows that have an error instead of a figure, with their cases."""
@@ -137,6 +141,7 @@ class Report:
             "peers": self.versions,
             "repeats": self.repeats,
             "cases": [case.to_json() for case in self.cases],
+            "overlap": [one.to_json() for one in self.overlap],
         }
 
     @classmethod
@@ -151,7 +156,8 @@ class Report:
             Measured(one["case"], one["title"], tuple(_row_from_json(row) for row in one["rows"]))
             for one in written["cases"]
         ]
-        return cls(written["machine"], written["peers"], written["repeats"], cases)
+        overlap = [Overlapped.from_json(one) for one in written.get("overlap", ())]
+        return cls(written["machine"], written["peers"], written["repeats"], cases, overlap)
 
 
 def ratio(row: Row, reference: Row | None) -> float | None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gpuloader.bench.report import Report
     from gpuloader.bench.running import Tell
 
+OVERLAP = "overlap"
+"""The case that compares the ways to read ahead; it has no peers, because only the options differ."""
+
 
 def bench(
     peer: Annotated[
@@ -59,7 +62,8 @@ def bench(
     from gpuloader.cli.bench_tables import show_better, show_machine
 
     peers = [PEERS[name] for name in _choose(peer, PEERS, "peer")]
-    cases = [CASES[name] for name in _choose(case, CASES, "case")]
+    names = _choose(case, [*CASES, OVERLAP], "case")
+    cases = [CASES[name] for name in names if name != OVERLAP]
     _check_targets(output, plot)
     versions = {one.name: one.version() for one in peers}
     report = Report(describe_machine(), versions, repeats)
@@ -67,8 +71,11 @@ def bench(
     console.print(show_machine(report))
     try:
         _measure(report, cases, [one for one in peers if versions[one.name] is not None], console)
+        if OVERLAP in names:
+            _measure_overlap(report, console)
     finally:  # on Ctrl-C, show the figures so far before the message
-        console.print(show_better(report))
+        if cases:
+            console.print(show_better(report))
     _write(report, output, plot, console)
     raise typer.Exit(1 if any(row.peer == OURS.name for _, row in report.failures()) else 0)
 
@@ -108,6 +115,19 @@ def _measure(report: Report, cases: list[Case], peers: list[Peer], console: Cons
         for measured in run_cases(cases, peers, report.repeats, tell=tell):
             report.cases.append(measured)
             console.print(show_case(measured))
+
+
+def _measure_overlap(report: Report, console: Console) -> None:
+    from rich.live import Live
+
+    from gpuloader.bench.overlap import measure_overlap
+    from gpuloader.cli.bench_tables import show_overlap
+
+    # No thread to refresh the table: it would disturb the measurement.
+    with Live(show_overlap(report.overlap), console=console, auto_refresh=False) as live:
+        for measured in measure_overlap(report.repeats):
+            report.overlap.append(measured)
+            live.update(show_overlap(report.overlap), refresh=True)
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
 from gpuloader.bench.cases import CASES
+from gpuloader.bench.overlap import WAYS, Overlapped
 from gpuloader.bench.peers import FLOOR, OURS, PEERS
 from gpuloader.bench.report import UNIT, Measured, Report, Row, format_number, format_ratio, ratio
 from gpuloader.cli.consoles import titled_table
@@ -45,6 +48,20 @@ def show_case(case: Measured) -> RenderableType:
     lines = [Text(f"{row.label}: {row.error}", "red") for row in case.rows if row.error is not None]
     note = CASES[case.case].note if case.case in CASES else ""
     return Group(table, *lines, *([Text(note, "dim")] if note else []), Text())
+
+
+def show_overlap(measured: Sequence[Overlapped]) -> RenderableType:
+    """Return the table of the workloads that compare the ways to read ahead."""
+    table = titled_table("Reading ahead, µs per step")
+    table.add_column("", overflow="fold")
+    for heading in (*WAYS, "ratio", "goal"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in measured:
+        figures = [format_number(one.rows[way].median) for way in WAYS]
+        style = "" if one.ratio <= one.goal else "yellow"
+        table.add_row(one.name, *figures, format_ratio(one.ratio), f"≤ {one.goal:.2f}", style=style)
+    note = "The ratio is the default's time over that of the faster way to which the user can force it."
+    return Group(table, Text(note, "dim"), Text())
 
 
 def show_better(report: Report) -> RenderableType:

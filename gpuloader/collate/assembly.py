@@ -52,6 +52,7 @@ class Assembler:
         self.dataset = dataset
         self.collation = collation
         self.worker = worker
+        self.keeps = collation.keeps  # computed once, because it is asked for every batch
         self.forms = KnownForms(collation)
         self._take_block = find_take_block(dataset, collation)
         self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
@@ -82,7 +83,7 @@ class Assembler:
             if fits(block, known.form):
                 return known.form
         samples = iter(block)
-        form = self.settle(list(samples) if self.collation.keeps else [next(samples)]).form
+        form = self.settle(list(samples) if self.keeps else [next(samples)]).form
         return form if fits(block, form) else None
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly | BlockAssembly:
@@ -186,7 +187,7 @@ class Assembly:
         assembler = self._assembler
         samples = assembler.samples(self._indices[start:stop], self.number, start)
         with assembler.locate(self.number, self._indices):
-            if assembler.collation.keeps:
+            if assembler.keeps:
                 self._keep(samples, start, stop)
             elif self._known is not None:
                 self._write(self._known, samples, start)
@@ -234,7 +235,7 @@ class Assembly:
         with assembler.locate(number, self._indices):
             if collation.whole:
                 return stage_kept(collation, self._kept, number, self._reserve)
-            if collation.keeps:
+            if assembler.keeps:
                 form = assembler.settle(self._kept).form
                 staged = stage_varying(form, collation, self._kept, number, self._reserve)
                 return complete(collation, staged, self._indices)

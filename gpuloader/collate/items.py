@@ -63,7 +63,7 @@ class ItemAssembler(Assembler):
             first = list(itertools.islice(read, 1))
             if not first:
                 return None
-            if not self.collation.keeps:
+            if not self.keeps:
                 items = itertools.chain(first, itertools.islice(read, size - 1))
                 return self._stage_rows(self.settle(first), items, number, size, reserve, drop_last, keys)
             samples = first + list(itertools.islice(read, size - 1))
@@ -129,17 +129,15 @@ class ItemAssembler(Assembler):
 
     def read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
         """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item."""
-        for position in itertools.count():
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            except LoaderError:
-                raise
-            except Exception as error:
-                problem = f"the dataset raised {describe_error(error)}"
-                raise SampleError(problem, batch=number, index=position, worker=self.worker) from error
-            yield item
+        position = 0
+        try:
+            for position, item in enumerate(items, 1):  # noqa: B007 - the error names it
+                yield item
+        except LoaderError:
+            raise
+        except Exception as error:
+            problem = f"the dataset raised {describe_error(error)}"
+            raise SampleError(problem, batch=number, index=position, worker=self.worker) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +229,8 @@ class ItemStream:
             ended=self._ended,
             asked=count_rank_questions() > self._asked_before,
         )
-        return replace(staged, state=self._reached)
+        staged.state = self._reached
+        return staged
 
     def _note_end(self, items: Iterator[Any]) -> Iterator[Any]:
         yield from items

@@ -17,6 +17,7 @@ from gpuloader.collate.packing import Packer, exact_types, list_packers, number_
 from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
+from gpuloader.staging.ring import Views
 
 _SAMPLE_TYPES = (tuple, list)
 _UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
@@ -136,39 +137,73 @@ class SampleRows:
         format and length. Numbers and lists are packed by `struct`, which accepts only the right number of
         them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
         """
-        return [
+        prepared = views.prepared if isinstance(views, Views) else None
+        if prepared is not None and prepared[0] is self._places:
+            found: list[Target] = prepared[1]
+            return found
+        targets = [
             _target(field, rows, places)
             for field, (rows, places) in enumerate(zip(views, self._places, strict=True))
         ]
+        if isinstance(views, Views):
+            views.prepared = self._places, targets
+        return targets
 
     def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self.targets(views)
+        if len(targets) == 1:
+            return self._write_single(views, targets[0], samples, start)
         fields = len(targets)
-        array, mapped = np.ndarray, np.memmap
+        regions = [(target[1], target[2], target) for target in targets]
+        array = np.ndarray
         index = start - 1
         for index, sample in enumerate(samples, start):
-            if not isinstance(sample, _SAMPLE_TYPES) or len(sample) != fields:
+            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != fields:
                 fields_of(sample, self.feeds, index)
             # No strict=True: here it would cost a tenth of the time that a whole sample takes.
-            for (field, region, places, numbers, kinds, packers, memory), value in zip(targets, sample):  # noqa: B905
-                kind = type(value)
-                try:
-                    if kind is array:
+            for (region, places, target), value in zip(regions, sample):  # noqa: B905
+                if type(value) is array:
+                    try:
                         region[places[index]] = value
-                    elif kind in kinds:
-                        numbers[index] = value
-                    elif kind in packers:
-                        packers[kind](memory, index, value)
-                    elif kind is mapped:
-                        region[places[index]] = value
-                    else:
-                        raise TypeError
-                    continue
-                except _UNFIT:
-                    pass
-                self._convert_and_write(views[field], field, index, value)
+                    except _UNFIT:
+                        self._convert_and_write(views[target[0]], target[0], index, value)
+                else:
+                    self._write_other(views, target, index, value)
         return index + 1
+
+    def _write_single(self, views: list[Array], target: Target, samples: Iterable[Any], start: int) -> int:
+        """Write samples of one field, as `write` does."""
+        _, region, places, *_ = target
+        array, index = np.ndarray, start - 1
+        for index, sample in enumerate(samples, start):
+            if type(sample) in _SAMPLE_TYPES and len(sample) == 1:
+                value = sample[0]
+                if type(value) is array:
+                    try:
+                        region[places[index]] = value
+                        continue
+                    except _UNFIT:
+                        pass
+            value = fields_of(sample, self.feeds, index)[0]
+            self._write_other(views, target, index, value)
+        return index + 1
+
+    def _write_other(self, views: list[Array], target: Target, index: int, value: Any) -> None:
+        """Write one value that is not an array, or is one that has to be converted."""
+        field, region, places, numbers, kinds, packers, memory = target
+        kind = type(value)
+        try:
+            if kind in kinds:
+                numbers[index] = value
+            elif kind in packers:
+                packers[kind](memory, index, value)
+            elif kind is np.memmap:
+                region[places[index]] = value
+            else:
+                raise TypeError
+        except _UNFIT:
+            self._convert_and_write(views[field], field, index, value)
 
     def _convert_and_write(self, rows: Array, field: int, index: int, value: Any) -> None:
         array = self.convert(field, index, value)

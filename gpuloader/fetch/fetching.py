@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuloader.base.checks import THREAD
 from gpuloader.base.platforms import check_processes
 from gpuloader.collate.gather import Gatherer, structure_of
 from gpuloader.collate.items import ItemState, ItemStream
@@ -18,6 +19,7 @@ from gpuloader.collate.shares import ShareStream
 from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.fetch.jobs import Window
+from gpuloader.fetch.read_ahead import STRETCH, ReadAhead
 from gpuloader.fetch.threads.crew import Crew
 from gpuloader.fetch.threads.workers import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.fetch.worker_options import WorkerOptions
@@ -25,6 +27,7 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.division import Division, Standing
 from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Ring
+from gpuloader.watch.pace import Pace
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tuning import DEEPEST, Climb, Setting
 
@@ -81,6 +84,8 @@ class Fetching:
     ----------
     count : int
         The number of workers: what the user asked for, or 0 if workers would cost more than they gain.
+    pace : Pace
+        Decides whether reading ahead without workers takes a thread.
     in_processes : bool
         Whether the workers are processes.
     """
@@ -93,6 +98,7 @@ class Fetching:
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
         self._sent: object = None
+        self.pace = Pace(fixed=workers.read_ahead == THREAD)
         self.count = self._useful_count()
         in_columns = self._gatherer is not None or self._assembler.reads_columns
         self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns
@@ -157,8 +163,15 @@ class Fetching:
 
     @property
     def ahead(self) -> int:
-        """The most batches that may be in progress with workers."""
+        """The most batches that may be in progress with workers, or read ahead without them."""
+        if not self.count:
+            return self._workers.prefetch_factor if self._workers.read_ahead else 0
         return self.ahead_of(self.count, self._workers.prefetch_factor)
+
+    @property
+    def stretch(self) -> int:
+        """Bytes within which the ring may have more slots than needed, to read short batches in bursts."""
+        return 0 if self.count or not self._workers.read_ahead else STRETCH
 
     def ahead_of(self, count: int, depth: int) -> int:
         """Return the most batches in progress for `count` workers that hold `depth` batches each."""
@@ -192,7 +205,7 @@ class Fetching:
         if self._process != os.getpid():
             self._renew_assembler()  # the fork may have copied locks that a thread held
         if not self.count:
-            return self._open_inline(one, ring, meter)
+            return self._open_alone(one, ring, meter)
         numbered = one.numbered if one.numbered is not None else _without_indices(one.start)
         window = Window(numbered, ring, self.ahead, in_order=self._workers.in_order)
         if self.in_processes:
@@ -215,15 +228,14 @@ class Fetching:
                 "num_workers to resume"
             )
 
-    def _open_inline(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
+    def _open_alone(self, one: Pass, ring: Ring, meter: Meter) -> Fetch:
+        """Start an epoch without workers."""
         if one.numbered is not None:
             assemble = (self._gatherer or self._assembler).assemble
-            return InlineFetch(
-                stage_inline(one.numbered, assemble, ring, meter, seed=one.seed, epoch=one.epoch)
-            )
-        stream = self._stream(0, one, keep_state=True)
-        return InlineFetch(
-            stage_inline(
+            batches = stage_inline(one.numbered, assemble, ring, meter, seed=one.seed, epoch=one.epoch)
+        else:
+            stream = self._stream(0, one, keep_state=True)
+            batches = stage_inline(
                 _without_indices(one.start),
                 lambda number, _, reserve: stream.stage(number, reserve),
                 ring,
@@ -232,7 +244,9 @@ class Fetching:
                 epoch=one.epoch,
                 close=stream.close,
             )
-        )
+        if not self._workers.read_ahead:
+            return InlineFetch(batches)
+        return ReadAhead(batches, ring, self.ahead, self.pace, bound=self._reading.iterable, eager=True)
 
     def _stream(self, worker: int, one: Pass, *, keep_state: bool) -> ItemStream | ShareStream:
         reached = one.reached.get(worker) or ItemState(worker, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.checks import AUTO, check_count, check_flags, check_word
+from gpuloader.base.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
 from gpuloader.base.errors import BadValue
 from gpuloader.base.platforms import usable_cores
 from gpuloader.watch.tuning import BUDGET
@@ -47,6 +47,8 @@ class WorkerOptions:
         Whether tuning chooses how far workers read ahead.
     budget : int
         The most bytes that the slots may grow to while tuning.
+    read_ahead : bool or str
+        Whether to read ahead without workers; 'thread' to do so in a thread always.
     """
 
     count: int = 0
@@ -61,6 +63,7 @@ class WorkerOptions:
     most: int = 0
     deepens: bool = False
     budget: int = BUDGET
+    read_ahead: bool | str = False
 
     @classmethod
     def of(
@@ -71,6 +74,7 @@ class WorkerOptions:
         prefetch_factor: int | None,
         prefetch: int | str = 1,
         memory_budget: int | None = None,
+        use_buffer_reader: bool | str = False,
         iterable: bool = False,
         in_order: bool,
         timeout: float,
@@ -130,6 +134,7 @@ class WorkerOptions:
             most_workers() if tuned else 0,
             deepens,
             BUDGET if memory_budget is None else check_count("memory_budget", memory_budget),
+            check_read_ahead("use_buffer_reader", use_buffer_reader),
         )
 
     def as_options(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class PyReader(GeneratorLoader):
         self,
         feed_list: Sequence[FeedSpec | str] | None = None,
         capacity: int | None = None,
-        use_double_buffer: bool = True,
+        use_double_buffer: bool | str = True,
         iterable: bool = True,
         return_list: bool = False,
     ) -> None:

@@ -149,9 +149,10 @@ class Described:
         return bool(self._given["return_list"])
 
     @property
-    def use_buffer_reader(self) -> bool:
-        """Whether the next step is copied to a GPU while the current one is computed on."""
-        return bool(self._given["use_buffer_reader"])
+    def use_buffer_reader(self) -> bool | str:
+        """Whether steps are read and copied ahead; 'thread' if a thread always reads them."""
+        given: bool | str = self._given["use_buffer_reader"]
+        return given
 
     @property
     def use_shared_memory(self) -> bool:

@@ -84,12 +84,13 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         Makes a batch from a list of samples; the arrays in it are staged. None stacks the samples field by
         field.
     num_workers : int or 'auto'
-        0 loads in the calling thread; n starts n workers. 'auto', for map-style datasets, starts with one
+        0 loads without workers; n starts n workers. 'auto', for map-style datasets, starts with one
         worker, doubles while throughput improves in the loop's first steps, and then keeps that number. The
         order of a map-style dataset never depends on the number of workers.
-    use_buffer_reader : bool
-        True copies the next step to a GPU while the current one is computed on. False copies each step when
-        it is requested.
+    use_buffer_reader : bool or 'thread'
+        True reads ahead without workers, in a thread where that pays, and copies the next step to a GPU while
+        the current one is computed on. 'thread' always reads in a thread. False reads and copies each step
+        when it is requested.
     prefetch_factor : int or None
         Batches in progress per worker; None means 2.
     use_shared_memory : bool
@@ -199,7 +200,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         num_workers: int | str = 0,
-        use_buffer_reader: bool = True,
+        use_buffer_reader: bool | str = True,
         prefetch_factor: int | None = 2,
         use_shared_memory: bool = True,
         timeout: float = 0,
@@ -240,7 +241,6 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             return_list=return_list,
             shuffle=shuffle,
             drop_last=drop_last,
-            use_buffer_reader=use_buffer_reader,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         workers = WorkerOptions.of(
@@ -249,6 +249,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             prefetch_factor=prefetch_factor,
             prefetch=prefetch,
             memory_budget=memory_budget,
+            use_buffer_reader=use_buffer_reader,
             iterable=iterable,
             in_order=in_order,
             timeout=timeout,
@@ -281,7 +282,6 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             output=output,
             stream=stream,
             prefetch=prefetch,
-            use_buffer_reader=use_buffer_reader,
             drop_last=drop_last,
         )
         collation = check_collation(

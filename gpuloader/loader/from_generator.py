@@ -12,7 +12,7 @@ from gpuloader.loader.generator_loader import GeneratorLoader
 def from_generator(
     feed_list: Sequence[FeedSpec | str] | None = None,
     capacity: int | None = None,
-    use_double_buffer: bool = True,
+    use_double_buffer: bool | str = True,
     iterable: bool = True,
     return_list: bool = False,
     use_multiprocess: bool = False,
@@ -30,12 +30,12 @@ def from_generator(
         entry is a dict from field name to array. None takes shapes and dtypes from the first batch; a step is
         then the flat list of arrays, or a list of such lists with several places.
     capacity : int
-        The number of batches the queue holds, 1 or more. The loader uses host memory for that many batches
-        and a few more, all reserved once the first batch is known.
-    use_double_buffer : bool
-        True starts a thread that reads ahead while the consumer computes, and copies the next step to a GPU
-        while the current one is computed on. False runs everything in the consumer's thread and reads nothing
-        ahead.
+        The number of batches that may be read ahead, 1 or more. The loader uses host memory for that many
+        batches and a few more, all reserved once the first batch is known.
+    use_double_buffer : bool or 'thread'
+        True reads ahead while the consumer computes, in a thread where that pays, and copies the next step to
+        a GPU while the current one is computed on. 'thread' always reads in a thread. False runs everything
+        in the consumer's thread and reads nothing ahead.
     iterable : bool
         True: loop over the loader. False: call `start`, then `next` until `EOFException`, then `reset`.
     return_list : bool

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpuloader.base.checks import check_count
+from gpuloader.base.checks import THREAD, check_count, check_read_ahead
 from gpuloader.base.errors import BadValue, Misuse
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.batches import BatchStager
@@ -18,7 +18,7 @@ from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.places import Place, parse_places
 from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.inline import InlineFetch
-from gpuloader.fetch.thread import ThreadFetch
+from gpuloader.fetch.read_ahead import ReadAhead
 from gpuloader.fields.declaring import resolve_feeds
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec
@@ -32,6 +32,7 @@ from gpuloader.sources.readers.processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
+from gpuloader.watch.pace import Pace
 from gpuloader.watch.stats import Meter
 
 Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
@@ -52,7 +53,7 @@ class GeneratorLoader(Driven, Measured):
         feed_list: Sequence[FeedSpec | str] | None,
         capacity: int | None,
         *,
-        use_double_buffer: bool,
+        use_double_buffer: bool | str,
         iterable: bool,
         return_list: bool,
         use_multiprocess: bool,
@@ -64,7 +65,8 @@ class GeneratorLoader(Driven, Measured):
         self._output, self._output_stream = output, stream
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        self._double_buffer = use_double_buffer
+        self._read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
+        self._pace = Pace(fixed=self._read_ahead == THREAD)
         self._as_list = return_list or self._feeds is None
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
@@ -176,7 +178,7 @@ class GeneratorLoader(Driven, Measured):
             parsed,
             self._output,
             self._output_stream,
-            prefetch=int(self._double_buffer),
+            prefetch=1 if self._read_ahead else 0,
             drop_last=self._drop_last,
         )
         if self._multiprocess:
@@ -207,7 +209,9 @@ class GeneratorLoader(Driven, Measured):
 
     def _configuration(self) -> Configuration:
         places = 1 if self._delivery is None else len(self._delivery.devices)
-        return Configuration("reader", int(self._double_buffer), "thread", usable_cores(), places)
+        pace = self._pace if self._read_ahead else None
+        threads = int(pace is not None and pace.threaded)
+        return Configuration("reader", threads, "thread", usable_cores(), places, pace=pace)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.
@@ -246,9 +250,9 @@ class GeneratorLoader(Driven, Measured):
     def _open(self, stream: Stream, delivery: Delivery, progress: Progress) -> Epoch:
         road = take_road(self._idle) or build_road(delivery, self._capacity, self._meter)
         batches = stream(road.ring, progress)
-        fetch: Fetch = (
-            ThreadFetch(batches, road.ring, self._capacity) if self._double_buffer else InlineFetch(batches)
-        )
+        fetch: Fetch = InlineFetch(batches)
+        if self._read_ahead:
+            fetch = ReadAhead(batches, road.ring, self._capacity, self._pace, bound=True, eager=True)
         # The deque of this source: a source set meanwhile has its own.
         return Epoch(
             road,

@@ -144,6 +144,7 @@ class Loading:
             tuned="" if climb is None else climb.describe(),
             most=0 if climb is None else climb.most_workers,
             since=None if climb is None else climb.settled_at,
+            pace=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:
@@ -268,6 +269,7 @@ class Loading:
             self._fetching.ahead,
             self._meter,
             shared=self._fetching.in_processes,
+            stretch=self._fetching.stretch,
             programmer=self._programmer,
         )
         order, own, one = self._plan(progress, batching)

@@ -109,7 +109,6 @@ def check_delivery(
     output: str | None,
     stream: object,
     prefetch: int | str,
-    use_buffer_reader: bool,
     drop_last: bool,
 ) -> Delivery:
     """Return where batches land, and how a step is divided among the places.
@@ -147,7 +146,7 @@ def check_delivery(
         parsed,
         check_output(output),
         stream,
-        prefetch=ahead if use_buffer_reader else 0,
+        prefetch=ahead if workers.read_ahead else 0,
         drop_last=drop_last or shards > 1,
         shards=shards,
         remainder=remainder,

@@ -69,7 +69,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
         ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
     **options
-        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``. The default of
+        ``use_buffer_reader`` is False: without workers, the calling thread reads, as in PyTorch.
 
     Raises
     ------
@@ -144,7 +145,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             output=output,
             shard=shard,
             uneven=uneven,
-            **options,
+            **{"use_buffer_reader": False, **options},
         )
 
     @property

@@ -63,6 +63,7 @@ def build_road(
     meter: Meter,
     *,
     shared: bool = False,
+    stretch: int = 0,
     programmer: Programmer | None = None,
 ) -> Road:
     """Create slots and lanes for a loader's places; the first batch reserves their memory.
@@ -77,13 +78,15 @@ def build_road(
         Counts how long copies take.
     shared : bool
         Whether slots lie in memory that worker processes can map.
+    stretch : int
+        Bytes within which there are more slots than needed if batches are small.
     programmer : Programmer or None
         Builds the programs that transform batches on devices.
     """
     devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
     locker = next((device.locker for device in devices if device.locker is not None), None)
-    ring = Ring(count, spare, locker, shared=shared)
+    ring = Ring(count, spare, locker, shared=shared, stretch=stretch)
     lanes = [
         Lane(device, ring, prefetch, meter, output, programmer)
         for device, output in zip(devices, delivery.outputs, strict=True)

@@ -100,6 +100,9 @@ class Lane:
         self.prefetch = prefetch
         self._free: deque[DeviceSlot] = deque()
         self._freed: deque[DeviceSlot] = deque()
+        self._nbytes = 0  # of each new slot
+        self._out = 0  # slots in use now
+        self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
         self._copying: deque[Landing] = deque()
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
@@ -112,6 +115,7 @@ class Lane:
         """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy."""
         if self.device.direct:
             return Landing(staged, None)
+        slot: DeviceSlot | None = None
         try:
             program = self._program(staged)
             slot = self._take(staged.layout.nbytes if program is None else program.room.nbytes)
@@ -122,12 +126,16 @@ class Lane:
             self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         except BaseException:  # whichever call failed, no copy reads from the slot
             self._ring.release(staged.slot)
+            self._out -= slot is not None
             raise
         landing = Landing(staged, slot)
         try:
             if program is not None:
                 self.device.run(program, slot.memory, self._copy_stream)
                 staged.layout, staged.levels = program.delivered, program.levels
+        except BaseException:
+            self._out -= 1  # nobody will deliver it
+            raise
         finally:  # the copy is in progress even if the program failed
             self.device.record(slot.ready, self._copy_stream)
             self._copying.append(landing)
@@ -141,13 +149,15 @@ class Lane:
         return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
     def _take(self, nbytes: int) -> DeviceSlot:
-        if self._free:
-            slot = self._free.popleft()
-            if slot.memory.nbytes >= nbytes:
-                return slot
-            # Too small: dropping the slot frees its memory after its last use, and its events.
-            nbytes = int(nbytes * GROWTH)
-        return DeviceSlot(self.device.alloc(nbytes), self.device.event(), self.device.event())
+        slot = self._free.popleft() if self._free else None
+        if slot is None or slot.memory.nbytes < nbytes:
+            # Dropping a slot that is too small frees its memory after its last use, and its events.
+            if nbytes > self._nbytes:
+                self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
+            slot = DeviceSlot(self.device.alloc(self._nbytes), self.device.event(), self.device.event())
+        self._out += 1
+        self._most = max(self._most, self._out)
+        return slot
 
     def deliver(self, landing: Landing) -> list[Any]:
         """Return a batch's arrays, which hold its lease; the consumer's stream waits for the copy."""
@@ -158,7 +168,7 @@ class Lane:
             slot.stream = self._output.stream()
             self.device.wait(slot.stream, slot.ready)
         except BaseException:
-            self._free.append(slot)  # keep it: freeing it here would wait for its copy
+            self._give_back(slot)  # keep it: freeing it here would wait for its copy
             raise
         arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
         return self._output.convert(arrays, slot.ready)
@@ -174,7 +184,11 @@ class Lane:
         if landing.slot is None:
             self._ring.release(landing.staged.slot)
         else:
-            self._free.append(landing.slot)
+            self._give_back(landing.slot)
+
+    def _give_back(self, slot: DeviceSlot) -> None:
+        self._out -= 1
+        self._free.append(slot)
 
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
@@ -183,8 +197,7 @@ class Lane:
             self.device.record(slot.released, slot.stream)  # if this raises, the slot stays for the next try
             self._freed.popleft()
             slot.used = True
-            if len(self._free) < self.prefetch + 1 + SPARE:
-                self._free.append(slot)
+            self._give_back(slot)
         while self._copying and self._is_copied(self._copying[0]):
             self._ring.release(self._copying.popleft().staged.slot)
         self._timer.collect()
@@ -207,6 +220,11 @@ class Lane:
         while self.finish_oldest_copy():
             pass
         self._timer.forget()
+        # Freeing memory waits for the whole device, so slots are freed between epochs only.
+        kept = max(self._most, self._most_before, self.prefetch + 1 + SPARE)
+        while self._free and len(self._free) + self._out > kept:
+            self._free.pop()
+        self._most_before, self._most = self._most, self._out
 
 
 def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:

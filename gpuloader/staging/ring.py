@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -19,6 +20,24 @@ GROWTH = 1.25
 
 This applies to slots on hosts and on devices.
 """
+MOST_STRETCHED = 40
+"""The most slots of a ring that is stretched because its slots are small."""
+
+
+class Views(list[NDArray[Any]]):
+    """The arrays through which a batch is written into a slot.
+
+    Attributes
+    ----------
+    prepared : object
+        What a writer keeps with them, so that it need not prepare it for every batch; None at first.
+    """
+
+    __slots__ = ("prepared",)
+
+    def __init__(self, arrays: Iterable[NDArray[Any]] = ()) -> None:
+        super().__init__(arrays)
+        self.prepared: Any = None
 
 
 class Slot:
@@ -54,14 +73,14 @@ class Slot:
         self.interface: dict[str, Any] = region.__array_interface__
         self.address: int = self.interface["data"][0]
         self._layout: Layout | None = None
-        self._views: list[NDArray[Any]] = []
+        self._views = Views()
 
-    def views(self, layout: Layout) -> list[NDArray[Any]]:
+    def views(self, layout: Layout) -> Views:
         """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
         if layout is not self._layout:
-            self._views = [
+            self._views = Views(
                 np.ndarray(field.shape, field.dtype, self.bytes, field.offset) for field in layout.fields
-            ]
+            )
             self._layout = layout
         return self._views
 
@@ -87,19 +106,31 @@ class Ring:
         The device that page-locks the memory.
     shared : bool
         Whether worker processes map the memory and write into it.
+    stretch : int
+        Bytes within which small slots are more than `count`, `MOST_STRETCHED` at most.
 
     Attributes
     ----------
     allocated : bool
         Whether the memory is reserved, which the first `acquire` does.
+    stretched : int
+        Number of slots added because they are small; 0 before the first `acquire`.
     slot_nbytes : int
         Initial size of each slot in bytes, 0 before the first `acquire`; single slots may have grown since.
     """
 
     def __init__(
-        self, count: int, spare: int, locker: PageLocker | None = None, *, shared: bool = False
+        self,
+        count: int,
+        spare: int,
+        locker: PageLocker | None = None,
+        *,
+        shared: bool = False,
+        stretch: int = 0,
     ) -> None:
         self.count = count
+        self.stretched = 0
+        self._stretch = stretch
         self.allocated = False
         self.slot_nbytes = 0
         self.freed: deque[Slot] = deque()
@@ -165,8 +196,11 @@ class Ring:
         with self._allocating:  # several threads may bring the first batches
             if self.allocated:
                 return
-            self.slot_nbytes = align(nbytes)
-            self._add(self.count, self.slot_nbytes)
+            size = self.slot_nbytes = align(nbytes)
+            stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
+            self._add(self.count + stretched, size)
+            self.count += stretched
+            self.stretched = stretched
             self.allocated = True
 
     def _add(self, count: int, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpuloader.watch.pace import Pace
 from gpuloader.watch.stats import LoaderStats
 
 BUSY_SHARE = 0.7
@@ -39,6 +40,8 @@ class Configuration:
         The most workers that 'auto' may choose.
     since : LoaderStats or None
         The statistics when 'auto' settled, so that the search itself is not explained; None before that.
+    pace : Pace or None
+        Decides how batches are read ahead without workers; None if they are not.
     """
 
     reads: str
@@ -50,6 +53,17 @@ class Configuration:
     tuned: str = ""
     most: int = 0
     since: LoaderStats | None = None
+    pace: Pace | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether anything is read while the loop computes."""
+        return bool(self.workers) or (self.pace is not None and self.pace.threaded)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the user demanded a reader thread."""
+        return self.pace is not None and self.pace.fixed
 
 
 def advise_on_input(
@@ -125,13 +139,13 @@ def advise_on_input(
 def _advise_on_reader(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
     if not configuration.workers and loop < TOO_SHORT:
         return ["increase batch_size: in steps this short, a reader thread costs more than it saves"]
-    if not configuration.workers:
+    if not configuration.workers and configuration.pace is None:
         return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
     busy = (parts["fetch"] + parts["stage"]) / loop
     if busy < BUSY_SHARE:
         told = f"the reader thread is busy only {busy:.0%} of the time"
-        if loop < SHORT:
-            return [f"use_double_buffer=False: {told}, and in steps this short it costs more than it saves"]
+        if loop < SHORT and configuration.forced:
+            return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
         return [f"increase capacity: {told}; reading further ahead evens out slow batches"]
     advice = [
         "reader.xmap_readers, to map samples in several threads, or use_multiprocess=True, to read in a "

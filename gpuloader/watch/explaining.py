@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.watch.advising import Configuration, advise_on_input
+from gpuloader.watch.pace import Pace
 from gpuloader.watch.stats import LoaderStats
 
 FEWEST_STEPS = 5
@@ -65,6 +66,8 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     0 steps so far; an explanation needs at least 5.
     """
     tuned = (configuration.tuned,) if configuration.tuned else ()
+    if configuration.pace is not None:
+        tuned = (*tuned, describe_pace(configuration.pace))
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
         told = f"{stats.steps} steps so far; an explanation needs at least {FEWEST_STEPS}."
         return Explanation("unknown", 0.0, told, notes=tuned)
@@ -129,6 +132,8 @@ def _input_notes(configuration: Configuration, parts: dict[str, float]) -> list[
     who = (
         f"{configuration.workers} {_name_workers(configuration)}"
         if configuration.workers
+        else "a reader thread"
+        if configuration.overlaps
         else "your loop's own thread"
     )
     return [f"Loading one step takes {_time(work)} of work, done by {who}."]
@@ -147,9 +152,9 @@ def _explain_transfer(
     share = parts["transfer"] / loop
     size = stats.nbytes / max(stats.batches, 1)
     advice = ["increase batch_size, if the model allows: delivery costs about the same for larger batches"]
-    if configuration.reads == "reader" and configuration.workers:
+    if configuration.forced:
         advice.append(
-            "use_double_buffer=False: in steps this short, a reader thread costs more than it saves"
+            f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"
         )
     return (
         "handing over",
@@ -165,12 +170,13 @@ def _explain_compute(
     configuration: Configuration, parts: dict[str, float], copying: float, loop: float
 ) -> Found:
     share = parts["compute"] / loop
+    ahead = configuration.workers or configuration.pace
     notes = []
     work = (parts["fetch"] + parts["stage"]) / max(configuration.workers, 1)
-    if configuration.workers and work:
+    if configuration.overlaps and work:
         notes.append(f"The input could supply steps {loop / work:.1f} times as fast.")
     if copying:
-        overlap = ", in parallel with your code" if configuration.workers else ""
+        overlap = ", in parallel with your code" if configuration.overlaps else ""
         notes.append(f"Copies take {copying:.0%} of the time{overlap}.")
     return (
         "compute",
@@ -178,21 +184,37 @@ def _explain_compute(
         f"Bound by compute: your code takes {_time(parts['compute'])} of each {_time(loop)} step "
         f"({share:.0%}); the loader keeps up.",
         notes,
-        [] if configuration.workers or copying < INPUT_SHARE else [_copy_ahead(configuration)],
+        [] if ahead or copying < INPUT_SHARE else [_copy_ahead(configuration)],
     )
 
 
 def _copy_ahead(configuration: Configuration) -> str:
-    """Return advice for a loop without workers, which issues a copy only when it asks for the batch."""
-    ahead = {
-        "reader": "use_double_buffer=True: copies batches ahead",
-        "arrays": "cache='device': needs no copies",
-    }
-    knob = ahead.get(configuration.reads, "num_workers=1: copies batches ahead")
+    """Return advice for a loop that issues a copy only when it asks for the batch."""
     return (
-        f"{knob}; without it, a step that waits for the device, for example to read a loss, also waits for "
-        "the copy of its batch"
+        f"{_switch(configuration)}: copies batches ahead; without it, a step that waits for the device, for "
+        "example to read a loss, also waits for the copy of its batch"
     )
+
+
+def _switch(configuration: Configuration) -> str:
+    """Return the option with which the loader itself chooses how to read ahead."""
+    return f"use_{'double_buffer' if configuration.reads == 'reader' else 'buffer_reader'}=True"
+
+
+def describe_pace(pace: Pace) -> str:
+    """Tell how batches are read ahead without workers, and why.
+
+    >>> describe_pace(Pace(threaded=False, read=12_000, step=30_000))
+    "Batches are read in your loop's thread: reading takes 12 µs and your step 30 µs, too little to hide."
+    """
+    if pace.fixed:
+        return "Batches are read ahead in a thread, because the option is 'thread'."
+    if not (pace.read and pace.step):
+        return "Batches are read ahead in a thread where that pays; nothing has been measured yet."
+    told = f"reading takes {_time(pace.read * 1e-9)} and your step {_time(pace.step * 1e-9)}"
+    if pace.threaded:
+        return f"Batches are read ahead in a thread: {told}, and the shorter hides behind the longer."
+    return f"Batches are read in your loop's thread: {told}, too little to hide."
 
 
 def _startup_advice(stats: LoaderStats, configuration: Configuration) -> list[str]:

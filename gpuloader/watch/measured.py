@@ -42,7 +42,7 @@ class Measured:
         --------
         >>> import time
         >>> from gpuloader import DataLoader
-        >>> loader = DataLoader(range(600), places="cpu", batch_size=100)
+        >>> loader = DataLoader(range(3000), places="cpu", batch_size=100)
         >>> for batch in loader:
         ...     time.sleep(0.005)  # the step
         >>> loader.explain().bound

@@ -292,7 +292,8 @@ class TestMemoryRunsOut:
     def test_costs_no_slot(self, runtime):
         with nothing_left_behind():
             loader = load(10)
-            list(loader)
+            for _ in loader:
+                pass
             for _ in range(3):
                 runtime.memory_left, device = 100, open_device(CUDAPlace(0))
                 epoch = iter(loader)

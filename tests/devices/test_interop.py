@@ -383,7 +383,8 @@ class TestOnAGpu:
             with cuda.cupy.cuda.Device(index):
                 fake_framework.current[index] = cuda.cupy.cuda.Stream(non_blocking=True)
         waits, records = log_calls(monkeypatch, "wait"), log_calls(monkeypatch, "record")
-        loader = DataLoader(numbers(), places=["gpu:0", "gpu:1"], batch_size=2, output=fake_framework.name)
+        options = {"batch_size": 2, "output": fake_framework.name, "use_buffer_reader": False}
+        loader = DataLoader(numbers(), places=["gpu:0", "gpu:1"], **options)
         seen = []
         for step in loader:
             for index, tensor in enumerate(step):
@@ -422,7 +423,8 @@ class TestOnAGpu:
         streams = [cuda.cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
         records = log_calls(monkeypatch, "record")
         fake_framework.current[0] = streams[0]
-        epoch = iter(DataLoader(numbers(8), places="gpu:0", batch_size=2, output=fake_framework.name))
+        options = {"batch_size": 2, "output": fake_framework.name, "use_buffer_reader": False}
+        epoch = iter(DataLoader(numbers(8), places="gpu:0", **options))
         for stream in streams:
             fake_framework.current[0] = stream
             tensor = next(epoch)

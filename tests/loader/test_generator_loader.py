@@ -297,9 +297,9 @@ class TestEpochs:
         reader.allow(31)
         loader = DataLoader.from_generator(capacity=4).set_batch_generator(reader, places="cpu")
         epoch = iter(loader)
-        wait_until(lambda: reader.given >= 5)
+        wait_until(lambda: reader.given >= 4)
         next(epoch)
-        wait_until(lambda: reader.given >= 6)
+        wait_until(lambda: reader.given >= 5)
         assert reader.given <= 1 + 4 + 3
         epoch.close()
         assert reader.closed.is_set()

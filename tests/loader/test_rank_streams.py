@@ -47,7 +47,7 @@ class TestStreams:
     def test_are_read_no_further_than_to_the_end_of_the_step(self):
         for rank in range(3):
             stream = Stream(100)
-            epoch = iter(make(stream, rank, 3))
+            epoch = iter(make(stream, rank, 3, use_buffer_reader=False))
             for step in range(1, 4):
                 next(epoch)
                 assert stream.read == 6 * step

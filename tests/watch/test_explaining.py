@@ -9,6 +9,7 @@ import pytest
 from gpuloader import DataLoader
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.explaining import explain
+from gpuloader.watch.pace import Pace
 from gpuloader.watch.stats import LoaderStats
 
 SAMPLES = Configuration("samples", 0, "process", cores=4)
@@ -98,10 +99,14 @@ def test_copies_to_several_places_run_side_by_side():
 
 @pytest.mark.parametrize(
     ("reads", "knob"),
-    [("samples", "num_workers=1"), ("reader", "use_double_buffer=True"), ("arrays", "cache='device'")],
+    [
+        ("samples", "use_buffer_reader=True"),
+        ("reader", "use_double_buffer=True"),
+        ("arrays", "use_buffer_reader=True"),
+    ],
 )
 def test_copies_are_only_called_parallel_if_they_are_issued_ahead(reads, knob):
-    """A loop without workers issues the next copy only when it asks for the next batch."""
+    """A loop that reads nothing ahead issues the next copy only when it asks for the next batch."""
     stats = times(compute=4.1, transfer=0.1, wait=0.1, copy=2.0)
     alone = explain(stats, Configuration(reads, 0, "process", cores=4))
     assert alone.bound == "compute"
@@ -154,7 +159,10 @@ def test_readers_are_advised_of_what_readers_have():
     advice = explain(slow, with_workers(1, "reader")).advice
     assert "use_double_buffer=False" not in advice[0]
     short = times(wait=0.05, compute=0.1, fetch=0.09)
-    assert "use_double_buffer=False" in explain(short, with_workers(1, "reader")).advice[0]
+    forced = with_workers(1, "reader", pace=Pace(fixed=True))
+    assert "use_double_buffer=True" in explain(short, forced).advice[0]
+    chosen = with_workers(1, "reader", pace=Pace())
+    assert "use_double_buffer" not in str(explain(short, chosen))
     uneven = times(wait=2.0, compute=3.0, fetch=2.5)
     assert "capacity" in explain(uneven, with_workers(1, "reader")).advice[0]
     assert "set_sample_generator" in advice[0]
@@ -233,3 +241,33 @@ def test_an_iterable_dataset_is_not_told_of_options_that_it_refuses(workers):
     assert "workers" in told
     assert "'auto'" not in told
     assert "cache=" not in told
+
+
+class TestReadingAhead:
+    def test_a_forced_thread_in_short_steps_is_one_too_many(self):
+        tiny = times(nbytes=64, wait=0.001, transfer=0.02, compute=0.01)
+        for reads, option in (("reader", "use_double_buffer"), ("samples", "use_buffer_reader")):
+            advice = explain(tiny, with_workers(0, reads, pace=Pace(fixed=True))).advice
+            assert any(one.startswith(f"{option}=True") for one in advice)
+            assert not any(option in one for one in explain(tiny, with_workers(0, reads, pace=Pace())).advice)
+
+    def test_it_says_what_was_chosen_and_why(self):
+        told = r"read ahead in a thread: reading takes [\d.]+ ms and your step [\d.]+ ms, and the shorter"
+        assert re.search(told, str(explain_loop(use_buffer_reader=True)))
+        assert "because the option is 'thread'" in str(explain_loop(use_buffer_reader="thread"))
+        assert "Batches are read" not in str(explain_loop(use_buffer_reader=False))
+
+
+def explain_loop(**options):
+    class Slow:
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            time.sleep(0.008)
+            return index
+
+    loader = DataLoader(Slow(), places="cpu", batch_size=1, **options)
+    for _ in loader:
+        time.sleep(0.008)
+    return loader.explain()

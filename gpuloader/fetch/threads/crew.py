@@ -14,7 +14,7 @@ from gpuloader.base.errors import LoaderError, WorkerTimeout
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.fetch.thread import CLOSING_TIME
+from gpuloader.fetch.read_ahead import CLOSING_TIME
 from gpuloader.order.division import Standing
 from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker

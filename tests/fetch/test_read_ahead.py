@@ -1,0 +1,205 @@
+"""Reading ahead without workers: in order, without loss, and without anything left behind."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
+from gpuloader.fetch import read_ahead
+from gpuloader.watch import pace
+from tests.fakes import loader_threads, wait_until
+
+LONG = 0.004  # seconds; far more than a thread costs
+
+
+class Numbers:
+    """Numbers, each read in some time, that notes which threads read them."""
+
+    def __init__(self, count=40, seconds=0.0, fails=None):
+        self.count, self.seconds, self.fails = count, seconds, fails
+        self.readers, self.read = set(), []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index == self.fails:
+            raise KeyError(index)
+        self.readers.add(threading.current_thread().name)
+        time.sleep(self.seconds)
+        self.read.append(index)
+        return np.int64(index)
+
+
+class Stream(IterableDataset):
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __iter__(self):
+        return (self.numbers[index] for index in range(len(self.numbers)))
+
+
+def load(dataset, **options):
+    return DataLoader(dataset, places="cpu", batch_size=options.pop("batch_size", 1), **options)
+
+
+def loop(loader, seconds=0.0):
+    found = []
+    for batch in loader:
+        found += batch.tolist()
+        time.sleep(seconds)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    yield
+    gc.collect()
+    wait_until(lambda: not loader_threads())
+
+
+@pytest.mark.parametrize("kind", [lambda numbers: numbers, Stream])
+@pytest.mark.parametrize("way", [True, False, "thread"])
+def test_every_way_reads_the_same(kind, way):
+    for seconds in (0.0, 0.001):
+        assert loop(load(kind(Numbers(seconds=seconds)), use_buffer_reader=way), seconds) == list(range(40))
+
+
+def test_the_next_batches_are_read_while_the_loop_computes():
+    numbers = Numbers(seconds=LONG)
+    epoch = iter(load(numbers))
+    assert next(epoch).tolist() == [0]
+    wait_until(lambda: 1 in numbers.read)  # nobody has asked for it
+    assert len(numbers.readers) == 2  # the first was read by whoever waited for it
+
+
+def test_without_a_buffer_reader_nothing_is_read_ahead():
+    numbers = Numbers(seconds=LONG)
+    epoch = iter(load(numbers, use_buffer_reader=False))
+    next(epoch)
+    assert not loader_threads()
+    assert numbers.read == [0]
+
+
+def test_short_work_is_done_without_a_thread(monkeypatch):
+    """If nothing is longer than what a hand-over costs, no thread is even started."""
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (read_ahead, "LONG")):
+        monkeypatch.setattr(module, name, 10**12)
+    numbers = Numbers(400)
+    loader = load(numbers)
+    assert loop(loader) == list(range(400))
+    assert numbers.readers == {"MainThread"}
+
+
+def test_an_iterable_dataset_stays_in_the_thread_that_opened_it():
+    """Within an epoch: readers hold connections and thread-locals."""
+    numbers = Numbers(60, LONG)
+    loader = load(Stream(numbers))
+    for step in (LONG, 0.0, LONG):
+        numbers.readers.clear()
+        loop(loader, step)
+        assert len(numbers.readers) == 1
+
+
+def test_an_error_is_raised_at_its_own_batch():
+    for way in (True, "thread", False):
+        found = []
+        with pytest.raises(SampleError, match=r"batch 7.*dataset index 7"):
+            for batch in load(Numbers(fails=7), use_buffer_reader=way):
+                found.append(batch.item())
+                time.sleep(0.001)
+        assert found == list(range(7))
+
+
+def test_a_state_counts_only_what_was_delivered():
+    numbers = Numbers(20, 0.001)
+    loader = load(numbers)
+    epoch = iter(loader)
+    for _ in range(3):
+        next(epoch)
+    wait_until(lambda: len(numbers.read) > 3)
+    state = loader.state_dict()
+    again = load(Numbers(20))
+    again.load_state_dict(state)
+    assert loop(again) == list(range(3, 20))
+
+
+def test_leaving_the_loop_stops_reading():
+    numbers = Numbers(10_000, 0.0005)
+    for batch in load(numbers):
+        time.sleep(0.001)
+        if batch.item() == 5:
+            break
+    del batch
+    gc.collect()
+    wait_until(lambda: not loader_threads())
+    assert len(numbers.read) < 100
+
+
+def test_a_batch_is_delivered_although_the_next_takes_long():
+    """A short batch is not kept back to be handed over with the next one."""
+    release = threading.Event()
+
+    class Live(IterableDataset):
+        def __iter__(self):
+            yield 1
+            release.wait(30)
+            yield 2
+
+    epoch = iter(load(Live(), use_buffer_reader="thread"))
+    assert next(epoch).tolist() == [1]
+    release.set()
+    assert next(epoch).tolist() == [2]
+
+
+def test_more_is_held_than_there_are_slots_and_nothing_waits_forever():
+    for way in (True, "thread"):
+        held = list(load(Numbers(500), use_buffer_reader=way, prefetch_factor=1))
+        assert [batch.item() for batch in held] == list(range(500))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_an_epoch_cannot_continue_in_a_forked_process_but_a_new_one_can():
+    loader = load(Numbers(30, LONG))
+    epoch = iter(loader)
+    next(epoch)
+    wait_until(lambda: loader_threads())
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with suppress(BaseException):
+            try:
+                for _ in epoch:
+                    pass
+            except LoaderError:
+                status = 0 if loop(load(Numbers(5))) == list(range(5)) else 2
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
+    class Interrupted(Numbers):
+        def __getitem__(self, index):
+            if index == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+            return super().__getitem__(index)
+
+    epoch = iter(load(Interrupted(10)))
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(batch.item() for batch in epoch)
+    rest = []
+    with suppress(LoaderError):
+        rest.extend(batch.item() for batch in epoch)
+    assert found + rest == list(range(len(found + rest)))
+    assert loop(load(Numbers(5))) == list(range(5))
