@@ -67,6 +67,8 @@ def main():
     found = {**model.seen, "steps": trainer.state.global_step}
     with open(f"{options.output}.{trainer.accelerator.process_index}", "w") as file:
         json.dump(found, file)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()  # a process group that is left at exit may abort the process
 
 
 if __name__ == "__main__":
