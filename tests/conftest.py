@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,14 @@ def mnist_file() -> Path:
 @pytest.fixture(scope="session")
 def full_mnist(mnist_file: Path) -> Mnist:
     return read_json(mnist_file)
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Return a function that makes this process a rank of a run that torchrun has started."""
+
+    def become(rank: int, world_size: int) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+    return become

@@ -9,7 +9,7 @@ import time
 import uuid
 from pathlib import Path
 
-LIMIT = 90
+LIMIT = 180
 """Seconds that a run may take."""
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -8,7 +8,8 @@ from typing import Any
 from gpuloader.devices.places import Place
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.loader.loading import Loading
-from gpuloader.order.batch_sampler import BatchSampler
+from gpuloader.loader.state import Course
+from gpuloader.loader.upcoming import UpcomingBatches
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike
 
@@ -23,6 +24,7 @@ class Described:
     _batching: Batching
     _batches: Iterable[Any] | None
     _loading: Loading
+    _course: Course
     _own: frozenset[str]
 
     def _describe_as(self, given: dict[str, Any], added: frozenset[str]) -> None:
@@ -31,7 +33,8 @@ class Described:
         self._batches = self._batching.batch_sampler
         sampler, size = self._batching.sampler, self._batching.given_size
         if sampler is not None and size is not None:
-            self._batches = BatchSampler(sampler=sampler, batch_size=size, drop_last=self._batching.drop_last)
+            drop_last = self._batching.drop_last
+            self._batches = UpcomingBatches(sampler, self._loading, self._course, size, drop_last)
         self._own = frozenset()
         self._own = frozenset(vars(self)) - added
 
@@ -61,8 +64,8 @@ class Described:
     def batch_sampler(self) -> Iterable[Any] | None:
         """The batch sampler in force, also if the loader made it.
 
-        None for an iterable dataset, or if samples are delivered singly. With `shard`, a batch sampler that
-        the loader made yields the batches of an undivided epoch.
+        None for an iterable dataset, or if samples are delivered singly. One that the loader made yields the
+        indices of this rank's batches in the loader's next epoch, and its ``set_epoch`` chooses that epoch.
         """
         return self._batches
 

@@ -9,6 +9,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
+import numpy as np
+
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
@@ -181,6 +183,24 @@ class Loading:
         if self._shards > 1:
             return batches
         return batches // places if self._delivery.drop_last else -(-batches // places)
+
+    def list_batches(self, progress: Progress) -> Iterator[list[Any]]:
+        """Yield the indices of each batch of an epoch that would begin now, over all places of this rank."""
+        batching = self._batching.settle()
+        self._positions.place(progress, batching)
+        assert progress.seed is not None
+        plan = batching.plan(progress.seed, progress.epoch, progress.base)
+        for indices in plan.batches(progress.batches // self._shards):
+            yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+
+    def count_batches(self) -> int:
+        """Return the number of batches that `list_batches` yields for a whole epoch."""
+        return self._count_batches(self._batching.settle())
+
+    def find_ranks(self) -> tuple[int, int]:
+        """Return the rank, and the number of ranks that share an epoch; (0, 1) if it is not divided."""
+        division = self._batching.settle().division or ALONE
+        return division.rank, division.world_size
 
     def _count_batches(self, batching: Batching) -> int:
         if not batching.iterable:

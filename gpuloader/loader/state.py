@@ -167,9 +167,13 @@ class Course:
         self._resumed: Progress | None = None
         self._next = 0
 
+    def upcoming(self) -> Progress:
+        """Return where the next epoch begins."""
+        return self._resumed or self._fresh(self._next)
+
     def begin(self, open_epoch: Callable[[Progress], T]) -> T:
         """Open the next epoch, or the one to resume; if that fails, the course is unchanged."""
-        progress = self._resumed or self._fresh(self._next)
+        progress = self.upcoming()
         opened = open_epoch(progress)
         self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
         return opened

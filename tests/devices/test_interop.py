@@ -62,7 +62,7 @@ def numbers(count=40, dtype="float32", width=64):
 class TestOnAHost:
     def test_a_batch_lies_in_the_slot(self, name):
         framework(name)
-        loader = DataLoader(numbers(), places="cpu", batch_size=4, output=name)
+        loader = DataLoader(numbers(), places="cpu", batch_size=4, output=name, use_buffer_reader=False)
         pointers = []
         for number, batch in enumerate(loader):
             assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))

@@ -67,11 +67,16 @@ def main():
             batches = prepare(accelerator, loader)
         if options.folder and not options.save_after:
             accelerator.load_state(options.folder)
-        if options.skip:
+        if options.skip and not options.plain:
             batches = skip_first_batches(batches, options.skip)
         steps = 0
         for epoch in range(options.epochs):
-            for batch in batches:
+            active = batches
+            if options.plain:
+                batches.set_epoch(epoch)
+                if options.skip and not epoch:
+                    active = accelerator.skip_first_batches(batches, options.skip)
+            for batch in active:
                 with accelerator.accumulate(model):
                     accelerator.backward(model(batch.reshape(-1, 1)).sum())
                     optimizer.step()

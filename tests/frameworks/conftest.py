@@ -1,3 +1,3 @@
-"""Keeps pytest from importing the programs that the tests of this folder launch."""
+"""The programs here are run by tests, and import what may not be installed."""
 
 collect_ignore_glob = ["*_program.py"]

@@ -10,6 +10,8 @@ from tests import launching
 
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+
 PROGRAM = Path(__file__).with_name("accelerate_program.py")
 
 
@@ -74,6 +76,7 @@ def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_pa
         assert resumed[rank]["seen"] == first[2:] + second
 
 
-def test_the_first_batches_can_be_skipped(train):
-    for rank, found in enumerate(train("--skip", 2)):
+@pytest.mark.parametrize("prepared", [[], ["--plain"]], ids=["prepared", "as it is"])
+def test_the_first_batches_can_be_skipped(train, prepared):
+    for rank, found in enumerate(train("--skip", 2, *prepared)):
         assert found["seen"] == epoch_of(0, rank)[2:] + epoch_of(1, rank)

@@ -10,6 +10,8 @@ from tests import launching
 
 pytest.importorskip("lightning")
 
+pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 SHARDED = {"shard": "auto", "uneven": "repeat"}
 """What `gpuloader.torch` does by default; the program takes its loader unless `shard` is passed."""
@@ -80,6 +82,16 @@ def test_a_checkpoint_resumes_where_it_was_written(fit, whole, step):
     steps, folder = whole
     found = fit("--resume", folder / f"step={step}.ckpt", trainer={"max_epochs": 3})
     assert [seen["train"] for seen in found] == [of_rank[step:] for of_rank in steps]
+
+
+def test_an_epoch_may_be_cut_short_and_resumed(fit, tmp_path):
+    limits = {"max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
+    cut = fit("--validate", "--checkpoints", tmp_path, trainer=limits)
+    for rank, seen in enumerate(cut):
+        assert seen["train"] == [[epoch, batch] for epoch in range(2) for batch in epoch_of(epoch, rank)[:2]]
+        assert steps_of(seen["validate"], 1) == epoch_of(0, rank, shuffle=False)[:1]
+    resumed = fit("--validate", "--resume", tmp_path / "step=2.ckpt", trainer=limits)
+    assert [seen["train"] for seen in resumed] == [seen["train"][2:] for seen in cut]
 
 
 @pytest.mark.parametrize("dataset", ["sized", "items"])

@@ -1,11 +1,16 @@
 """Tests of `gpuloader.keras` with Keras itself; ``KERAS_BACKEND`` chooses the backend."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import gpuloader
 from gpuloader import IterableDataset, TableDataset, WorkerError
 from gpuloader.base.errors import SampleError
 from gpuloader.keras import DataLoader
@@ -191,3 +196,13 @@ def test_other_backends_are_refused(monkeypatch):
         ValueError, match="works with the backends torch and jax of Keras, not with tensorflow"
     ):
         load()
+
+
+def test_in_the_packages_folder_import_keras_finds_keras():
+    """Python then looks for modules there first, and finds keras.py."""
+    folder = Path(gpuloader.__file__).parent
+    code = "import keras; from gpuloader.keras import DataLoader; print(keras.layers.Dense.__name__)"
+    environment = {**os.environ, "PYTHONPATH": str(folder.parent)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "Dense\n", done.stderr

@@ -60,7 +60,7 @@ class TestAttributes:
     def test_the_samplers_that_the_loader_made(self):
         loader = DataLoader(NUMBERS, places="cpu", batch_size=4, drop_last=True)
         assert type(loader.sampler) is SequenceSampler
-        assert type(loader.batch_sampler) is BatchSampler
+        assert isinstance(loader.batch_sampler, BatchSampler)
         assert list(loader.batch_sampler) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert loader.batch_sampler is loader.batch_sampler
         assert loader.batch_sampler.sampler is loader.sampler
@@ -130,6 +130,21 @@ class TestTheSamplersEpoch:
         find(loader).set_epoch(1)
         assert loader.state_dict()["epoch"] == 1
         assert [batch.tolist() for batch in loader] == epochs[1]
+
+    @pytest.mark.parametrize("options", [{}, {"shard": (1, 2), "uneven": "repeat"}], ids=str)
+    def test_determines_what_the_batch_sampler_yields(self, options):
+        """Accelerate and Hugging Face's Trainer skip batches with a loader of PyTorch's over it."""
+        loader = DataLoader(range(9), places="cpu", batch_size=2, shuffle=True, seed=1, **options)
+        for _ in range(2):
+            upcoming = list(loader.batch_sampler)
+            assert len(upcoming) == len(loader.batch_sampler)
+            assert upcoming == [batch.tolist() for batch in loader]
+        loader.batch_sampler.set_epoch(1)
+        assert list(loader.batch_sampler) == upcoming
+        begun = iter(loader)
+        next(begun)
+        loader.load_state_dict(loader.state_dict())
+        assert list(loader.batch_sampler) == upcoming[1:]
 
     def test_after_a_whole_epoch_begins_the_next(self):
         """A checkpoint that Lightning writes after an epoch's last step holds a state that is not ended."""

@@ -16,15 +16,6 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def become(monkeypatch):
-    def become(rank, world_size):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(world_size))
-
-    return become
-
-
 def load(dataset, **options):
     return DataLoader(dataset, **{"places": "cpu", "batch_size": 2, "shard": "auto", **options})
 

@@ -25,22 +25,13 @@ def alone(monkeypatch):
 
 
 @pytest.fixture
-def on_rank(monkeypatch):
-    def on_rank(rank, world_size):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(world_size))
-
-    return on_rank
-
-
-@pytest.fixture
-def on_ranks(on_rank):
+def on_ranks(become):
     """Run a function on each rank."""
 
     def on_ranks(world_size, function):
         found = []
         for rank in range(world_size):
-            on_rank(rank, world_size)
+            become(rank, world_size)
             found.append(function())
         return found
 
@@ -97,36 +88,36 @@ def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, wo
     assert first[0] != first[1]
 
 
-def test_a_seed_or_generator_determines_the_order(on_rank):
-    on_rank(1, 2)
+def test_a_seed_or_generator_determines_the_order(become):
+    become(1, 2)
     default = lists(load(12, shuffle=True))
     assert lists(load(12, shuffle=True, seed=0)) == default
     seeded = [lists(load(12, shuffle=True, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)]
     assert seeded[0] != seeded[1]
 
 
-def test_one_rank_reads_as_ever(on_rank):
+def test_one_rank_reads_as_ever(become):
     torch.manual_seed(0)
     alone = lists(load(10, shuffle=True))
     torch.manual_seed(0)
-    on_rank(0, 1)
+    become(0, 1)
     assert lists(load(10, shuffle=True)) == alone
     assert lists(load(10, shuffle=True, shard=None)) != alone  # the global generator has moved on
 
 
-def test_a_seed_that_was_drawn_before_there_were_ranks_does_not_count(on_rank):
+def test_a_seed_that_was_drawn_before_there_were_ranks_does_not_count(become):
     """Lightning's first process runs the whole script before it has a rank, and the others have theirs."""
     loader = load(12, shuffle=True)
     loader.state_dict()
     list(loader)
-    on_rank(0, 2)
+    become(0, 2)
     late = load(12, shuffle=True)
     late.set_epoch(1)
     assert lists(loader) == lists(late)
 
 
-def test_a_resumed_seed_stays(on_rank):
-    on_rank(0, 2)
+def test_a_resumed_seed_stays(become):
+    become(0, 2)
     loader = load(16, shuffle=True, seed=9)
     epochs = [lists(loader) for _ in range(2)]
     loader.set_epoch(0)
@@ -158,8 +149,8 @@ def test_a_state_resumes_on_another_number_of_ranks(on_ranks):
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-def test_a_distributed_sampler_divides_once(on_rank, kind):
-    on_rank(1, 2)
+def test_a_distributed_sampler_divides_once(become, kind):
+    become(1, 2)
     sampler = DistributedSampler(range(10), shuffle=True, num_replicas=2, rank=1)
     options = {"batch_size": 2, "sampler": sampler}
     if kind == "batch_sampler":
@@ -181,8 +172,8 @@ class Hidden:
         return iter(range(self._rank, 10, self._world_size))
 
 
-def test_a_sampler_with_private_ranks_divides_once(on_rank):
-    on_rank(1, 2)
+def test_a_sampler_with_private_ranks_divides_once(become):
+    become(1, 2)
     assert lists(load(10, sampler=Hidden())) == [[1, 3, 5, 7], [9]]
 
 
@@ -213,10 +204,10 @@ class TestSamplersThatMayDiffer:
         ],
         ids=["random", "weighted", "of the user", "batches", "any order"],
     )
-    def test_are_not_divided_and_warned_of(self, on_rank, options, count):
+    def test_are_not_divided_and_warned_of(self, become, options, count):
         size = {} if "batch_sampler" in options else {"batch_size": 5}
         loader = DataLoader(torch.arange(10), **size, **options)
-        on_rank(0, 2)
+        become(0, 2)
         with pytest.warns(UserWarning, match="rank 0 of 2, and the loader reads all samples on every rank"):
             assert len(joined(lists(loader))) == count
 
@@ -272,8 +263,8 @@ class TestIterableDatasets:
         found = on_ranks(2, lambda: joined(lists(DataLoader(Lines(True), 2, num_workers=2))))
         assert [sorted(items) for items in found] == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
-    def test_that_do_not_are_warned_of(self, on_rank):
-        on_rank(1, 2)
+    def test_that_do_not_are_warned_of(self, become):
+        become(1, 2)
         with pytest.warns(UserWarning, match="make the iterable dataset divide its items"):
             assert lists(DataLoader(Lines(), 8)) == [[*range(8)]]
 

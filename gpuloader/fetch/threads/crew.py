@@ -170,26 +170,15 @@ def _work(
     seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
     enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
     with answering_threads():
-        _take_tasks(number, tasks, crew, bell, at_work, failures)
-
-
-def _take_tasks(
-    number: int,
-    tasks: SimpleQueue[Task | None],
-    crew: Crew,
-    bell: SimpleQueue[None],
-    at_work: list[Task | None],
-    failures: list[LoaderError],
-) -> None:
-    try:
-        if crew.init is not None:
-            crew.init(number)
-    except BaseException as error:
-        failures.append(set_up_failed(number, error))
-        bell.put(None)
-        return
-    begin_draws(crew.seed, crew.epoch)
-    while (task := tasks.get()) is not None:
-        at_work[number] = task
-        task[0](number)
-        at_work[number] = task = None
+        try:
+            if crew.init is not None:
+                crew.init(number)
+        except BaseException as error:
+            failures.append(set_up_failed(number, error))
+            bell.put(None)
+            return
+        begin_draws(crew.seed, crew.epoch)
+        while (task := tasks.get()) is not None:
+            at_work[number] = task
+            task[0](number)
+            at_work[number] = task = None

@@ -1,0 +1,46 @@
+"""The Trainer of Hugging Face's Transformers, on one process and on two: what it reads and resumes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuloader import DataLoader
+from tests import launching
+
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+
+PROGRAM = Path(__file__).with_name("transformers_program.py")
+
+
+def epochs_of(rank, processes):
+    loader = DataLoader(
+        range(22),
+        places="cpu",
+        batch_size=4,
+        shuffle=True,
+        seed=1,
+        shard=(rank, processes),
+        uneven="repeat",
+    )
+    return [batch.tolist() for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ranks_train_evaluate_and_resume_in_the_middle_of_an_epoch(tmp_path, processes):
+    def train(name, *arguments):
+        options = [PROGRAM, tmp_path / name, "--folder", tmp_path / "checkpoints", *arguments]
+        launching.run_ranks(*options, processes=processes)
+        return [json.loads((tmp_path / f"{name}.{rank}").read_text()) for rank in range(processes)]
+
+    whole = train("whole")
+    resumed = train("resumed", "--resume", tmp_path / "checkpoints" / "checkpoint-2")
+    for rank in range(processes):
+        wanted = epochs_of(rank, processes)
+        assert whole[rank]["train"] == wanted
+        assert resumed[rank]["train"] == wanted[2:]
+        assert whole[rank]["steps"] == resumed[rank]["steps"] == len(wanted)
+    in_order = {1: [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]], 2: [[[0, 1, 2, 3], [8]], [[4, 5, 6, 7], [9]]]}
+    assert [seen["evaluate"] for seen in whole] == [batches * 2 for batches in in_order[processes]]

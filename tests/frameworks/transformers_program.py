@@ -1,0 +1,75 @@
+"""Trains with the Trainer of Hugging Face's Transformers; each rank writes what it has seen to a file."""
+
+import argparse
+import json
+import sys
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from gpuloader.torch import DataLoader, Dataset
+
+
+class Numbers(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(index)]), "labels": torch.tensor(float(index))}
+
+
+class Model(torch.nn.Module):
+    """Records the samples of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = {"train": [], "evaluate": []}
+
+    def forward(self, x, labels):
+        self.seen["train" if self.training else "evaluate"].append(x.flatten().int().tolist())
+        found = self.layer(x).flatten()
+        return {"loss": (found - labels).sum() * 0, "logits": found}
+
+
+class OwnTrainer(Trainer):
+    def get_train_dataloader(self):
+        return DataLoader(self.train_dataset, self.args.per_device_train_batch_size, shuffle=True, seed=1)
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        return DataLoader(self.eval_dataset, self.args.per_device_eval_batch_size)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output", help="file to write to, with the rank appended")
+    parser.add_argument("--folder", required=True, help="folder of the checkpoints")
+    parser.add_argument("--resume", help="checkpoint to resume from")
+    options = parser.parse_args()
+    arguments = TrainingArguments(
+        options.folder,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        num_train_epochs=2,
+        save_steps=2,
+        eval_strategy="epoch",
+        logging_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = Model()
+    trainer = OwnTrainer(model, arguments, train_dataset=Numbers(22), eval_dataset=Numbers(10))
+    trainer.train(resume_from_checkpoint=options.resume)
+    found = {**model.seen, "steps": trainer.state.global_step}
+    with open(f"{options.output}.{trainer.accelerator.process_index}", "w") as file:
+        json.dump(found, file)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()  # a process group that is left at exit may abort the process
+
+
+if __name__ == "__main__":
+    sys.exit(main())
