@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 _NAME = "gpuloader"
 _HERE = Path(__file__).resolve().parents[2]
@@ -81,6 +79,9 @@ def read_origin() -> dict[str, object]:
     >>> isinstance(read_origin(), dict)
     True
     """
+    # Imported late, because these modules take long to import and only errors need them.
+    from importlib.metadata import PackageNotFoundError, distribution
+
     with suppress(PackageNotFoundError, ValueError, OSError):
         noted = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
         return noted if isinstance(noted, dict) else {}
@@ -98,5 +99,7 @@ def _find_folder(origin: dict[str, object]) -> Path | None:
     url = origin.get("url")
     if "dir_info" not in origin or not isinstance(url, str):
         return None
+    from urllib.request import url2pathname
+
     folder = Path(url2pathname(urlsplit(url).path))
     return folder if _is_checkout(folder) else None

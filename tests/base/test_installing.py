@@ -67,7 +67,7 @@ def test_what_cannot_be_read_counts_as_an_index(noted, monkeypatch):
             assert name == "direct_url.json"
             return noted
 
-    monkeypatch.setattr(installing, "distribution", lambda name: Found())
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Found())
     assert installing.read_origin.__wrapped__() == {}
 
 

@@ -119,7 +119,7 @@ def test_an_error_is_raised_at_its_own_batch():
 
 def test_a_state_counts_only_what_was_delivered():
     numbers = Numbers(20, 0.001)
-    loader = load(numbers)
+    loader = load(numbers, use_buffer_reader="thread")
     epoch = iter(loader)
     for _ in range(3):
         next(epoch)

@@ -379,7 +379,7 @@ class TestAnOwnTransform:
         for dataset in (TensorDataset(rows), [(row,) for row in rows]):
             loader = load(dataset, simulated_places(1), steps=[Positive()], cache="device", batch_size=9)
             with pytest.raises(SampleError) as caught:
-                iter(loader)
+                next(iter(loader))
             assert str(caught.value) == "dataset index 77, field '0': expected positive numbers"
 
     def test_that_raises_is_named(self):
