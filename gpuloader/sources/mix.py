@@ -24,7 +24,8 @@ class MixDataset(ConcatDataset[S]):
     middle, and ranks can divide it.
 
     As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`. Its
-    length is theirs together. ``len(loader)`` is the length of an epoch.
+    length is theirs together. ``len(loader)`` is the length of an epoch. So only a loader without a sampler
+    mixes: split or concatenate the datasets before you mix them, and pass no sampler.
 
     Parameters
     ----------

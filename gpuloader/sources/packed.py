@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
 import os
 import pickle
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast, overload
 from weakref import WeakValueDictionary
@@ -107,10 +106,13 @@ class PackedList(Sequence[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedList, (list(self),)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # A default argument, because module globals may be gone when the interpreter exits.
         if getattr(self, "descriptor", -1) >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self.descriptor)
+            try:  # noqa: SIM105
+                close(self.descriptor)
+            except OSError:
+                pass
 
 
 _PROBE = 1000
