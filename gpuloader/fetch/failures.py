@@ -23,6 +23,14 @@ def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
     return failure
 
 
+def interrupted() -> LoaderError:
+    """Return the error for an epoch that a Ctrl-C broke off in the middle of a batch."""
+    return LoaderError(
+        "the epoch was interrupted in the middle of a batch and cannot continue; start a new epoch, "
+        "or resume this one in a new loader from state_dict()"
+    )
+
+
 def timed_out(who: str, pid: int, seconds: float, batch: int | None, indices: Indices) -> WorkerTimeout:
     """Return the error for a worker that did not deliver a batch in time."""
     what = "answer" if batch is None else f"deliver batch {batch}"

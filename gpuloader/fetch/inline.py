@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter_ns
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.stream import StagedBatch
+from gpuloader.fetch.failures import interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot
@@ -28,10 +29,7 @@ class InlineFetch:
             return next(self._batches)
         except StopIteration:
             if self._interrupted:
-                raise LoaderError(
-                    "the epoch was interrupted in the middle of a batch and cannot continue; start a new "
-                    "epoch, or resume this one in a new loader from state_dict()"
-                ) from None
+                raise interrupted() from None
             raise QueueClosed("the reader has no more batches") from None
         except Exception:
             raise

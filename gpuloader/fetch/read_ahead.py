@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.collate.stream import StagedBatch
+from gpuloader.fetch.failures import interrupted
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.pace import LONG, PAYS, Pace
 
@@ -265,10 +266,7 @@ class ReadAhead:
             relay.ending = error
             return None
         except BaseException:
-            relay.ending = LoaderError(
-                "the epoch was interrupted in the middle of a batch and cannot continue; start a new "
-                "epoch, or resume this one in a new loader from state_dict()"
-            )
+            relay.ending = interrupted()
             raise
         finally:
             relay.turn.release()

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, accelerate
+from gpuloader import DataLoader
 from gpuloader.accelerate import PreparedLoader, prepare, skip_first_batches
+from gpuloader.loader import prepared_loader
 from tests.rank_loaders import Stream
 from tests.sample_sets import Counting
 
@@ -105,7 +106,7 @@ class Known:
 @pytest.fixture
 def known(monkeypatch):
     known = Known()
-    monkeypatch.setattr(accelerate, "_make_known", lambda: known)
+    monkeypatch.setattr(prepared_loader, "_make_known", lambda: known)
     return known
 
 
