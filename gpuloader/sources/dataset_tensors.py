@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
+from gpuloader.fields.convert import check_mask
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import is_tensor, tensor_array, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
@@ -33,8 +34,8 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        There are no arrays, one does not hold numbers or is not in host memory, or a list of lists is passed,
-        which may hold rows.
+        There are no arrays, one does not hold numbers, has masked ones or is not in host memory, or a list of
+        lists is passed, which may hold rows.
     ValueError
         An array has no first dimension, or the numbers of rows differ.
 
@@ -117,8 +118,9 @@ def as_array(values: Any) -> NDArray[Any]:
 
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
     try:
+        check_mask(values)
         array = as_array(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: a tensor that is not dense
+    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: masked, or not dense
         raise TypeError(
             f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
         ) from None
