@@ -12,6 +12,7 @@ from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
+from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
@@ -110,7 +111,10 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         keys: Sequence[Any] | None,
     ) -> StagedBatch | None:
-        form, table = known.form, known.rows(size)
+        form = known.form
+        if known.is_large(size, AT_ONCE):
+            return self._stage_gradually(known, samples, number, size, reserve, drop_last, keys)
+        table = known.rows(size)
         layout = table.layout
         slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
         objects = object_columns(form.structure, size)
@@ -119,6 +123,30 @@ class ItemAssembler(Assembler):
             if drop_last:
                 return None
             layout = shorten(layout, count)
+        kept = tuple(column[:count] for column in objects.values())
+        staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
+        return complete(self.collation, staged, keys or self._keys(number, count))
+
+    def _stage_gradually(
+        self,
+        known: KnownForm,
+        samples: Iterator[Any],
+        number: int,
+        size: int,
+        reserve: Reserve,
+        drop_last: bool,
+        keys: Sequence[Any] | None,
+    ) -> StagedBatch | None:
+        form, objects = known.form, object_columns(known.form.structure, 0)
+        held, count = write_gradually(
+            known.rows, array_leaves(form.structure, samples, 0, objects), size, objects
+        )
+        if count < size and drop_last:
+            return None
+        known.fullest = max(known.fullest, count) if count == size else known.fullest
+        layout = known.rows(1).layout_of(count)
+        slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
+        copy_rows(held, slot.views(layout))
         kept = tuple(column[:count] for column in objects.values())
         staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
         return complete(self.collation, staged, keys or self._keys(number, count))
