@@ -8,8 +8,10 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,8 +61,43 @@ def start_process(process: Any) -> None:
         # Python warns about forking a multi-threaded process, because the child may need a lock that another
         # thread holds. The children here run only their own target and take no lock of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+        try:
+            process.start()
+        except OSError as error:
+            _close_pipes(error)
+            raise
     _started.add(process)
+
+
+def _close_pipes(error: OSError) -> None:
+    """Close the pipes that `multiprocessing` leaves open if the system refuses to fork."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_launch" and frame.f_globals["__name__"] == "multiprocessing.popen_fork":
+            for name in ("parent_r", "child_w", "child_r", "parent_w"):
+                if name in frame.f_locals:
+                    os.close(frame.f_locals[name])
+
+
+def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Start and return a daemon thread.
+
+    Raises
+    ------
+    LoaderError
+        The system starts no more threads.
+
+    >>> start_thread("gpuloader-example", print, "started").join()
+    started
+    """
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise LoaderError(
+            f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "
+            "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
+        ) from error
+    return thread
 
 
 def close_process(process: Any) -> None:
@@ -114,7 +151,7 @@ def die_with_parent() -> None:
         wait([sentinel])
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    start_thread("gpuloader-watch-parent", watch)
 
 
 def portable(error: BaseException) -> BaseException:

@@ -148,8 +148,8 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
             array = _parse_text(array, wanted)
         except ValueError as error:
             raise SampleError(f"expected numbers, got text: {_shorten(value)}") from error
-    if array.dtype == object and wanted is not None and wanted.kind == "f" and _is_real(array):
-        array = _from_objects(array)
+    if array.dtype == object and wanted is not None and wanted.kind in "fiu" and _is_real(array):
+        array = _from_objects(array, wanted)
     if not is_stageable(array.dtype):
         raise SampleError(
             f"expected an array of numbers, got dtype {array.dtype} from {type(value).__name__} "
@@ -217,8 +217,20 @@ def _swapped(array: Array) -> Array:
         ) from error
 
 
-def _from_objects(array: Array) -> Array:
-    """Return numbers of Python as float64; raise `SampleError` if one is larger than any float64."""
+def _from_objects(array: Array, wanted: np.dtype[Any]) -> Array:
+    """Return numbers of Python as float64, or for an integer dtype as they are unless one is out of range.
+
+    Raises
+    ------
+    SampleError
+        A number is out of the dtype's range, or larger than any float64.
+    """
+    if wanted.kind != "f":
+        limits = np.iinfo(wanted)
+        bad = next((one for one in array.flat if not limits.min <= one <= limits.max), None)
+        if bad is not None:
+            raise SampleError(f"expected numbers of dtype {wanted} ({limits.min} to {limits.max}), got {bad}")
+        return array
     try:
         return array.astype(np.float64)
     except OverflowError:

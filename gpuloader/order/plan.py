@@ -13,6 +13,7 @@ from gpuloader.base.errors import LoaderError
 from gpuloader.fields.spec import Indices
 from gpuloader.order.division import Division, Share
 from gpuloader.order.order import Order
+from gpuloader.order.walking import walk
 
 _AHEAD = 1 << 12  # indices looked up at once: 32 KB, a third of a millisecond
 
@@ -134,7 +135,7 @@ class SampledPlan:
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
-        for indices in itertools.islice(iter(self.sampler), start, None):
+        for indices in itertools.islice(walk(self.sampler), start, None):
             yield _as_sequence(indices)
 
 
@@ -187,7 +188,7 @@ class DealtPlan:
         """
         rank, world_size = self.division.rank, self.division.world_size
         pads = self.pads
-        listed = map(_as_sequence, self.sampler)
+        listed = map(_as_sequence, walk(self.sampler))
         begin = self.base + start * world_size
         first = list(itertools.islice(listed, min(begin, world_size)))
         next(itertools.islice(listed, begin - len(first), begin - len(first)), None)
@@ -239,7 +240,7 @@ class GroupedPlan:
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
-        indices = itertools.islice(iter(self.sampler), self.base + start * self.batch_size, None)
+        indices = itertools.islice(walk(self.sampler), self.base + start * self.batch_size, None)
         while batch := list(itertools.islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch

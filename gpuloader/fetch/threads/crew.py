@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, WorkerTimeout
+from gpuloader.base.processes import start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window
@@ -82,8 +83,12 @@ class Threads:
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.closed = threading.Event()
         self._threads: list[threading.Thread] = []
-        for tasks in queues:
-            self._start(tasks)
+        try:
+            for tasks in queues:
+                self._start(tasks)
+        except BaseException:
+            self._end()
+            raise
 
     def add(self, tasks: SimpleQueue[Task | None]) -> None:
         """Start another thread, which takes its tasks from this queue."""
@@ -93,14 +98,8 @@ class Threads:
     def _start(self, tasks: SimpleQueue[Task | None]) -> None:
         number = len(self._threads)
         self._at_work.append(None)
-        thread = threading.Thread(
-            target=_work,
-            args=(number, tasks, self._crew, self.bell, self._at_work, self._failures),
-            name=f"{WORKER}-{number}",
-            daemon=True,
-        )
-        self._threads.append(thread)
-        thread.start()
+        arguments = number, tasks, self._crew, self.bell, self._at_work, self._failures
+        self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
 
     def check(self) -> None:
         """Raise `LoaderError` if a thread failed to start, or if the threads belong to the parent process."""
@@ -144,6 +143,15 @@ class Threads:
         """
         if os.getpid() != self._process:
             return False
+        ended = self._end()
+        if ended:
+            for job in window.jobs:
+                job.done = True
+        window.drop_done()
+        return ended
+
+    def _end(self) -> bool:
+        """Stop the threads; return False if one did not end in time."""
         self.closed.set()
         for tasks in self._queues:
             tasks.put(None)
@@ -151,12 +159,7 @@ class Threads:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - monotonic(), 0))
-        ended = not any(thread.is_alive() for thread in self._threads)
-        if ended:
-            for job in window.jobs:
-                job.done = True
-        window.drop_done()
-        return ended
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 def _work(

@@ -137,10 +137,15 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
             except (LoaderError, MemoryError):
                 raise
             except Exception as error:  # tarfile and the decompressors raise many types
-                raise DataFileError(
-                    f"the file is truncated or not a tar file: {error.args[0] if error.args else error!r}",
-                    file=url,
-                ) from error
+                reason = str(error.args[0]) if error.args else repr(error)
+                problem = f"the file is truncated or not a tar file: {reason}"
+                name, found, _ = reason.partition(": duplicate file name")
+                if found:  # by the package webdataset
+                    problem = (
+                        f"one sample has two members with the name {name!r}, in capitals or not; rename one, "
+                        "or write the members of a sample one after another and each once"
+                    )
+                raise DataFileError(problem, file=url) from error
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
         return list(itertools.chain.from_iterable(pieces))

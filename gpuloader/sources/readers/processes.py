@@ -114,9 +114,15 @@ class _Worker:
                     target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
                 )
                 start_process(process)
-            except BaseException:
+            except BaseException as error:
                 ours.close()
-                raise
+                if not isinstance(error, OSError):
+                    raise
+                raise LoaderError(
+                    f"a process for a reader could not be started ({error}): the system has no more "
+                    "processes or memory, or /dev/shm is full; free some, or read in a thread, with "
+                    "buffered or use_multiprocess=False"
+                ) from error
             finally:
                 theirs.close()
         return cls(process, open_sentinel(process), ours, room, os.getpid())
