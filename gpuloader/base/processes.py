@@ -16,7 +16,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.base.nesting import current_owner, read_for
 from gpuloader.base.platforms import after_fork, open_process
+
+LONGEST_WAIT = 1e6
+"""Seconds that one call waits at most: the system's calls take no more than 24 days."""
 
 _starting = threading.Lock()
 
@@ -79,7 +83,7 @@ def _close_pipes(error: OSError) -> None:
 
 
 def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """Start and return a daemon thread.
+    """Start and return a daemon thread, which reads for the same loader as the calling thread, if any.
 
     Raises
     ------
@@ -89,7 +93,7 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
     >>> start_thread("gpuloader-example", print, "started").join()
     started
     """
-    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    thread = threading.Thread(target=_run, args=(current_owner(), target, *arguments), name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
@@ -98,6 +102,11 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
             "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
         ) from error
     return thread
+
+
+def _run(owner: object, target: Callable[..., object], *arguments: object) -> None:
+    read_for(owner)
+    target(*arguments)
 
 
 def close_process(process: Any) -> None:

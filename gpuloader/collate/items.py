@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, SampleError, describe_error
+from gpuloader.base.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
@@ -18,6 +18,7 @@ from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
+from gpuloader.order.walking import skip
 from gpuloader.order.worker_info import count_rank_questions
 from gpuloader.sources.block import gives_blocks
 
@@ -161,11 +162,16 @@ class ItemAssembler(Assembler):
         try:
             for position, item in enumerate(items, 1):  # noqa: B007 - the error names it
                 yield item
-        except LoaderError:
-            raise
+        except LoaderError as error:
+            if not isinstance(error, QueueClosed):  # which would end the epoch without an error
+                raise
+            raise self._item_failure(error, number, position) from error
         except Exception as error:
-            problem = f"the dataset raised {describe_error(error)}"
-            raise SampleError(problem, batch=number, index=position, worker=self.worker) from error
+            raise self._item_failure(error, number, position) from error
+
+    def _item_failure(self, error: Exception, number: int, position: int) -> SampleError:
+        problem = f"the dataset raised {describe_error(error)}"
+        return SampleError(problem, batch=number, index=position, worker=self.worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +288,10 @@ class ItemStream:
                 dataset.load_state_dict(reached.state)
             items: Iterator[Any] = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
             if reached.state is None and reached.batches:
-                skipped = reached.batches * (1 if self._in_blocks else self._size)
-                next(itertools.islice(items, skipped, skipped), None)
+                size = 1 if self._in_blocks else self._size
+                skip(items, reached.batches * size, size, "the dataset")
+        except BadValue:
+            raise
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
         return items

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, WorkerTimeout
-from gpuloader.base.processes import start_thread
+from gpuloader.base.nesting import read_for
+from gpuloader.base.processes import LONGEST_WAIT, start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window
@@ -43,6 +44,8 @@ class Crew:
         The rank that the threads belong to.
     most : int
         The most threads that tuning may start.
+    owner : object
+        The token of the loader that reads.
     """
 
     count: int
@@ -53,6 +56,7 @@ class Crew:
     dataset: Any
     standing: Standing
     most: int
+    owner: object = None
 
 
 Task = tuple[Callable[[int], None], Job, int, int]
@@ -121,9 +125,11 @@ class Threads:
         deadline = monotonic() + self._timeout if self._timeout else None
         while (staged := take()) is None:
             try:
-                self.bell.get(timeout=None if deadline is None else max(deadline - monotonic(), 0))
+                left = None if deadline is None else max(deadline - monotonic(), 0)
+                self.bell.get(timeout=None if left is None else min(left, LONGEST_WAIT))
             except Empty:
-                raise self._time_out(window) from None
+                if left is not None and left <= LONGEST_WAIT:
+                    raise self._time_out(window) from None
         return staged
 
     def _time_out(self, window: Window) -> WorkerTimeout:
@@ -172,6 +178,7 @@ def _work(
 ) -> None:
     seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
     enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
+    read_for(crew.owner)
     with answering_threads():
         try:
             if crew.init is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import LoaderError, ReaderError, WorkerError
+from gpuloader.base.exiting import exit_first
 from gpuloader.base.processes import (
     close_process,
     describe_death,
@@ -106,6 +107,7 @@ class _Worker:
 
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
+        exit_first()
         with starting():
             ours, theirs = context.Pipe(duplex=False)
             try:
