@@ -19,7 +19,7 @@ from gpuloader.watch.stats import LoaderStats
 from gpuloader.watch.tracing import Span, span, trace
 
 BATCH_SIZE = 100
-CAPACITY = 8
+CAPACITY = 32
 READING = 7
 """Seed of the digits' order, so that all runs read in the same order."""
 

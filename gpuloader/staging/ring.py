@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,8 @@ class Ring:
         Number of slots added because they are small; 0 before the first `acquire`.
     slot_nbytes : int
         Initial size of each slot in bytes, 0 before the first `acquire`; single slots may have grown since.
+    reserved_in : int
+        Nanoseconds that the first `acquire` took to reserve the memory.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Ring:
         self._stretch = stretch
         self.allocated = False
         self.slot_nbytes = 0
+        self.reserved_in = 0
         self.freed: deque[Slot] = deque()
         self.leased = 0
         self._spare = spare
@@ -196,11 +200,13 @@ class Ring:
         with self._allocating:  # several threads may bring the first batches
             if self.allocated:
                 return
+            begun = perf_counter_ns()
             size = self.slot_nbytes = align(nbytes)
             stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
             self._add(self.count + stretched, size)
             self.count += stretched
             self.stretched = stretched
+            self.reserved_in = perf_counter_ns() - begun
             self.allocated = True
 
     def _add(self, count: int, size: int) -> None:
