@@ -32,9 +32,9 @@ digits = mnist.load(os.environ.get("GPULOADER_MNIST")).train
 print(f"{len(digits):,} digits")
 
 # %% [markdown]
-# Reading a batch of digits from memory takes about 0.1 ms, and so does a step of the linear model. That is
-# too short for a second thread to pay off. So each read here waits 2 ms, as for a disk, and each step 2 ms,
-# as for a larger model.
+# Reading a batch of digits from memory takes less than 0.1 ms, and so does a step of the linear model. That
+# is too little for a second thread to hide, so the loader would soon read in the loop's own thread both ways.
+# So each read here waits 2 ms, as for a disk, and each step 2 ms, as for a larger model.
 
 # %%
 WAIT = 0.002

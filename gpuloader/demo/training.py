@@ -19,7 +19,7 @@ from gpuloader.watch.stats import LoaderStats
 from gpuloader.watch.tracing import Span, span, trace
 
 BATCH_SIZE = 100
-CAPACITY = 8
+CAPACITY = 32
 READING = 7
 """Seed of the digits' order, so that all runs read in the same order."""
 
@@ -42,6 +42,8 @@ class Run:
         The recorded spans of all threads.
     model : LinearModel
         The trained model.
+    note : str
+        What the loader says of how it has read, from `explain`; empty for a synchronous run.
     """
 
     losses: NDArray[np.float32]
@@ -50,6 +52,7 @@ class Run:
     stats: LoaderStats
     spans: list[Span]
     model: LinearModel
+    note: str = ""
 
 
 def train(
@@ -73,7 +76,8 @@ def train(
     epochs : int
         Passes over the set.
     asynchronous : bool
-        If True, a thread reads ahead. If False, reading, copying and computing take turns.
+        If True, the default: a thread reads ahead where that pays. If False, reading, copying and computing
+        take turns.
     read_wait, compute_wait : float
         Seconds to add to each read, to simulate a slow disk, and to each step, to simulate a larger model.
     after_step : callable or None
@@ -110,7 +114,8 @@ def train(
         known = np.array([float(loss) for loss in losses], np.float32)
         seconds = time.perf_counter() - start - told
     compute = sum(one.end - one.start for one in spans if one.name == "compute") * 1e-9
-    return Run(known, seconds, compute, loader.stats(), spans, model)
+    note = loader.explain().notes[-1] if asynchronous else ""
+    return Run(known, seconds, compute, loader.stats(), spans, model, note)
 
 
 def _slowed(reader: Callable[[], Iterator[Any]], wait: float) -> Callable[[], Iterator[Any]]:

@@ -4,149 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Generator, Iterator
-from queue import Empty, SimpleQueue
+from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import NoReturn
 
 from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import interrupted
+from gpuloader.fetch.relay import Relay, run
 from gpuloader.staging.ring import Ring
-from gpuloader.watch.pace import LONG, PAYS, Pace
+from gpuloader.watch.pace import PAYS, Pace
 
 CLOSING_TIME = 1.0
 """Seconds that `close` waits for the user's code to return before it leaves the thread to end by itself."""
 
 STRETCH = 8 << 20
 """Bytes of slots within which short batches are read in longer bursts than the queue's capacity."""
-
-_PATIENCE = 200_000  # nanoseconds that the consumer waits for several short batches instead of one
-
-
-class _Relay:
-    """What the consumer and its reading thread share; it does not refer to the loader, which may be dropped.
-
-    Whoever holds `turn` reads. The other fields change under `mutex`, except that the ends of `items` and the
-    flags may be looked at without it: a look that is out of date costs a wake-up or a second look.
-    """
-
-    def __init__(self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, pace: Pace) -> None:
-        self.batches = batches
-        self.ring = ring
-        self.capacity = capacity
-        self.pace = pace
-        self.items: deque[StagedBatch] = deque()
-        self.turn = threading.Lock()
-        self.mutex = threading.Lock()
-        self.ending: BaseException | None = None
-        self.closed = self.paused = False
-        self.consumer_waits = self.reader_waits = False
-        self.waiting_since = 0
-        self.ready: SimpleQueue[None] = SimpleQueue()  # a permit for the consumer, another for the reader
-        self.room: SimpleQueue[None] = SimpleQueue()
-
-    def has_news(self) -> bool:
-        """Whether the consumer need not wait."""
-        return bool(self.items) or self.ending is not None
-
-    @property
-    def room_for(self) -> int:
-        """The number of batches to read ahead."""
-        return self.capacity + self.ring.stretched
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the reader has to wait."""
-        return len(self.items) >= self.room_for
-
-    def read(self) -> bool:
-        """Read one batch in the reading thread, which holds `turn`; return False at the end."""
-        begun = perf_counter_ns()
-        try:
-            staged = next(self.batches)
-        except StopIteration:
-            self.ending = QueueClosed("the reader has no more batches")
-            return False
-        except BaseException as error:
-            self.ending = error
-            return False
-        ended = perf_counter_ns()
-        self.items.append(staged)
-        self.pace.note_read(ended - begun)
-        # While the consumer waits for short batches, several are read for one wake-up. Without a free slot,
-        # the next read might wait for the consumer.
-        if self.consumer_waits and (
-            ended - begun >= PAYS
-            or ended - self.waiting_since >= _PATIENCE
-            or self.is_full
-            or not self.ring.free
-        ):
-            self.wake_consumer()
-        return True
-
-    def wake_consumer(self) -> None:
-        with self.mutex:
-            waits, self.consumer_waits = self.consumer_waits, False
-        if waits:
-            self.ready.put(None)
-
-    def wake_reader(self) -> None:
-        with self.mutex:
-            waits, self.reader_waits = self.reader_waits, False
-        if waits:
-            self.room.put(None)
-
-    def wait_for_news(self) -> None:
-        with self.mutex:
-            if self.has_news():
-                return
-            self.waiting_since = perf_counter_ns()
-            self.consumer_waits = True
-        try:
-            self.ready.get(timeout=_PATIENCE * 1e-9)
-            return
-        except Empty:
-            pass
-        # The batch after a short one may be a long one, so the wait ends here if a batch has arrived.
-        with self.mutex:
-            if self.consumer_waits and self.has_news():
-                self.consumer_waits = False
-                return
-        self.ready.get()
-
-    def wait_for_room(self) -> None:
-        with self.mutex:
-            if self.closed or not (self.is_full or self.paused):
-                return
-            self.reader_waits = True
-        self.wake_consumer()
-        self.room.get()
-
-    def drop(self) -> None:
-        """Close the source and return all slots; called with `turn`, by the last one to read."""
-        try:
-            if isinstance(self.batches, Generator):
-                self.batches.close()
-        except BaseException as error:
-            self.ending = self.ending or error
-        while self.items:
-            self.ring.release(self.items.popleft().slot)
-
-
-def _run(relay: _Relay) -> None:
-    """Read until the end, or until the consumer closes: the main function of the reading thread."""
-    while True:
-        with relay.turn:
-            if relay.closed or relay.ending is not None or not (relay.is_full or relay.read()):
-                break
-        if relay.is_full or relay.paused:
-            relay.wait_for_room()
-    with relay.turn:
-        if relay.closed:
-            relay.drop()
-    relay.wake_consumer()
 
 
 class ReadAhead:
@@ -183,8 +56,8 @@ class ReadAhead:
         bound: bool,
         eager: bool = False,
     ) -> None:
-        self._relay = _Relay(batches, ring, capacity, pace)
-        self._relay.paused = not (bound or pace.threaded)
+        self._relay = Relay(batches, ring, capacity, pace)
+        self._relay.paused = not (bound or pace.beside)
         self._pace = pace
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
@@ -192,14 +65,13 @@ class ReadAhead:
         self._switches = not bound
         self._eager = eager
         self._left = 0
-        self._read = 0
+        self._waited = 0
+        self._handed = False
         if not self._reads:
             self._start()
 
     def _start(self) -> None:
-        self._thread = threading.Thread(
-            target=_run, args=(self._relay,), name="gpuloader-reader", daemon=True
-        )
+        self._thread = threading.Thread(target=run, args=(self._relay,), name="gpuloader-reader", daemon=True)
         self._thread.start()
 
     def get(self) -> StagedBatch:
@@ -215,14 +87,14 @@ class ReadAhead:
         BaseException
             What the source raised.
         """
-        relay = self._relay
+        relay, asked = self._relay, perf_counter_ns()
         if self._left:
-            self._choose(self._pace.note_step(perf_counter_ns() - self._left, self._read))
-        self._read = 0
+            self._choose(self._pace.note_step(asked - self._left, self._waited, self._handed))
+        self._handed = True
         while True:
             if relay.items:
                 staged = relay.items.popleft()
-                if relay.reader_waits and not relay.paused and self._is_room_enough():
+                if relay.reader_waits and not relay.must_wait and self._is_room_enough():
                     relay.wake_reader()
                 break
             if relay.ending is not None:
@@ -236,6 +108,7 @@ class ReadAhead:
             self._check_process()
             relay.wait_for_news()
         self._left = perf_counter_ns()
+        self._waited = self._left - asked
         return staged
 
     def _is_room_enough(self) -> bool:
@@ -253,8 +126,8 @@ class ReadAhead:
 
     def _read_here(self) -> StagedBatch | None:
         """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""
-        relay = self._relay
-        begun = perf_counter_ns()
+        relay, ring = self._relay, self._relay.ring
+        begun, reserved_in = perf_counter_ns(), ring.reserved_in
         try:
             if relay.has_news():
                 return None
@@ -270,19 +143,26 @@ class ReadAhead:
             raise
         finally:
             relay.turn.release()
-        self._read = perf_counter_ns() - begun
-        # The first read includes the reservation of memory, and nothing is known about steps yet.
-        enough = PAYS if self._left else LONG
-        if self._switches and not relay.paused and (self._thread is not None or self._read >= enough):
-            self._resume()
+        self._handed = False
+        self._pace.see_first(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
+        if self._switches and self._pace.beside:
+            try:
+                self._resume()
+            except BaseException:  # a Ctrl-C, while the thread starts
+                relay.items.appendleft(staged)
+                raise
         return staged
 
-    def _choose(self, threaded: bool) -> None:
+    def _choose(self, beside: bool) -> None:
+        """Make the thread, if there is one, read beside the consumer's step or let it wait."""
+        relay = self._relay
+        relay.alternates = not beside
         if self._switches:
-            self._relay.paused = not threaded
+            relay.paused = not beside
 
     def _resume(self) -> None:
         """Make the thread read the next batch."""
+        self._relay.paused = self._relay.alternates = False
         if self._thread is None:
             self._start()
         elif self._relay.reader_waits:
@@ -298,7 +178,8 @@ class ReadAhead:
     def get_nowait(self) -> StagedBatch | None:
         """Return the next staged batch, or None if `get` would wait or read; an eager fetch reads it."""
         relay = self._relay
-        may_read = self._eager and self._reads and not relay.turn.locked()
+        asleep = relay.alternates and relay.reader_waits and not relay.paused
+        may_read = self._eager and (asleep or (self._reads and not relay.turn.locked()))
         # Without a free slot this thread would wait for itself.
         if relay.has_news() or (may_read and (relay.ring.free or not relay.ring.allocated)):
             return self.get()

@@ -127,8 +127,10 @@ class Pipeline:
             staged = self._get() if wait else self._fetch.get_nowait()
         except Exception as error:
             # Only for an Exception: after an interrupt of this thread, the user may continue the epoch.
-            self._ending = error
-            complete = isinstance(error, QueueClosed) and not self._drop_last
+            # The end of the epoch is kept without its traceback, whose frames refer to this object.
+            is_end = isinstance(error, QueueClosed)
+            self._ending = error.with_traceback(None) if is_end else error
+            complete = is_end and not self._drop_last
             self._issue() if complete and self._group else self._drop_group()
             return False
         if staged is None:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,8 @@ class Ring:
         Number of slots added because they are small; 0 before the first `acquire`.
     slot_nbytes : int
         Initial size of each slot in bytes, 0 before the first `acquire`; single slots may have grown since.
+    reserved_in : int
+        Nanoseconds that the first `acquire` took to reserve the memory.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class Ring:
         self._stretch = stretch
         self.allocated = False
         self.slot_nbytes = 0
+        self.reserved_in = 0
         self.freed: deque[Slot] = deque()
         self.leased = 0
         self._reserved = 0
@@ -218,6 +222,7 @@ class Ring:
         with self._allocating:  # several threads may bring the first batches
             if self.allocated:
                 return
+            begun = perf_counter_ns()
             size = self.slot_nbytes = align(nbytes)
             stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
             first = max(FIRST_SLOTS, 2 * self._spare)
@@ -226,6 +231,7 @@ class Ring:
             self._add(min(self.count + stretched, first), size)
             self.count += stretched
             self.stretched = stretched
+            self.reserved_in = perf_counter_ns() - begun
             self.allocated = True
 
     def _extend(self) -> bool:

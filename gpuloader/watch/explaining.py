@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.watch.advising import Configuration, advise_on_input
-from gpuloader.watch.pace import Pace
+from gpuloader.watch.pace import SURE, Pace
 from gpuloader.watch.stats import LoaderStats
 
 FEWEST_STEPS = 5
@@ -204,8 +204,10 @@ def _switch(configuration: Configuration) -> str:
 def describe_pace(pace: Pace) -> str:
     """Tell how batches are read ahead without workers, and why.
 
-    >>> describe_pace(Pace(threaded=False, read=12_000, step=30_000))
+    >>> describe_pace(Pace(read=12_000, step=30_000))
     "Batches are read in your loop's thread: reading takes 12 µs and your step 30 µs, too little to hide."
+    >>> print(describe_pace(Pace(read=1_000_000, step=1_000_000)).partition(", and ")[2])
+    a thread hid nothing of it, as with Python code on both sides.
     """
     if pace.fixed:
         return "Batches are read ahead in a thread, because the option is 'thread'."
@@ -214,7 +216,10 @@ def describe_pace(pace: Pace) -> str:
     told = f"reading takes {_time(pace.read * 1e-9)} and your step {_time(pace.step * 1e-9)}"
     if pace.threaded:
         return f"Batches are read ahead in a thread: {told}, and the shorter hides behind the longer."
-    return f"Batches are read in your loop's thread: {told}, too little to hide."
+    why = "too little to hide"
+    if min(pace.read, pace.step) >= SURE:
+        why = "and a thread hid nothing of it, as with Python code on both sides"
+    return f"Batches are read in your loop's thread: {told}, {why}."
 
 
 def _startup_advice(stats: LoaderStats, configuration: Configuration) -> list[str]:

@@ -7,84 +7,168 @@ from dataclasses import dataclass, field
 from statistics import median
 
 PAYS = 60_000
-"""Nanoseconds of work to hide in each step from which a thread pays for the hand-over of batches."""
+"""Nanoseconds of work to hide in each step from which a thread can pay for the hand-over of batches."""
+SURE = 150_000
+"""Nanoseconds of work to hide in each step from which a thread is tried at once, not after a while."""
 LONG = 2_000_000
-"""Nanoseconds after which a decision need not wait for more steps."""
-_STEPS = 8
-_LONGEST_TRUST = 1 << 10
+"""Nanoseconds of the first reading from which not even one step should wait for the next."""
+
+_ENOUGH = 2_000_000  # nanoseconds of steps per decision
+_STEPS = 8  # or as many steps
+_LONG_STEPS = 3  # but no fewer, which would not show which of them is an exception
+_WINDOWS = 3  # decisions' worth of steps from which one sees whether the thread hides anything
+_ALIKE = 2.0  # a loop whose times differ by less has not changed
+_FIRST_TRY, _LAST_TRY = 64, 1 << 15  # steps after which a loop with a thread is measured without it
+_SHORTEST_REST, _LONGEST_REST = 32, 1 << 10  # windows for which a thread that did not help is not tried again
 
 
 @dataclass(slots=True)
 class Pace:
     """Measures a loop and decides how to read; kept from epoch to epoch.
 
-    A thread hides the shorter of reading and stepping, and costs a hand-over. Times that were measured while
-    both ran in one thread are exact. With two threads, each may contain waits for the interpreter's lock, so
-    they only suggest a change, which is then tried; a try that the exact times do not confirm is not
-    repeated soon.
+    A thread that reads beside the consumer hides the shorter of reading and stepping, and costs hand-overs
+    and waits for the interpreter's lock. What each takes without the other is known from steps in which only
+    one of them ran. What the thread hides is known from whole steps while both ran: where these take hardly
+    less than both together, as with Python code on both sides, the thread is given up for a while. Every
+    decision rests on medians, because on a busy machine a single step may take any time.
 
     Attributes
     ----------
-    threaded : bool
-        Whether to read in a thread now.
     fixed : bool
-        Whether the user has chosen, so that nothing is decided here.
+        Whether the user has chosen the thread, so that nothing is decided here.
+    beside : bool
+        Whether a thread reads while the consumer steps; otherwise only while the consumer waits.
     read, step : float
         The latest times per batch and per step, in nanoseconds; 0 before the first.
     changes : int
         How often the decision has changed.
+    mixed : bool
+        Whether the thread has lately read beside a step although it should not; set by the thread.
+    trying : bool
+        Whether the thread must not read beside a step, because both are being measured alone.
     """
 
-    threaded: bool = True
     fixed: bool = False
+    beside: bool = False
     read: float = 0.0
     step: float = 0.0
     changes: int = 0
+    mixed: bool = False
+    trying: bool = False
     _reads: deque[int] = field(default_factory=lambda: deque(maxlen=2 * _STEPS))
-    _read_sum: int = 0
-    _step_sum: int = 0
-    _count: int = 0
-    _trust: int = 1  # windows to stay with a thread that a try without one has confirmed
-    _trusted: int = 0
+    _steps: list[int] = field(default_factory=list)
+    _waits: list[int] = field(default_factory=list)
+    _total: int = 0
+    _handed: int = 0
+    _cycles: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
+    _alone: tuple[float, float] | None = None  # reading and stepping, when last seen one after the other
+    _rest: int = _SHORTEST_REST
+    _next_rest: int = _SHORTEST_REST
+    _until_try: int = _FIRST_TRY
+    _next_try: int = _FIRST_TRY
 
-    def note_read(self, nanoseconds: int) -> None:
-        """Count one batch that a thread has read while the consumer was stepping; called by that thread."""
-        self._reads.append(nanoseconds)
+    def __post_init__(self) -> None:
+        self.beside = self.fixed
 
-    def note_step(self, nanoseconds: int, read: int = 0) -> bool:
-        """Count one step, and the time to read its batch if the consumer did so; return `threaded`.
+    @property
+    def threaded(self) -> bool:
+        """Whether to open a source in a thread, if it stays in the thread that opens it."""
+        return self.beside or not self.read
+
+    def note_read(self, nanoseconds: int, changes: int) -> None:
+        """Count one batch that a thread has read, and that it began after so many changes; called by it."""
+        if changes == self.changes:
+            self._reads.append(nanoseconds)
+            self.see_first(nanoseconds)
+
+    def see_first(self, nanoseconds: int) -> None:
+        """Decide at once if the first batch takes so long that not even one step should wait for the next."""
+        if not self.read and nanoseconds >= LONG:
+            self.beside = True
+
+    def note_step(self, step: int, wait: int, handed: bool) -> bool:
+        """Count one step and how its batch was waited for or read; return `beside`.
 
         Called by the consumer, before it reads or waits for the next batch.
-        """
-        self._count += 1
-        self._step_sum += nanoseconds
-        self._read_sum += read
-        if self._count >= _STEPS or self._step_sum + self._read_sum >= LONG:
-            self._decide()
-        return self.threaded
 
-    def _decide(self) -> None:
-        count, self._count = self._count, 0
-        self.step, self._step_sum = self._step_sum / count, 0
-        read, self._read_sum = self._read_sum / count, 0
-        if self.threaded and self._reads:
-            read = median(self._reads.copy())  # to which the thread may append meanwhile
-        if not read:
-            return
-        self.read = read
+        Parameters
+        ----------
+        step : int
+            Nanoseconds between this batch and the question for the next.
+        wait : int
+            Nanoseconds between the question for this batch and the batch.
+        handed : bool
+            Whether a thread has read the batch.
+        """
+        self._steps.append(step)
+        self._waits.append(wait)
+        self._handed += handed
+        self._total += step + wait
+        count = len(self._steps)
+        if count >= _STEPS or (self._total >= _ENOUGH and count >= _LONG_STEPS):
+            self._decide(count)
+        return self.beside
+
+    def _decide(self, count: int) -> None:
+        steps, waits, handed, cycle = self._steps, self._waits, self._handed, self._total / count
+        self._steps, self._waits, self._handed, self._total = [], [], 0, 0
+        if handed:
+            reads = self._reads.copy()  # to which the thread may append meanwhile
+            if not reads:
+                return
+            self.read = median(reads)
+        else:
+            self.read = median(waits)
+        self.step = median(steps)
         if self.fixed:
             return
-        pays = min(self.read, self.step) >= PAYS
-        if self.threaded:
-            if self._trusted:
-                self._trusted -= 1
-            elif not pays:
+        if handed and self.beside:
+            self._judge(cycle, count)
+        else:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Decide from times in which only one of the two ran."""
+        known, times = self._alone, (self.read, self.step)
+        self._alone = None if self.mixed else times
+        self.mixed = self.trying = False
+        shorter = min(times)
+        if shorter < PAYS:
+            if self.beside:
                 self._change()
-        elif pays:
+        elif not self.beside:
+            changed = known is None or not 1 / _ALIKE < sum(times) / sum(known) < _ALIKE
+            self._rest = 0 if changed and shorter >= SURE else self._rest - 1
+            if self._rest <= 0:
+                self._change()
+
+    def _judge(self, cycle: float, count: int) -> None:
+        """Decide from times in which both ran, so that each may contain waits for the other."""
+        self._until_try -= count
+        self._cycles.append(cycle)
+        if min(self.read, self.step) < PAYS:
             self._change()
-            self._trusted, self._trust = self._trust, min(2 * self._trust, _LONGEST_TRUST)
+        elif self._alone is None:
+            if self._until_try <= 0:
+                self._try()
+        elif len(self._cycles) == _WINDOWS:
+            if sum(self._alone) - median(self._cycles) < min(self._alone) / 4:
+                self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+                self._change()
+            elif self._until_try <= 0:
+                self._try()
+
+    def _try(self) -> None:
+        """Measure a few steps without the thread, to learn what it hides."""
+        self._next_try = min(4 * self._next_try, _LAST_TRY)
+        self._next_rest = _SHORTEST_REST
+        self._change()
+        self.trying = True
 
     def _change(self) -> None:
-        self.threaded = not self.threaded
+        self.beside = not self.beside
+        self._until_try = self._next_try
         self.changes += 1
+        self.mixed = self.trying = False
         self._reads.clear()
+        self._cycles.clear()

@@ -5,13 +5,15 @@ import os
 import signal
 import threading
 import time
+import weakref
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
-from gpuloader.fetch import read_ahead
+from gpuloader.fetch import read_ahead, relay
+from gpuloader.testing import CustomPlace, SimulatedDevice
 from gpuloader.watch import pace
 from tests.fakes import loader_threads, wait_until
 
@@ -89,7 +91,7 @@ def test_without_a_buffer_reader_nothing_is_read_ahead():
 
 def test_short_work_is_done_without_a_thread(monkeypatch):
     """If nothing is longer than what a hand-over costs, no thread is even started."""
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (read_ahead, "LONG")):
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(400)
     loader = load(numbers)
@@ -140,6 +142,24 @@ def test_leaving_the_loop_stops_reading():
     gc.collect()
     wait_until(lambda: not loader_threads())
     assert len(numbers.read) < 100
+
+
+@pytest.mark.parametrize("way", [True, "thread", False])
+def test_an_epoch_that_is_left_at_its_last_batch_waits_for_no_garbage_collection(way):
+    place = CustomPlace(SimulatedDevice())
+    loader = DataLoader.from_generator(capacity=2, use_double_buffer=way)
+    loader.set_batch_generator(lambda: ([np.zeros(3)] for _ in range(5)), places=place)
+    gc.collect()
+    gc.disable()
+    try:
+        epoch = iter(loader)
+        for _ in range(5):
+            next(epoch)
+        left = weakref.ref(epoch)
+        del epoch
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_a_batch_is_delivered_although_the_next_takes_long():

@@ -2,53 +2,114 @@
 
 import pytest
 
-from gpuloader.watch.pace import LONG, PAYS, Pace
+from gpuloader.watch.pace import LONG, PAYS, SURE, Pace
 
 SHORT = PAYS // 4
 MILLISECOND = 1_000_000
 
 
-def run(pace, steps, read, step, *, contention=0):
-    """Run a loop whose reads and steps take the given nanoseconds; with two threads both take longer."""
-    chosen = []
-    for _ in range(steps):
-        if pace.threaded:
-            pace.note_read(read + contention)
-            chosen.append(pace.note_step(step + contention))
-        else:
-            chosen.append(pace.note_step(step, read))
-    return chosen
+class Loop:
+    """A loop whose reads and steps take given nanoseconds, where a thread hides a share of the shorter."""
+
+    def __init__(self, pace, *, hides=1.0):
+        self.pace, self.hides = pace, hides
+
+    def run(self, steps, read, step, *, odd=()):
+        """Return, for each step, whether a thread read beside it; `odd` steps take 5 ms longer to read."""
+        chosen = []
+        for number in range(steps):
+            beside = self.pace.beside
+            reading = read + 5 * MILLISECOND * (number in odd)
+            chosen.append(beside)
+            if beside:
+                cycle = reading + step - int(self.hides * min(reading, step))
+                if self.hides < 0:  # each waits for the other, and so seems to take longer
+                    reading, step_seen = cycle, cycle // 2
+                else:
+                    step_seen = step
+                self.pace.note_read(reading, self.pace.changes)
+                self.pace.note_step(step_seen, cycle - step_seen, True)
+            else:
+                self.pace.see_first(reading)
+                self.pace.note_step(step, reading, False)
+        return chosen
 
 
-@pytest.mark.parametrize(("read", "step"), [(SHORT, SHORT), (SHORT, LONG), (LONG, SHORT)])
+def share(chosen):
+    return sum(chosen) / len(chosen)
+
+
+@pytest.mark.parametrize(("read", "step"), [(SHORT, SHORT), (SHORT, LONG), (LONG // 2, SHORT)])
 def test_where_there_is_little_to_hide_nothing_is_handed_over(read, step):
-    assert run(Pace(), 50, read, step)[-20:] == [False] * 20
+    assert not any(Loop(Pace()).run(50, read, step))
 
 
-@pytest.mark.parametrize(("read", "step"), [(2 * PAYS, 2 * PAYS), (MILLISECOND, LONG), (LONG, LONG)])
+@pytest.mark.parametrize(("read", "step"), [(SURE, SURE), (MILLISECOND, LONG), (LONG, LONG)])
 def test_where_there_is_something_to_hide_a_thread_reads(read, step):
-    assert all(run(Pace(), 50, read, step))
-    assert all(run(Pace(threaded=False), 50, read, step)[10:])
+    assert all(Loop(Pace()).run(50, read, step)[8:])
+
+
+def test_not_even_one_step_waits_for_a_long_read():
+    assert Loop(Pace()).run(3, LONG, LONG) == [False, True, True]
 
 
 def test_the_choice_follows_the_loop():
+    loop = Loop(Pace())
+    assert not any(loop.run(50, MILLISECOND, SHORT))
+    assert all(loop.run(50, MILLISECOND, 8 * MILLISECOND)[8:])
+    assert not any(loop.run(50, MILLISECOND, SHORT)[8:])
+
+
+@pytest.mark.parametrize("time", [SURE, MILLISECOND, 8 * MILLISECOND])
+def test_a_thread_that_hides_nothing_is_given_up(time):
+    """Python code on both sides takes as long with a thread as without, and the thread costs something."""
+    loop = Loop(Pace(), hides=-0.1)
+    chosen = loop.run(4000, time, time)
+    assert share(chosen) < 0.1
+
+
+def test_a_thread_that_began_to_hide_something_is_found_again():
+    loop = Loop(Pace(), hides=-0.1)
+    loop.run(200, MILLISECOND, MILLISECOND)
+    loop.hides = 1.0
+    assert share(loop.run(4000, MILLISECOND, MILLISECOND)[2000:]) > 0.95
+
+
+def test_a_thread_that_ceased_to_hide_something_is_given_up():
+    loop = Loop(Pace())
+    assert share(loop.run(200, MILLISECOND, MILLISECOND)[8:]) > 0.9
+    loop.hides = -0.1
+    assert not any(loop.run(100, MILLISECOND, MILLISECOND)[20:30])
+
+
+@pytest.mark.parametrize("hides", [1.0, 0.9])
+def test_a_useful_thread_is_hardly_ever_given_up_to_measure(hides):
+    assert share(Loop(Pace(), hides=hides).run(20_000, 8 * MILLISECOND, 8 * MILLISECOND)) > 0.99
+
+
+def test_a_single_long_read_decides_nothing():
     pace = Pace()
-    assert not any(run(pace, 50, MILLISECOND, SHORT)[20:])
-    assert all(run(pace, 50, MILLISECOND, 8 * MILLISECOND)[5:])
-    assert not any(run(pace, 50, MILLISECOND, SHORT)[30:])
+    assert not any(Loop(pace).run(400, SHORT, 2 * SHORT, odd=range(50, 400, 50)))
+    assert pace.changes == 0
 
 
-def test_waits_for_the_lock_look_like_work_and_are_not_taken_for_it():
-    """Two short halves that fight for the lock take long; without a thread it shows that they are short."""
-    pace = Pace(threaded=False)
-    run(pace, 10, SHORT, SHORT)
-    assert not pace.threaded
-    pace.threaded = True
-    run(pace, 200, SHORT, SHORT, contention=PAYS)
-    assert pace.changes <= 2
+def test_a_read_that_began_under_another_decision_is_not_counted():
+    pace = Pace(beside=True)
+    pace.note_read(MILLISECOND, pace.changes - 1)
+    for _ in range(8):
+        pace.note_step(MILLISECOND, 0, True)
+    assert pace.read == 0
 
 
 def test_a_forced_thread_stays_and_is_measured():
     pace = Pace(fixed=True)
-    assert all(run(pace, 50, SHORT, SHORT))
-    assert (pace.read, pace.step, pace.changes) == (SHORT, SHORT, 0)
+    assert all(Loop(pace).run(50, SHORT, SHORT))
+    assert pace.changes == 0
+    assert (pace.read, pace.step) == (SHORT, SHORT)
+    assert pace.threaded
+
+
+def test_a_thread_that_may_pay_is_tried_after_a_while():
+    loop = Loop(Pace())
+    assert not any(loop.run(100, PAYS, PAYS))
+    assert share(loop.run(2000, PAYS, PAYS)[1000:]) > 0.95
