@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import weakref
 from collections.abc import Callable
 
 _exiting = False
@@ -30,8 +31,8 @@ def exit_first() -> None:
 def end_if_exiting() -> None:
     """End the calling thread if the interpreter exits; do nothing in the main thread, or before.
 
-    A daemon thread may loop over a loader until the interpreter has gone, but workers and descriptors go first.
-    A thread ends by `SystemExit` without a traceback, and a loop that did not finish does not seem to.
+    A daemon thread may loop over a loader until the interpreter has gone, but workers and descriptors go
+    first. A thread ends by `SystemExit` without a traceback, and a loop that was cut short does not seem over.
 
     >>> end_if_exiting()
     """
@@ -46,4 +47,6 @@ def _exit() -> None:
         function()
 
 
+# Finalizers register themselves with the first one, and those of workers end the workers.
+weakref.finalize(_exit, int)
 exit_first()

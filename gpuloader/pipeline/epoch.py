@@ -24,7 +24,6 @@ from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
-
 _EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.exiting import exit_first
 from gpuloader.collate.items import ItemState
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all
@@ -77,6 +78,7 @@ class Pool:
             self.board, self._descriptor = Board.create(ahead, columns)
             self._free_rows = list(range(len(self.board.rows)))
             self.resize(count)
+            exit_first()
         except BaseException:
             self.close()
             raise

@@ -19,7 +19,7 @@ from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Parcel, Unshippable, pack
 from gpuloader.sources.packed import pack_list
 
-exit_first()  # before what the modules above have registered
+exit_first()  # before what `multiprocessing` has registered
 
 
 @dataclass(frozen=True, slots=True)
