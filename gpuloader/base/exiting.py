@@ -32,7 +32,7 @@ def end_if_exiting() -> None:
     """End the calling thread if the interpreter exits; do nothing in the main thread, or before.
 
     A daemon thread may loop over a loader until the interpreter has gone, but workers and descriptors go
-    first. A thread ends by `SystemExit` without a traceback, and a loop that was cut short does not seem over.
+    first. A thread ends by `SystemExit` without a traceback, and a loop cut short does not seem to be over.
 
     >>> end_if_exiting()
     """

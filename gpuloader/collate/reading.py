@@ -64,11 +64,4 @@ class Reading:
             return ItemStream(
                 assembler, self.size, drop_last=self.drop_last, reached=reached, keep_state=keep_state
             )
-        return ShareStream(
-            assembler,
-            self.size,
-            self.division,
-            drop_last=self.drop_last,
-            base=reached.base,
-            start=reached.batches,
-        )
+        return ShareStream(assembler, self.size, self.division, drop_last=self.drop_last, base=reached.base)

@@ -11,7 +11,6 @@ from gpuloader.collate.items import ItemAssembler
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.division import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
-from gpuloader.order.walking import skip
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 
 
@@ -40,26 +39,16 @@ class ShareStream:
         Whether to drop an incomplete last step.
     base : int
         Items of the epoch before those of batch 0.
-    start : int
-        The epoch's first batch.
     """
 
     def __init__(
-        self,
-        assembler: ItemAssembler,
-        size: int,
-        division: Division,
-        *,
-        drop_last: bool,
-        base: int = 0,
-        start: int = 0,
+        self, assembler: ItemAssembler, size: int, division: Division, *, drop_last: bool, base: int = 0
     ) -> None:
         self._assembler = assembler
         self._size = size
         self._division = division
         self._drop_last = drop_last
         self._base = base
-        self._start = start
         self._items: Iterator[Any] | None = None
         self._read = 0
 
@@ -98,9 +87,6 @@ class ShareStream:
         division, assembler = self._division, self._assembler
         if self._items is None:
             self._items = self._open(number)
-            step = self._size * division.world_size
-            self._read = self._base + self._start * step
-            skip(assembler.read(self._items, number), self._read, step, "the dataset")
         for _ in itertools.islice(assembler.read(self._items, number), begin - self._read):
             self._read += 1
         read = assembler.read(self._items, number)

@@ -227,7 +227,7 @@ def _from_objects(array: Array, wanted: np.dtype[Any]) -> Array:
     """
     if wanted.kind != "f":
         limits = np.iinfo(wanted)
-        bad = next((one for one in array.flat if not limits.min <= one <= limits.max), None)
+        bad = next((one for one in array.flat if not _is_between(one, limits.min, limits.max)), None)
         if bad is not None:
             raise SampleError(f"expected numbers of dtype {wanted} ({limits.min} to {limits.max}), got {bad}")
         return array
@@ -235,6 +235,14 @@ def _from_objects(array: Array, wanted: np.dtype[Any]) -> Array:
         return array.astype(np.float64)
     except OverflowError:
         raise SampleError(f"expected numbers up to {np.finfo(np.float64).max}, got a larger one") from None
+
+
+def _is_between(number: Any, low: int, high: int) -> bool:
+    number = number.item() if isinstance(number, np.generic) else number
+    try:
+        return bool(low <= number <= high)
+    except ArithmeticError:  # a Decimal that is no number
+        return False
 
 
 def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:

@@ -330,7 +330,7 @@ class Loading:
         reached, own, division = dict(progress.workers), None, batching.division
         if division is not None:
             workers = range(max(self.workers.count, 1))
-            reached = {number: ItemState(number, progress.batches, base=progress.base) for number in workers}
+            reached = {number: ItemState(number, 0, base=progress.base) for number in workers}
             # A step that would need a mask and has to be cut into shards is dropped.
             if division.pads(None, drop_last=batching.drop_last or self._shards > 1):
                 own = attrgetter("state")

@@ -193,7 +193,8 @@ class DealtPlan:
         listed = map(_as_sequence, walk(self.sampler))
         begin = self.base + start * world_size
         first = list(itertools.islice(listed, min(begin, world_size)))
-        skip(listed, begin - len(first), world_size, "the batch sampler")
+        # Not `skip`: the state of other ranks may count a last step that was filled up, beyond the end.
+        next(itertools.islice(listed, begin - len(first), begin - len(first)), None)
         for number in itertools.count(start):
             step = list(itertools.islice(listed, world_size))
             first += step[: world_size - len(first)]

@@ -188,28 +188,14 @@ class TestStates:
         with pytest.raises(ValueError, match=r"the dataset ended after 5 items, but the state was .* 8"):
             load(4)
 
-    def test_a_state_beyond_the_end_of_a_divided_iterable_dataset(self):
-        def load(position):
-            loader = DataLoader(Items(lambda: range(9)), places="cpu", batch_size=2, shard=(0, 2), seed=1)
-            state = {"version": 2, "epoch": 0, "seed": 1, "position": position, "batch_size": 2}
-            return [batch.tolist() for batch, *_ in resume(loader, state)]
-
-        assert load(12) == []
-        with pytest.raises(ValueError, match=r"the dataset ended after 9 items, but the state was .* 16"):
-            load(16)
-
     @by_workers
-    @pytest.mark.parametrize("shard", [None, (0, 2)])
-    def test_a_state_beyond_the_end_of_a_sampler_without_a_length(self, workers, shard):
+    def test_a_state_beyond_the_end_of_a_sampler_without_a_length(self, workers):
         class Batches:
             def __iter__(self):
                 return iter([[0], [1], [2], [3]])
 
         def load(batches):
-            options = {} if shard is None else {"shard": shard, "seed": 1}
-            loader = DataLoader(
-                Made(np.arange, 4), places="cpu", batch_sampler=Batches(), **options, **workers
-            )
+            loader = DataLoader(Made(np.arange, 4), places="cpu", batch_sampler=Batches(), **workers)
             next(epoch := iter(loader))
             state = loader.state_dict()
             epoch.close()
