@@ -23,10 +23,15 @@ Event = Any
 
 
 class HostMemory(Protocol):
-    """The host memory that a copy reads from: a staging slot."""
+    """The host memory that a copy reads from: a staging slot, or the mask of a batch."""
 
-    bytes: NDArray[np.uint8]
-    address: int
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The region as a uint8 array."""
+
+    @property
+    def address(self) -> int:
+        """The region's start address."""
 
 
 DeviceMemory = Any

@@ -9,6 +9,7 @@ from gpuloader.devices.base import Device
 from gpuloader.devices.interop import Output, open_output
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import Place
+from gpuloader.staging.arena import PageLocker
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class Delivery:
     def has_host(self) -> bool:
         """Whether some batches land on a host."""
         return any(device.direct for device in self.devices)
+
+    @property
+    def locker(self) -> PageLocker | None:
+        """The device that page-locks host memory for all others; None if no device copies from it."""
+        return next((device.locker for device in self.devices if device.locker is not None), None)
 
     @property
     def pads(self) -> bool:

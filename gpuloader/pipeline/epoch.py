@@ -18,7 +18,7 @@ from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
-from gpuloader.pipeline.steps import DeliveredStep, Pipeline
+from gpuloader.pipeline.steps import DeliveredStep, Masking, Pipeline
 from gpuloader.staging.ring import Ring
 from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
@@ -85,8 +85,7 @@ def build_road(
     """
     devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
-    locker = next((device.locker for device in devices if device.locker is not None), None)
-    ring = Ring(count, spare, locker, shared=shared, stretch=stretch)
+    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch)
     lanes = [
         Lane(device, ring, prefetch, meter, output, programmer)
         for device, output in zip(devices, delivery.outputs, strict=True)
@@ -118,6 +117,8 @@ class Epoch:
         Called when the last step has been delivered.
     steering : Steering or None
         Tunes the epoch while it runs.
+    masking : callable or None
+        Returns the mask to deliver with each batch; None delivers none.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Epoch:
         meter: Meter,
         ended: Callable[[], None] | None = None,
         steering: Steering | None = None,
+        masking: Masking | None = None,
     ) -> None:
         self._road = road
         self._present = present
@@ -138,7 +140,7 @@ class Epoch:
         self._ended = ended
         self._lock = threading.RLock()
         self._pipeline: Pipeline | None = Pipeline(
-            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last
+            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
         )
         self._steering = steering
         if steering is not None:

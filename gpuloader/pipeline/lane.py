@@ -14,8 +14,9 @@ from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
 from gpuloader.devices.interop import NativeOutput, Output
 from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
+from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.arena import Arena
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.staging.lease import Lease, lease_views
 from gpuloader.staging.ring import GROWTH, Ring, Slot
 from gpuloader.transforms.program import Program, Programmer
@@ -52,10 +53,33 @@ class DeviceSlot:
 
 @dataclass(slots=True)
 class Landing:
-    """A batch on its way to the user: the staged batch and its device slot, None on a direct device."""
+    """A batch on its way to the user.
+
+    Attributes
+    ----------
+    staged : StagedBatch
+        The staged batch.
+    slot : DeviceSlot or None
+        Its device slot; None on a direct device.
+    mask : Mask or None
+        The mask that the user gets with it.
+    mask_at : int
+        The mask's offset in the device slot, behind all fields.
+    """
 
     staged: StagedBatch
     slot: DeviceSlot | None
+    mask: Mask | None = None
+    mask_at: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the arrays to deliver: the batch's fields, and its mask if it has one."""
+        layout = self.staged.layout
+        if self.mask is None:
+            return layout
+        mask = FieldLayout(self.mask_at, self.mask.array.shape, self.mask.array.dtype)
+        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size)
 
 
 class Lane:
@@ -111,24 +135,31 @@ class Lane:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
         self.device.run(program, memory, self._copy_stream)
 
-    def issue(self, staged: StagedBatch) -> Landing:
-        """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy."""
+    def issue(self, staged: StagedBatch, mask: Mask | None = None) -> Landing:
+        """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy.
+
+        A mask is copied into the batch's own slot, so each batch has its own, ordered like its fields.
+        """
         if self.device.direct:
-            return Landing(staged, None)
+            return Landing(staged, None, mask)
         slot: DeviceSlot | None = None
         try:
             program = self._program(staged)
-            slot = self._take(staged.layout.nbytes if program is None else program.room.nbytes)
+            nbytes = staged.layout.nbytes if program is None else program.room.nbytes
+            mask_at = align(nbytes)
+            slot = self._take(nbytes if mask is None else mask_at + mask.bytes.size)
             if slot.used:
                 self.device.wait(self._copy_stream, slot.released)
                 slot.used = False
             begun = self._timer.begin()
+            if mask is not None:
+                self.device.copy_async(slot.memory, mask, mask.bytes.size, self._copy_stream, mask_at)
             self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         except BaseException:  # whichever call failed, no copy reads from the slot
             self._ring.release(staged.slot)
             self._out -= slot is not None
             raise
-        landing = Landing(staged, slot)
+        landing = Landing(staged, slot, mask, mask_at)
         try:
             if program is not None:
                 self.device.run(program, slot.memory, self._copy_stream)
@@ -160,23 +191,28 @@ class Lane:
         return slot
 
     def deliver(self, landing: Landing) -> list[Any]:
-        """Return a batch's arrays, which hold its lease; the consumer's stream waits for the copy."""
+        """Return a batch's arrays, which hold its lease, and its mask last if it has one.
+
+        The consumer's stream waits for the copy.
+        """
         staged, slot = landing.staged, landing.slot
         if slot is None:
-            return self.lease(staged)
+            return self.lease(staged, landing.mask)
         try:
             slot.stream = self._output.stream()
             self.device.wait(slot.stream, slot.ready)
         except BaseException:
             self._give_back(slot)  # keep it: freeing it here would wait for its copy
             raise
-        arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
+        arrays = self.device.views(slot.memory, landing.layout, Lease(slot, self._freed))
         return self._output.convert(arrays, slot.ready)
 
-    def lease(self, staged: StagedBatch) -> list[Any]:
+    def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         ring = self._ring
         arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
+            arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
 
     def discard(self, landing: Landing) -> None:

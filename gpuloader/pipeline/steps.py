@@ -8,7 +8,7 @@ behind the one it delivers, so their copies run while the user computes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,11 +16,15 @@ from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.lane import Landing, Lane
+from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.tracing import is_tracing, mark
 
 DeliveredStep = list[tuple[StagedBatch, list[Any]]]
-"""One entry per place: the staged batch, and its arrays on the place in layout order."""
+"""One entry per place: the staged batch, and its arrays in layout order, with its mask last if it has one."""
+
+Masking = Callable[[StagedBatch], Mask]
+"""Returns the mask of a batch that may end in repeated samples; called once per batch, in order."""
 
 
 class Pipeline:
@@ -41,6 +45,8 @@ class Pipeline:
         Steps whose copies are issued ahead of the consumer.
     drop_last : bool
         Whether to leave out a last step that has no batch for every place.
+    masking : callable or None
+        Returns the mask to deliver with each batch; None delivers none.
 
     Attributes
     ----------
@@ -58,8 +64,10 @@ class Pipeline:
         *,
         prefetch: int,
         drop_last: bool,
+        masking: Masking | None = None,
     ) -> None:
         self.waited = 0
+        self._masking = masking
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
@@ -115,7 +123,7 @@ class Pipeline:
             raise
         fetched = perf_counter_ns()
         self.waited = fetched - begun
-        arrays = lane.lease(staged)
+        arrays = lane.lease(staged, self._mask(staged))
         if is_tracing():
             mark("wait", begun, fetched)
             mark("deliver", fetched, perf_counter_ns())
@@ -159,7 +167,7 @@ class Pipeline:
         landings: list[Landing] = []
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
-                landings.append(lane.issue(staged))
+                landings.append(lane.issue(staged, self._mask(staged)))
         except BaseException:
             for lane, landing in zip(self._lanes, landings, strict=False):
                 lane.discard(landing)
@@ -167,6 +175,9 @@ class Pipeline:
                 self._ring.release(staged.slot)
             raise
         self._flying.append(landings)
+
+    def _mask(self, staged: StagedBatch) -> Mask | None:
+        return None if self._masking is None else self._masking(staged)
 
     def _drain(self) -> None:
         if self._ring.freed:
