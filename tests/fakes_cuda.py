@@ -202,6 +202,18 @@ class FakeRuntime:
                 return True
         return False
 
+    def run_stream(self, number):
+        """Run one stream until it is empty or waits for another one."""
+        work = self.work.get(number, ())
+        while work and (work[0][0] is None or work[0][0].reached):
+            work.popleft()[1]()
+
+    def block_stream(self, stream):
+        """Launch a kernel that runs until the mark that is returned is reached."""
+        mark = Mark()
+        self.queue(stream).append((mark, lambda: None))
+        return mark
+
     def finish(self):
         while self.step():
             pass

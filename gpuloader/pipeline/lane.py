@@ -34,7 +34,7 @@ class DeviceSlot:
     memory : DeviceMemory
         The region.
     ready : Event
-        Recorded on the copy stream after each copy into the slot.
+        Recorded on the copy stream after the program that runs over a batch in the slot, if there is one.
     released : Event
         Recorded on the consumer's stream after a lease ends; the next copy waits for it.
     stream : Stream
@@ -65,12 +65,15 @@ class Landing:
         The mask that the user gets with it.
     mask_at : int
         The mask's offset in the device slot, behind all fields.
+    ready : Event or None
+        The event after which the batch can be used; None once the host knows that it is reached.
     """
 
     staged: StagedBatch
     slot: DeviceSlot | None
     mask: Mask | None = None
     mask_at: int = 0
+    ready: Event = None
 
     @property
     def layout(self) -> Layout:
@@ -127,7 +130,10 @@ class Lane:
         self._nbytes = 0  # of each new slot
         self._out = 0  # slots in use now
         self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
-        self._copying: deque[Landing] = deque()
+        # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
+        # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
+        self._copying: deque[tuple[Event, Landing]] = deque()
+        self._spare: list[Event] = []
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
 
@@ -160,17 +166,19 @@ class Lane:
             self._out -= slot is not None
             raise
         landing = Landing(staged, slot, mask, mask_at)
-        try:
-            if program is not None:
+        copied = landing.ready = self._spare.pop() if self._spare else self.device.event()
+        self.device.record(copied, self._copy_stream)
+        self._copying.append((copied, landing))
+        self._timer.end(begun)
+        if program is not None:
+            try:
                 self.device.run(program, slot.memory, self._copy_stream)
-                staged.layout, staged.levels = program.delivered, program.levels
-        except BaseException:
-            self._out -= 1  # nobody will deliver it
-            raise
-        finally:  # the copy is in progress even if the program failed
-            self.device.record(slot.ready, self._copy_stream)
-            self._copying.append(landing)
-            self._timer.end(begun)
+                self.device.record(slot.ready, self._copy_stream)
+            except BaseException:
+                self._give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
+                raise
+            landing.ready = slot.ready
+            staged.layout, staged.levels = program.delivered, program.levels
         return landing
 
     def _program(self, staged: StagedBatch) -> Program | None:
@@ -200,12 +208,13 @@ class Lane:
             return self.lease(staged, landing.mask)
         try:
             slot.stream = self._output.stream()
-            self.device.wait(slot.stream, slot.ready)
+            if landing.ready is not None:
+                self.device.wait(slot.stream, landing.ready)
         except BaseException:
             self._give_back(slot)  # keep it: freeing it here would wait for its copy
             raise
         arrays = self.device.views(slot.memory, landing.layout, Lease(slot, self._freed))
-        return self._output.convert(arrays, slot.ready)
+        return self._output.convert(arrays, landing.ready)
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
@@ -234,22 +243,24 @@ class Lane:
             self._freed.popleft()
             slot.used = True
             self._give_back(slot)
-        while self._copying and self._is_copied(self._copying[0]):
-            self._ring.release(self._copying.popleft().staged.slot)
+        while self._copying and self.device.query(self._copying[0][0]):
+            self._end_oldest_copy()
         self._timer.collect()
-
-    def _is_copied(self, landing: Landing) -> bool:
-        return landing.slot is not None and self.device.query(landing.slot.ready)
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
         if not self._copying:
             return False
-        landing = self._copying.popleft()
-        if landing.slot is not None:
-            self.device.synchronize(landing.slot.ready)
-        self._ring.release(landing.staged.slot)
+        self.device.synchronize(self._copying[0][0])
+        self._end_oldest_copy()
         return True
+
+    def _end_oldest_copy(self) -> None:
+        copied, landing = self._copying.popleft()
+        if landing.ready is copied:
+            landing.ready = None  # before the event is recorded for another copy
+        self._spare.append(copied)
+        self._ring.release(landing.staged.slot)
 
     def close(self) -> None:
         """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
