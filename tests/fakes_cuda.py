@@ -27,6 +27,7 @@ INVALID_HANDLE = 400
 NOT_READY = 600
 NOT_INITIALIZED = 3
 OUT_OF_MEMORY = 2
+CONTEXT = 1000  # the handle of the first device's primary context
 
 
 class CudaError(RuntimeError):
@@ -55,10 +56,11 @@ class Mark:
 
 
 class Thread(threading.local):
-    """CUDA's and CuPy's state for each thread."""
+    """CUDA's and CuPy's state for each thread: its device, its current context, and a stream per device."""
 
     def __init__(self):
         self.device = 0
+        self.context = 0
         self.streams = {}
 
 
@@ -73,6 +75,8 @@ class FakeRuntime:
         The largest allocation that succeeds.
     capturing : set of int
         The streams that are being captured into a graph. Work put on them would become part of it.
+    contexts : set of int
+        The devices whose primary context exists, each of which takes some 500 MiB of its GPU.
     registered : dict
         Maps the address of page-locked memory to its size.
     """
@@ -82,6 +86,7 @@ class FakeRuntime:
     def __init__(self, devices=1, driver=13000, built=13020):
         self.calls = Counter()
         self.devices, self.driver, self.built = devices, driver, built
+        self.contexts = set()
         self.registered = {}
         self.refuse_registering = False
         self.failed = 0
@@ -101,6 +106,13 @@ class FakeRuntime:
             raise CudaError(NOT_INITIALIZED, "cudaErrorInitializationError")
         if self.failed:
             raise CudaError(self.failed)
+        if name not in {"getDevice", "setDevice", "ctxGetCurrent", "ctxSetCurrent"}:
+            self.enter(self.current)
+
+    def enter(self, device):
+        """Make a device's context current; as in CUDA, nearly every call does that for the current device."""
+        self.contexts.add(device)
+        self.thread.context = CONTEXT + device
 
     def driverGetVersion(self):
         return self.driver
@@ -113,12 +125,22 @@ class FakeRuntime:
 
     def getDevice(self):
         self.check("getDevice")
-        return self.thread.device
+        return self.current
 
     def setDevice(self, device):
         self.check("setDevice")
         assert 0 <= device < self.devices
         self.thread.device = device
+        self.enter(device)  # from CUDA 12 on
+
+    def ctxGetCurrent(self):
+        self.check("ctxGetCurrent")
+        return self.thread.context
+
+    def ctxSetCurrent(self, context):
+        self.check("ctxSetCurrent")
+        assert not context or context - CONTEXT in self.contexts
+        self.thread.context = context
 
     def memGetInfo(self):
         self.check("memGetInfo")
@@ -131,10 +153,15 @@ class FakeRuntime:
     def queue(self, stream):
         """Return a stream's pending work; every device has its own default stream."""
         assert stream not in self.capturing, "the loader's work has become part of a graph"
-        return self.work.setdefault(stream or -1 - self.thread.device, deque())
+        return self.work.setdefault(stream or -1 - self.current, deque())
 
     def device_of_stream(self, stream):
-        return self.device_of[stream] if stream else self.thread.device
+        return self.device_of[stream] if stream else self.current
+
+    @property
+    def current(self):
+        """The current device of the calling thread."""
+        return self.thread.context - CONTEXT if self.thread.context else self.thread.device
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         assert kind == 1
@@ -249,33 +276,36 @@ class FakeMemory:
 def make_cupy(real, runtime):
     """Return a module to replace cupy in `devices/cuda.py`: real arrays over the fake runtime."""
 
+    stacks = threading.local()
+
     class Device:
+        """As in CuPy 14, where each thread has a stack, and leaving always sets the device again."""
+
         def __init__(self, index):
             self.id = index
-            self.stack = []  # stored in the object, as in CuPy, so threads must not share it
 
         def __enter__(self):
-            self.stack.append(runtime.getDevice())
-            if self.stack[-1] != self.id:
+            stacks.before = [*getattr(stacks, "before", []), runtime.getDevice()]
+            if stacks.before[-1] != self.id:
                 runtime.setDevice(self.id)
             return self
 
         def __exit__(self, *error):
-            runtime.setDevice(self.stack.pop())
+            runtime.setDevice(stacks.before.pop())
 
     class Stream:
         def __init__(self, non_blocking=False):
             assert non_blocking
             runtime.check("streamCreate")
             self.ptr = next(runtime.numbers)
-            runtime.device_of[self.ptr] = runtime.thread.device
+            runtime.device_of[self.ptr] = runtime.current
 
         def __enter__(self):
-            runtime.thread.streams[runtime.thread.device] = self
+            runtime.thread.streams[runtime.current] = self
             return self
 
         def __exit__(self, *error):
-            del runtime.thread.streams[runtime.thread.device]
+            del runtime.thread.streams[runtime.current]
 
     class Event:
         def __init__(self, block=False, disable_timing=False):
@@ -284,12 +314,12 @@ def make_cupy(real, runtime):
             self.ptr = next(runtime.numbers)
             if not disable_timing:
                 runtime.timed.add(self.ptr)
-            runtime.device_of[self.ptr] = runtime.thread.device
+            runtime.device_of[self.ptr] = runtime.current
 
     default = SimpleNamespace(ptr=0)
 
-    def get_current_stream():
-        return runtime.thread.streams.get(runtime.getDevice(), default)
+    def get_current_stream(device_id=-1):
+        return runtime.thread.streams.get(runtime.getDevice() if device_id < 0 else device_id, default)
 
     return SimpleNamespace(
         __version__=real.__version__,
@@ -303,7 +333,11 @@ def make_cupy(real, runtime):
             MemoryPointer=real.cuda.MemoryPointer,
             memory=real.cuda.memory,
             compiler=real.cuda.compiler,
-            driver=SimpleNamespace(CUDADriverError=DriverError),
+            driver=SimpleNamespace(
+                CUDADriverError=DriverError,
+                ctxGetCurrent=runtime.ctxGetCurrent,
+                ctxSetCurrent=runtime.ctxSetCurrent,
+            ),
             runtime=runtime,
             is_available=lambda: runtime.devices > 0 and runtime.driver > 0,
             get_current_stream=get_current_stream,

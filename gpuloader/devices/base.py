@@ -5,6 +5,7 @@ One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +58,9 @@ class Device(Protocol):
     name: str
     direct: bool
     locker: PageLocker | None
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a block for several calls of one thread, in which each of them costs less."""
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory; raise `StagingMemoryError` if there is too little."""

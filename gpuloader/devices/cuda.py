@@ -20,7 +20,8 @@ from gpuloader.base.errors import LoaderError, PlaceError, StagingMemoryError, d
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
-from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, tell_failure, translate
+from gpuloader.devices.cuda_context import Context
+from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, translate
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -72,6 +73,12 @@ def require_cuda(index: int) -> int:
     return count
 
 
+def current_index() -> int:
+    """Return the index of the calling thread's current device; this creates no context."""
+    index: int = cupy.cuda.runtime.getDevice()
+    return index
+
+
 @dataclass(frozen=True, slots=True)
 class CudaMachine:
     """CuPy, CUDA and the GPUs of this machine.
@@ -120,33 +127,30 @@ def _refuse_fork(index: int) -> None:
 
 
 class _Current:
-    """A context with a GPU as the thread's current device; turns CUDA's errors into the package's own.
+    """A block in which a GPU is the thread's current device; turns CUDA's errors into the package's own."""
 
-    Each block needs a new one. A CuPy device object stores the device to return to, so if threads shared it,
-    one thread could return to another thread's device.
-    """
+    __slots__ = ("_before", "_context", "_index")
 
-    __slots__ = ("_device", "_index")
-
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, context: Context) -> None:
         self._index = index
-        self._device = cupy.cuda.Device(index)
+        self._context = context
+        self._before: int | None = None
 
     def __enter__(self) -> None:
         _refuse_fork(self._index)
         try:
-            self._device.__enter__()
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise tell_failure(self._index, error) from error
+            self._before = self._context.enter()
+        except Exception as error:
+            raise translate(cupy, self._index, error) or error from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._device.__exit__(kind, error, trace)
-        except cupy.cuda.runtime.CUDARuntimeError as second:
+            self._context.leave(self._before)
+        except Exception as second:
             if error is None:  # otherwise keep the first error: a failed device refuses every later call
-                raise tell_failure(self._index, second) from second
+                raise translate(cupy, self._index, second) or second from second
         failure = None if error is None else translate(cupy, self._index, error)
         if failure is not None:
             raise failure from error
@@ -188,10 +192,18 @@ class CudaDevice:
         self.index = index
         self._index = index
         self._runtime = cupy.cuda.runtime
+        self._context = Context(cupy, index)
+
+    def current(self) -> _Current:
+        """Return a block in which this GPU is the thread's current device; it costs little if it already is.
+
+        No other GPU is touched; CUDA's errors in the block become the package's own.
+        """
+        return _Current(self._index, self._context)
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
-        with _Current(self._index):
+        with self.current():
             try:
                 return CudaMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
             except self._runtime.CUDARuntimeError as error:
@@ -206,12 +218,12 @@ class CudaDevice:
 
     def stream(self) -> Any:
         """Return a new non-blocking stream."""
-        with _Current(self._index):
+        with self.current():
             return cupy.cuda.Stream(non_blocking=True)
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
-        with _Current(self._index):
+        with self.current():
             return cupy.cuda.Event(block=True, disable_timing=not timed)
 
     def copy_async(
@@ -219,7 +231,7 @@ class CudaDevice:
     ) -> None:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
         if nbytes:
-            with _Current(self._index):  # as in `record`: the stream may be the default stream
+            with self.current():  # as in `record`: the stream may be the default stream
                 address = target.address + offset
                 self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
 
@@ -227,13 +239,13 @@ class CudaDevice:
         """Record `event` on `stream`; do nothing in a forked child, which only releases what it inherited."""
         if _forked:
             return
-        with _Current(self._index):  # handle 0 means the default stream of the current device
+        with self.current():  # handle 0 means the default stream of the current device
             self._refuse_capture(stream)
             self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
         """Make `stream` wait for `event` on the device; raise `LoaderError` if it is being captured."""
-        with _Current(self._index):
+        with self.current():
             self._refuse_capture(stream)
             self._runtime.streamWaitEvent(stream.ptr, event.ptr)
 
@@ -251,8 +263,8 @@ class CudaDevice:
         LoaderError
             The device reports an error.
         """
-        _refuse_fork(self._index)
-        status: int = self._runtime.eventQuery(event.ptr)
+        with self.current():
+            status: int = self._runtime.eventQuery(event.ptr)
         if status in CAPTURED:
             raise tell_capture(self._index, f"CUDA error {status}")
         if status not in (0, _EVENT_NOT_READY):
@@ -265,41 +277,40 @@ class CudaDevice:
         In a forked child, return at once: the work it inherited runs in its parent.
         """
         if not _forked:
-            with _Current(self._index):
+            with self.current():
                 self._runtime.eventSynchronize(event.ptr)
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Return the seconds between two timed events that have been reached, to half a microsecond."""
-        with _Current(self._index):
+        with self.current():
             milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
         return milliseconds / 1000
 
     def consumer_stream(self) -> Any:
         """Return CuPy's current stream of the calling thread on this device."""
-        with _Current(self._index):
-            return cupy.cuda.get_current_stream()
+        return cupy.cuda.get_current_stream(self._index)
 
     def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one CuPy array per field; each of their views keeps `lease` alive."""
-        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, lease, self._index)
-        start = cupy.cuda.MemoryPointer(unowned, 0)
-        return [cupy.ndarray(field.shape, field.dtype, start + field.offset) for field in layout.fields]
+        return self._arrays(memory, layout, lease)
 
     def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
         """Return one CuPy array per field; they keep the memory alive."""
-        with _Current(self._index):
-            unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._index)
-            start = cupy.cuda.MemoryPointer(unowned, 0)
-            return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+        return self._arrays(memory, layout, memory)
+
+    def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
+        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, owner, self._index)
+        start = cupy.cuda.MemoryPointer(unowned, 0)
+        return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`."""
-        with _Current(self._index):
+        with self.current():
             program.run_on_device(self.arrays(memory, program.room), stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""
-        with _Current(self._index):
+        with self.current():
             try:
                 self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
             except self._runtime.CUDARuntimeError as error:
@@ -309,5 +320,5 @@ class CudaDevice:
         """Undo `page_lock`; do nothing in a forked child, where CUDA must not be called."""
         if not _forked:
             # At interpreter exit the driver may already be gone, and its registrations with it.
-            with contextlib.suppress(self._runtime.CUDARuntimeError):
+            with contextlib.suppress(RuntimeError), self.current():
                 self._runtime.hostUnregister(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,10 @@ class HostDevice:
     def __init__(self, locker: PageLocker | None = None) -> None:
         self.name = "cpu" if locker is None else "gpu_pinned"
         self.locker = locker
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a block that changes nothing."""
+        return nullcontext()
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""

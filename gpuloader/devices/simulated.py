@@ -16,7 +16,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +169,10 @@ class SimulatedDevice:
         self._lock = threading.RLock()
         self._default = self.stream()
         self._current = threading.local()
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a block that changes nothing."""
+        return nullcontext()
 
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""

@@ -208,13 +208,18 @@ class Lane:
             return self.lease(staged, landing.mask)
         try:
             slot.stream = self._output.stream()
-            if landing.ready is not None:
-                self.device.wait(slot.stream, landing.ready)
         except BaseException:
-            self._give_back(slot)  # keep it: freeing it here would wait for its copy
+            self._give_back(slot)
             raise
-        arrays = self.device.views(slot.memory, landing.layout, Lease(slot, self._freed))
-        return self._output.convert(arrays, landing.ready)
+        with self.device.current():
+            try:
+                if landing.ready is not None:
+                    self.device.wait(slot.stream, landing.ready)
+            except BaseException:
+                self._give_back(slot)  # keep it: freeing it here would wait for its copy
+                raise
+            arrays = self.device.views(slot.memory, landing.layout, Lease(slot, self._freed))
+            return self._output.convert(arrays, landing.ready)
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""

@@ -10,14 +10,24 @@ import threading
 import numpy as np
 import pytest
 
-from gpuloader import CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, LoaderError, PlaceError, data
+from gpuloader import (
+    CUDAPinnedPlace,
+    CUDAPlace,
+    DataFeeder,
+    DataLoader,
+    LoaderError,
+    PlaceError,
+    TensorDataset,
+    data,
+)
 from gpuloader.base.errors import StagingMemoryError
-from gpuloader.devices import cuda, cuda_failures, opening
+from gpuloader.devices import cuda, cuda_context, cuda_failures, opening
 from gpuloader.devices.opening import cuda_places, default_place, open_device
 from gpuloader.devices.places import CPUPlace
+from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, use_cupy
+from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, run_twins, use_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -33,9 +43,9 @@ def batches(count):
     return lambda: ([np.full((3, 5), n, np.float32), np.full((3, 1), n)] for n in range(count))
 
 
-def load(count, **options):
+def load(count, places="gpu:0", **options):
     loader = DataLoader.from_generator(capacity=3, return_list=True, **options)
-    return loader.set_batch_generator(batches(count), places="gpu:0")
+    return loader.set_batch_generator(batches(count), places=places)
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
@@ -99,7 +109,7 @@ def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
     runtime.failed = 0
 
 
-@pytest.mark.parametrize("method", ["alloc", "stream", "event", "consumer_stream"])
+@pytest.mark.parametrize("method", ["alloc", "stream", "event"])
 def test_every_failure_has_the_packages_type(runtime, method):
     device = open_device(CUDAPlace(0))
     runtime.failed = 700
@@ -170,12 +180,12 @@ class TestSeveralDevices:
             assert runtime.getDevice() == current
         runtime.setDevice(0)
 
-    def test_threads_do_not_get_each_others_device(self, runtime):
+    def test_threads_do_not_get_each_others_device(self, runtime, monkeypatch):
         """Two threads with different current devices use the same device object at once."""
         device = open_device(CUDAPlace(0))
         inside, left = threading.Barrier(2, timeout=10), threading.Event()
         after = {}
-        original = cuda.cupy.cuda.get_current_stream
+        original = runtime.memGetInfo
 
         def meet():
             inside.wait()
@@ -186,17 +196,109 @@ class TestSeveralDevices:
         def visit(current):
             runtime.setDevice(current)
             runtime.thread.came_from = current
-            device.consumer_stream()
+            with device.current():
+                assert runtime.getDevice() == 0
+                runtime.memGetInfo()
             after[current] = runtime.getDevice()
             left.set()
 
-        cuda.cupy.cuda.get_current_stream = meet
+        monkeypatch.setattr(runtime, "memGetInfo", meet)
         threads = [threading.Thread(target=visit, args=(current,)) for current in (0, 1)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert after == {0: 0, 1: 1}
+
+
+class TestContexts:
+    """A context takes some 500 MiB of its GPU, so none may come to exist on a GPU that nobody asked for."""
+
+    @pytest.fixture(autouse=True)
+    def four_devices(self, runtime):
+        runtime.devices = 4
+
+    def in_a_fresh_thread(self, work):
+        """Run `work` in a new thread, whose current device is the first one; return that device after it."""
+        found = []
+
+        def run():
+            work()
+            found.append(cuda.cupy.cuda.runtime.getDevice())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        [device] = found
+        return device
+
+    @pytest.mark.parametrize("places", ["gpu:3", ["gpu:3", "gpu:1"]])
+    def test_only_the_places_have_one(self, runtime, places):
+        def work():
+            loader = DataLoader.from_generator(capacity=2, return_list=True)
+            loader.set_batch_generator(batches(20), places=places)
+            for _ in range(2):
+                for step in loader:
+                    runtime.finish()
+                    assert [one.device.id for one in (step[0] if len(places) == 2 else [step[0]])]
+            del loader, step
+            gc.collect()
+
+        assert self.in_a_fresh_thread(work) == 0  # the thread's device is as before
+        assert runtime.contexts == ({3} if places == "gpu:3" else {1, 3})
+
+    @pytest.mark.parametrize("cache", [None, "device"])
+    def test_nor_by_kernels(self, runtime, monkeypatch, cache):
+        run_twins(monkeypatch, runtime)
+        rows = TensorDataset(np.arange(60, dtype=np.uint8).reshape(20, 3), np.arange(20))
+        options = {"batch_size": 4, "shuffle": True, "transforms": [Cast("0", "int16")], "cache": cache}
+        assert self.in_a_fresh_thread(lambda: list(DataLoader(rows, places="gpu:2", **options))) == 0
+        assert runtime.contexts == {2}
+
+    def test_nor_by_what_another_thread_drops(self, runtime):
+        loader = load(30, places="gpu:3")
+        kept = [[next(iter(loader))]]
+        assert self.in_a_fresh_thread(kept.clear) == 0
+        held = [iter(loader)]
+        del loader
+        assert self.in_a_fresh_thread(lambda: next(held[0])) == 0
+        assert self.in_a_fresh_thread(held.clear) == 0
+        assert runtime.contexts == {3}
+
+    @pytest.mark.parametrize("method", ["query", "synchronize"])
+    def test_nor_by_an_event_that_is_asked(self, runtime, method):
+        device = open_device(CUDAPlace(3))
+        event = device.event()
+        assert self.in_a_fresh_thread(lambda: getattr(device, method)(event)) == 0
+        assert runtime.contexts == {3}
+
+    def test_the_default_place_of_a_rank(self, runtime):
+        place = default_place(local_rank=3)
+        assert self.in_a_fresh_thread(lambda: list(load(5, places=place))) == 0
+        assert runtime.contexts == {3}
+
+    def test_page_locked_host_memory_needs_one_on_the_current_device(self, runtime):
+        def work():
+            runtime.setDevice(2)  # as a program does for its rank
+            list(load(5, places="gpu_pinned"))
+
+        assert self.in_a_fresh_thread(work) == 2
+        assert runtime.contexts == {2}
+
+    def test_a_context_of_another_device_stays_the_current_one(self, runtime):
+        runtime.setDevice(1)
+        list(load(5, places="gpu:3"))
+        assert runtime.getDevice() == 1
+        assert runtime.contexts == {1, 3}
+
+    def test_that_cannot_be_created(self, runtime):
+        device = open_device(CUDAPlace(3))
+        runtime.failed = 2
+        with pytest.raises(LoaderError, match=r"gpu:3 failed: .* 2"):
+            device.stream()
+        runtime.failed = 0
+        assert device.stream().ptr
+        assert runtime.contexts == {3}
 
 
 class TestForkedChild:
@@ -529,10 +631,13 @@ def test_the_default_place_is_the_best_present(runtime):
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():
     """The fake must not hide a misspelled name."""
-    source = inspect.getsource(cuda)
+    source = inspect.getsource(cuda) + inspect.getsource(cuda_context)
     used = set(re.findall(r"(?:self\._runtime|cupy\.cuda\.runtime)\.(\w+)", source))
     assert {"memcpyAsync", "eventRecord", "hostRegister"} <= used
     assert [name for name in used if not hasattr(cupy.cuda.runtime, name)] == []
+    used = set(re.findall(r"self\._driver\.(\w+)", source))
+    assert used == {"ctxGetCurrent", "ctxSetCurrent"}
+    assert [name for name in used if not hasattr(cupy.cuda.driver, name)] == []
     failures = inspect.getsource(cuda_failures)
     used = set(re.findall(r"cupy\.cuda\.(\w+)", source)) | set(re.findall(r"[^.]cuda\.(\w+)\.", failures))
     assert {"runtime", "driver", "memory", "compiler"} <= used
@@ -552,8 +657,11 @@ def test_the_real_cupy_takes_what_the_device_gives():
         cupy.cuda.runtime.hostUnregister: "ptr",
         cupy.cuda.runtime.memGetInfo: "",
         cupy.cuda.runtime.streamIsCapturing: "stream",
+        cupy.cuda.runtime.getDevice: "",
+        cupy.cuda.runtime.setDevice: "device",
+        cupy.cuda.driver.ctxGetCurrent: "",
+        cupy.cuda.driver.ctxSetCurrent: "ctx",
         cupy.cuda.runtime.runtimeGetVersion: "",
-        cupy.cuda.Device: "device",
         cupy.cuda.Memory: "size",
         cupy.cuda.UnownedMemory: "ptr, size, owner, device_id",
         cupy.cuda.MemoryPointer: "mem, offset",
@@ -565,8 +673,6 @@ def test_the_real_cupy_takes_what_the_device_gives():
         assert ", ".join(names) == wanted, function
     assert {"block", "disable_timing"} <= set(inspect.signature(cupy.cuda.Event).parameters)
     assert "non_blocking" in inspect.signature(cupy.cuda.Stream).parameters
-    for name in ("__enter__", "__exit__"):
-        assert hasattr(cupy.cuda.Device(0), name)
     assert cupy.cuda.Stream.null.ptr == 0
     with pytest.raises(TypeError):
         cupy.cuda.runtime.hostUnregister()  # the fake has the signatures asserted above
