@@ -14,6 +14,7 @@ import itertools
 import os
 import threading
 from collections import Counter, deque
+from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -27,7 +28,21 @@ INVALID_HANDLE = 400
 NOT_READY = 600
 NOT_INITIALIZED = 3
 OUT_OF_MEMORY = 2
+CAPTURE_UNSUPPORTED = 900
 CONTEXT = 1000  # the handle of the first device's primary context
+
+
+UNSAFE = {"malloc", "free", "eventQuery", "eventSynchronize", "hostRegister", "hostUnregister"}
+"""The calls that are refused while a stream is captured in a mode other than 'relaxed'."""
+
+
+@dataclass
+class Capture:
+    """A capture of a stream: its mode, the thread that began it, and whether a call has invalidated it."""
+
+    mode: str
+    thread: int
+    broken: bool = False
 
 
 class CudaError(RuntimeError):
@@ -73,7 +88,7 @@ class FakeRuntime:
         If not 0, the status with which every call fails, as after a kernel's illegal memory access.
     memory_left : int
         The largest allocation that succeeds.
-    capturing : set of int
+    captures : dict of int to Capture
         The streams that are being captured into a graph. Work put on them would become part of it.
     contexts : set of int
         The devices whose primary context exists, each of which takes some 500 MiB of its GPU.
@@ -91,7 +106,7 @@ class FakeRuntime:
         self.refuse_registering = False
         self.failed = 0
         self.memory_left = 1 << 40
-        self.capturing = set()
+        self.captures = {}
         self.thread = Thread()
         self.process = os.getpid()
         self.numbers = itertools.count(1)
@@ -106,6 +121,8 @@ class FakeRuntime:
             raise CudaError(NOT_INITIALIZED, "cudaErrorInitializationError")
         if self.failed:
             raise CudaError(self.failed)
+        if name in UNSAFE and self.refuse_capture():
+            raise CudaError(CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported")
         if name not in {"getDevice", "setDevice", "ctxGetCurrent", "ctxSetCurrent"}:
             self.enter(self.current)
 
@@ -148,11 +165,32 @@ class FakeRuntime:
 
     def streamIsCapturing(self, stream):
         self.check("streamIsCapturing")
-        return stream in self.capturing
+        return stream in self.captures
+
+    def begin_capture(self, stream, mode="global"):
+        """Begin to capture a stream in the calling thread; PyTorch's mode is 'global', CuPy's 'relaxed'."""
+        self.captures[stream] = Capture(mode, threading.get_ident())
+
+    def end_capture(self, stream):
+        """End a capture; fail if a call has invalidated it."""
+        assert not self.captures.pop(stream).broken, "a call has invalidated the capture"
+
+    def refuse_capture(self):
+        """Return the status of a call that is not allowed while a stream is captured, and end the capture.
+
+        Allocating, freeing and asking for events is refused to all threads by a capture in mode 'global', to
+        the capturing thread by one in mode 'thread_local', and to nobody in mode 'relaxed'.
+        """
+        status = 0
+        for capture in self.captures.values():
+            here = capture.thread == threading.get_ident()
+            if capture.mode == "global" or (capture.mode == "thread_local" and here):
+                capture.broken, status = True, CAPTURE_UNSUPPORTED
+        return status
 
     def queue(self, stream):
         """Return a stream's pending work; every device has its own default stream."""
-        assert stream not in self.capturing, "the loader's work has become part of a graph"
+        assert stream not in self.captures, "the loader's work has become part of a graph"
         return self.work.setdefault(stream or -1 - self.current, deque())
 
     def device_of_stream(self, stream):

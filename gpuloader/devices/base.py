@@ -79,6 +79,9 @@ class Device(Protocol):
         The caller must not change `source` until the copy has run.
         """
 
+    def captures(self, stream: Stream) -> bool:
+        """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
+
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event."""
 

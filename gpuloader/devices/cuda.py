@@ -240,20 +240,24 @@ class CudaDevice:
         if _forked:
             return
         with self.current():  # handle 0 means the default stream of the current device
-            self._refuse_capture(stream)
             self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Make `stream` wait for `event` on the device; raise `LoaderError` if it is being captured."""
+        """Make `stream` wait for `event` on the device."""
         with self.current():
-            self._refuse_capture(stream)
             self._runtime.streamWaitEvent(stream.ptr, event.ptr)
 
-    def _refuse_capture(self, stream: Any) -> None:
-        """Raise `LoaderError` if our work would become part of a graph, or break its capture."""
-        # The default stream cannot be captured.
-        if stream.ptr and self._runtime.streamIsCapturing(stream.ptr):
-            raise tell_capture(self._index, "its stream is being captured")
+    def captures(self, stream: Any) -> bool:
+        """Return whether `stream` is being captured, so that work put on it would become part of a graph."""
+        if _forked:
+            return False
+        with self.current():  # handle 0 means the default stream of the current device
+            try:
+                return bool(self._runtime.streamIsCapturing(stream.ptr))
+            except self._runtime.CUDARuntimeError as error:
+                if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
+                    return True
+                raise
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run.
@@ -266,7 +270,7 @@ class CudaDevice:
         with self.current():
             status: int = self._runtime.eventQuery(event.ptr)
         if status in CAPTURED:
-            raise tell_capture(self._index, f"CUDA error {status}")
+            raise tell_capture(self.name, f"CUDA error {status}")
         if status not in (0, _EVENT_NOT_READY):
             raise LoaderError(f"{self.name} failed with CUDA error {status} while waiting for a copy")
         return status == 0

@@ -80,6 +80,10 @@ class HostDevice:
         """Copy immediately."""
         target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
 
+    def captures(self, stream: str) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
     def record(self, event: str, stream: str) -> None:
         """Do nothing: no work is ever pending."""
 

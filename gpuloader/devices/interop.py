@@ -12,6 +12,7 @@ copy has run.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, PlaceError
 from gpuloader.devices.base import Device, Event, Stream
+from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
@@ -136,6 +138,24 @@ class CopiedOutput:
             copies.append(self._copy(source))
             self._in_flight.append((array, source, copies[-1]))  # keep `array` too: wrapping may convert it
         return copies
+
+
+def find_capture(device: Device, output: Output) -> LoaderError | None:
+    """Return the error for a batch that is requested while the calling thread captures a graph, or None.
+
+    It asks for the states of streams alone, because many other calls, by any thread, would invalidate the
+    capture. Those are the stream on which the batch will be used, and CuPy's and PyTorch's current ones.
+    """
+    if device.direct:
+        return None
+    stream, own = output.stream(), device.consumer_stream()
+    captured = device.captures(stream) or (own is not stream and device.captures(own))
+    if not captured:
+        torch: Any = sys.modules.get("torch")
+        captured = (
+            torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        )
+    return tell_capture(device.name, "its stream is being captured") if captured else None
 
 
 def check_output(name: object) -> str | None:

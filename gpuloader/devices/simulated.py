@@ -253,6 +253,10 @@ class SimulatedDevice:
             arrays = self.arrays(memory, program.room)
             self._put(stream, lambda: program.run_on_host(arrays), 0.0)
 
+    def captures(self, stream: SimulatedStream) -> bool:  # noqa: ARG002
+        """Return False: there are no graphs."""
+        return False
+
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""
         with self._lock:

@@ -253,6 +253,10 @@ class Loading:
         self._fetching = self._make_fetching(collation, workers, gatherer)
         self._climb = self._fetching.climb(self._delivery.prefetch)
 
+    def refuse_capture(self) -> None:
+        """Raise `LoaderError` if the calling thread captures a graph, so that no epoch can begin."""
+        self._delivery.refuse_capture()
+
     def begin(self, progress: Progress) -> Epoch:
         """Open an epoch at the user's position, for the rank that this process has now.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuloader.devices.base import Device
-from gpuloader.devices.interop import Output, open_output
+from gpuloader.devices.interop import Output, find_capture, open_output
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import Place
 from gpuloader.staging.arena import PageLocker
@@ -71,6 +71,12 @@ class Delivery:
         outputs = tuple(open_output(output, device, stream) for device in devices)
         prefetch = 0 if all(device.direct for device in devices) else prefetch
         return cls(tuple(places), devices, outputs, prefetch, drop_last, shards, remainder)
+
+    def refuse_capture(self) -> None:
+        """Raise `LoaderError` if the calling thread captures a graph, before anything else is called."""
+        for device, output in zip(self.devices, self.outputs, strict=True):
+            if (error := find_capture(device, output)) is not None:
+                raise error
 
     @property
     def on_host(self) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
-from gpuloader.devices.interop import NativeOutput, Output
+from gpuloader.devices.interop import NativeOutput, Output, find_capture
 from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
 from gpuloader.pipeline.masks import Mask
@@ -137,6 +138,10 @@ class Lane:
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
 
+    def find_capture(self) -> LoaderError | None:
+        """Return the error for a batch that is requested while this thread captures a graph, or None."""
+        return find_capture(self.device, self._output)
+
     def compute(self, program: Program, memory: DeviceMemory) -> None:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
         self.device.run(program, memory, self._copy_stream)
@@ -242,8 +247,13 @@ class Lane:
 
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
-        while self._freed:
+        for _ in range(len(self._freed)):
             slot = self._freed[0]
+            if self.device.captures(
+                slot.stream
+            ):  # for another thread, whose graph the event would be part of
+                self._freed.rotate(-1)
+                continue
             self.device.record(slot.released, slot.stream)  # if this raises, the slot stays for the next try
             self._freed.popleft()
             slot.used = True
@@ -313,6 +323,8 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         write(view)
     if device.direct:
         return lease_views(slot, layout, deque())
+    if (error := find_capture(device, NativeOutput(device))) is not None:
+        raise error
     stream, done = device.consumer_stream(), device.event()
     memory = device.alloc(layout.nbytes)
     device.copy_async(memory, slot, layout.nbytes, stream)

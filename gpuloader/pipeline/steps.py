@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.lane import Landing, Lane
@@ -54,6 +54,8 @@ class Pipeline:
         Nanoseconds that the latest `next_step` waited for the fetcher.
     prefetch : int
         As given; may be changed between steps.
+    copies : bool
+        Whether some batches are copied to a device.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Pipeline:
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
+        self.copies = not all(lane.device.direct for lane in lanes)
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
         self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
         self.prefetch = prefetch
@@ -195,8 +198,15 @@ class Pipeline:
             self._ring.release(staged.slot)
         self._group = []
 
-    def close(self) -> bool:
-        """End the epoch: stop fetching, wait for copies in progress, and take every slot back.
+    def find_capture(self) -> LoaderError | None:
+        """Return the error for a step that is requested while this thread captures a graph, or None."""
+        for lane in self._copying_lanes:
+            if (error := lane.find_capture()) is not None:
+                return error
+        return None
+
+    def stop(self) -> bool:
+        """Stop fetching, which calls no device.
 
         Returns
         -------
@@ -206,10 +216,13 @@ class Pipeline:
         self._ending = QueueClosed("the epoch was closed")
         stopped = self._fetch.close()
         self._drop_group()
+        return stopped
+
+    def finish(self) -> None:
+        """Wait for copies in progress, and take every slot back; called once, after `stop`."""
         while self._flying:
             for lane, landing in zip(self._lanes, self._flying.popleft(), strict=False):
                 lane.discard(landing)
         for lane in self._lanes:
             lane.close()
         self._drain()
-        return stopped

@@ -1,11 +1,14 @@
 """The CUDA device over a fake runtime; tests/gpu tests the behavior of CuPy itself on hardware."""
 
+import contextlib
 import gc
 import inspect
 import itertools
 import os
 import re
+import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,9 +27,10 @@ from gpuloader.base.errors import StagingMemoryError
 from gpuloader.devices import cuda, cuda_context, cuda_failures, opening
 from gpuloader.devices.opening import cuda_places, default_place, open_device
 from gpuloader.devices.places import CPUPlace
+from gpuloader.pipeline import epoch as pipeline_epoch
 from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
-from tests.fakes import nothing_left_behind
+from tests.fakes import loader_threads, nothing_left_behind
 from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, run_twins, use_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -477,43 +481,145 @@ class TestKernelsFail:
         assert caught.value is error
 
 
+@pytest.fixture(params=["global", "thread_local", "relaxed"])
+def capture(request, runtime):
+    """Return a context in which a new stream is current and is captured; the capture must survive it."""
+
+    @contextlib.contextmanager
+    def begin(stream=None, *, current=True):
+        stream = stream or cuda.cupy.cuda.Stream(non_blocking=True)
+        with stream if current else contextlib.nullcontext():
+            runtime.begin_capture(stream.ptr, request.param)
+            try:
+                yield stream
+            finally:
+                runtime.end_capture(stream.ptr)
+
+    return begin
+
+
+REFUSED = "gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture"
+
+
 class TestAStreamBeingCaptured:
     """Our events and waits would become part of the user's graph, so asking for a batch is an error."""
 
-    def test_is_refused_where_a_batch_is_asked_for(self, runtime):
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    def test_a_batch_is_refused_and_nothing_else_happens(self, runtime, capture):
+        """Neither the capture nor the epoch ends."""
+        epoch = iter(load(10))
+        numbers = [self.number(runtime, next(epoch))]
+        with capture():
+            before = {**runtime.calls}
+            for _ in range(3):
+                with pytest.raises(LoaderError, match=REFUSED):
+                    next(epoch)
+            asked = {name for name, count in runtime.calls.items() if count > before.get(name, 0)}
+            assert asked <= {"getDevice", "streamIsCapturing"}
+        numbers += [self.number(runtime, batch) for batch in epoch]
+        assert numbers == list(range(10))
+
+    def number(self, runtime, batch):
+        runtime.finish()
+        return int(read(batch[0])[0, 0])
+
+    def test_an_epoch_does_not_begin(self, runtime, capture, monkeypatch):
+        run_twins(monkeypatch, runtime)
+        for loader in (load(10), DataLoader(TensorDataset(np.arange(10)), places="gpu:0", cache="device")):
+            epoch = iter(loader)
+            with capture(), pytest.raises(LoaderError, match=REFUSED):
+                next(epoch)
+            assert len(list(epoch)) == 10
+
+    def test_a_loop_that_fails_inside_closes_its_epoch_later(self, runtime, capture):
+        """Leaving the loop would wait for copies; the next epoch does, and takes the slots back."""
         loader = load(10)
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:
             epoch = iter(loader)
             next(epoch)
-            runtime.capturing.add(stream.ptr)
-            with pytest.raises(
-                LoaderError, match="gpu:0: its stream is being captured; a loader cannot deliver"
-            ):
-                next(epoch)
-            runtime.capturing.clear()
-            assert list(epoch) == []
-            numbers = []
-            for images, _ in loader:  # the road works again
-                runtime.finish()
-                numbers.append(int(read(images)[0, 0]))
-        assert numbers == list(range(10))
+        with capture(stream):
+            with pytest.raises(LoaderError, match=REFUSED):
+                for _ in epoch:
+                    pass
+            epoch.close()
+            assert not loader_threads()
+            assert list(loader._idle) == []
+            list(load(3, places="cpu"))  # must not take what is left of the epoch, either
+        found = [self.number(runtime, batch) for batch in loader]
+        assert found == list(range(10))
+        [road] = loader._idle
+        assert road.ring.free == road.ring.count
 
-    def test_is_left_alone_by_what_is_held_and_dropped(self, runtime):
+    def test_what_closes_late_does_so_at_the_latest_with_the_program(self, runtime, capture):
+        loader = load(10)
+        epoch = iter(loader)
+        next(epoch)
+        with capture():
+            epoch.close()
+        assert list(loader._idle) == []
+        pipeline_epoch._close_running()
+        [road] = loader._idle
+        assert road.ring.free == road.ring.count
+
+    def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):
+        """The loader's arrays are CuPy's, on the default stream, and the capture is PyTorch's."""
+        states = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: True)
+        epoch = iter(load(10))
+        next(epoch)
+        with monkeypatch.context() as patch, capture(current=False):
+            patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=states))
+            with pytest.raises(LoaderError, match=REFUSED):
+                next(epoch)
+        assert len(list(epoch)) == 9
+
+    def test_that_is_named_counts(self, runtime, capture):
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        stream.__cuda_stream__ = lambda: (0, stream.ptr)
+        loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", stream=stream)
+        epoch = iter(loader)
+        next(epoch)
+        with capture(stream, current=False), pytest.raises(LoaderError, match=REFUSED):
+            next(epoch)
+        assert len(list(epoch)) == 9
+
+    def test_the_feeder_is_refused(self, runtime, capture):
+        feeder = DataFeeder([data("x", [None, 2])], "gpu:0")
+        with capture(), pytest.raises(LoaderError, match=REFUSED):
+            feeder.feed([([1, 2],)])
+        assert read(feeder.feed([([1, 2],)])["x"]).tolist() == [[1, 2]]
+
+    def test_is_left_alone_by_what_is_held_and_dropped(self, runtime, capture):
         """Batches may be used and dropped during a capture: nothing is called until the next is requested."""
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:
             epoch = iter(load(10))
             batch = next(epoch)
-            runtime.finish()
-            runtime.capturing.add(stream.ptr)
+        runtime.finish()
+        with capture(stream):
             before = runtime.calls.total()
             assert read(batch[0])[0, 0] == 0
             del batch
             gc.collect()
             assert runtime.calls.total() == before
-            runtime.capturing.clear()
+        with stream:
             assert len(list(epoch)) == 9
+
+    def test_by_another_thread_is_not_put_anything_on(self, runtime):
+        """A batch was delivered to a stream that another thread captures when its slot comes back."""
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        epoch = iter(load(10))
+        with stream:
+            batch = next(epoch)
+        runtime.begin_capture(stream.ptr, "relaxed")
+        del batch
+        gc.collect()
+        for _ in range(3):
+            next(epoch)
+        [lane] = epoch._road.lanes
+        assert [slot.stream for slot in lane._freed].count(stream) == 1
+        runtime.end_capture(stream.ptr)
+        assert len(list(epoch)) == 6
+        assert stream not in [slot.stream for slot in lane._freed]
 
     @pytest.mark.parametrize("call", ["record", "query"])
     def test_whatever_says_so(self, runtime, call):

@@ -365,7 +365,7 @@ def fake_framework(request, monkeypatch, runtime):
 
     module = ModuleType(request.param)
     if request.param == "torch":
-        module.cuda = SimpleNamespace(current_stream=current_stream)
+        module.cuda = SimpleNamespace(current_stream=current_stream, is_initialized=lambda: False)
     else:
         module.device = SimpleNamespace(cuda=SimpleNamespace(current_stream=current_stream))
     dlpack = ModuleType(f"{request.param}.utils.dlpack")
