@@ -88,6 +88,8 @@ class FakeRuntime:
         If not 0, the status with which every call fails, as after a kernel's illegal memory access.
     memory_left : int
         The largest allocation that succeeds.
+    memory : dict of int to numpy.ndarray
+        The allocated memory, by address.
     captures : dict of int to Capture
         The streams that are being captured into a graph. Work put on them would become part of it.
     contexts : set of int
@@ -107,6 +109,7 @@ class FakeRuntime:
         self.failed = 0
         self.memory_left = 1 << 40
         self.captures = {}
+        self.memory, self.freed = {}, []
         self.thread = Thread()
         self.process = os.getpid()
         self.numbers = itertools.count(1)
@@ -162,6 +165,22 @@ class FakeRuntime:
     def memGetInfo(self):
         self.check("memGetInfo")
         return self.memory_left, 1 << 40
+
+    def malloc(self, nbytes):
+        self.check("malloc")
+        if nbytes > self.memory_left:
+            raise CudaError(OUT_OF_MEMORY, "cudaErrorMemoryAllocation")
+        memory = np.full(nbytes, 0xAB, np.uint8)
+        self.memory[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+    def free(self, address):
+        self.check("free")
+        memory = self.memory.pop(address)
+        self.freed.append(memory)  # not given back, so that late work on it is seen and does no harm
+        while self.step():  # as in CUDA, this waits for the whole device
+            pass
+        memory[:] = 0xCD
 
     def streamIsCapturing(self, stream):
         self.check("streamIsCapturing")
@@ -302,15 +321,6 @@ class FakeRuntime:
         return seen
 
 
-class FakeMemory:
-    def __init__(self, runtime, nbytes):
-        runtime.check("malloc")
-        if nbytes > runtime.memory_left:
-            raise CudaError(OUT_OF_MEMORY, "cudaErrorMemoryAllocation")
-        self.bytes = np.full(nbytes, 0xAB, np.uint8)
-        self.ptr = self.bytes.ctypes.data
-
-
 def make_cupy(real, runtime):
     """Return a module to replace cupy in `devices/cuda.py`: real arrays over the fake runtime."""
 
@@ -366,7 +376,6 @@ def make_cupy(real, runtime):
             Device=Device,
             Stream=Stream,
             Event=Event,
-            Memory=lambda nbytes: FakeMemory(runtime, nbytes),
             UnownedMemory=real.cuda.UnownedMemory,
             MemoryPointer=real.cuda.MemoryPointer,
             memory=real.cuda.memory,

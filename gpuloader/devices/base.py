@@ -82,6 +82,9 @@ class Device(Protocol):
     def captures(self, stream: Stream) -> bool:
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
 
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a graph on one of its current streams."""
+
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event."""
 

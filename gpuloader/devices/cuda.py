@@ -6,12 +6,14 @@ Why it calls CUDA the way it does:
 - Events carry no timing unless requested, which makes waiting for them cheapest.
 - It calls `runtime.eventQuery` instead of `Event.done`, which takes a failed device for a busy one.
 - Memory comes from `cudaMalloc`. CuPy's pool would give a freed block to the next copy while kernels may
-  still read it; `cudaFree` waits for them.
+  still read it; `cudaFree` waits for them. It would also end a capture, so it is postponed during one.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, translate
+from gpuloader.devices.foreign_places import is_torch_capturing
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -167,12 +170,15 @@ class CudaMemory:
         The device pointer.
     """
 
-    __slots__ = ("_memory", "address", "nbytes")
+    __slots__ = ("_free", "address", "nbytes")
 
-    def __init__(self, memory: Any, nbytes: int) -> None:
-        self._memory = memory
+    def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
+        self._free = free
         self.nbytes = nbytes
-        self.address: int = memory.ptr
+        self.address = address
+
+    def __del__(self) -> None:
+        self._free(self.address)
 
 
 class CudaDevice:
@@ -193,6 +199,7 @@ class CudaDevice:
         self._index = index
         self._runtime = cupy.cuda.runtime
         self._context = Context(cupy, index)
+        self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
 
     def current(self) -> _Current:
         """Return a block in which this GPU is the thread's current device; it costs little if it already is.
@@ -203,9 +210,10 @@ class CudaDevice:
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
+        self._reclaim()
         with self.current():
             try:
-                return CudaMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
+                return CudaMemory(self._runtime.malloc(max(nbytes, 1)), nbytes, self._free)
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _OUT_OF_MEMORY:
                     raise
@@ -215,6 +223,27 @@ class CudaDevice:
                     "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
                     "cupy.get_default_memory_pool().free_all_blocks()"
                 ) from error
+
+    def _free(self, address: int) -> None:
+        self._discard(self._runtime.free, address)
+
+    def _discard(self, call: Callable[[int], None], address: int, memory: object = None) -> None:
+        """Give up memory by a call that would end a capture: now, or later if the thread captures a graph.
+
+        Finalizers call this in any thread. `memory` is kept until then.
+        """
+        self._discarded.append((call, address, memory))
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        # At interpreter exit, or if the device has failed, CUDA refuses.
+        with contextlib.suppress(RuntimeError, IndexError):  # another thread may take the last entry
+            if not self._discarded or _forked or self.is_capturing():
+                return
+            with self.current():
+                while True:
+                    call, address, _ = self._discarded.popleft()
+                    call(address)
 
     def stream(self) -> Any:
         """Return a new non-blocking stream."""
@@ -258,6 +287,10 @@ class CudaDevice:
                 if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
                     return True
                 raise
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a graph on its current stream of CuPy or PyTorch."""
+        return self.captures(self.consumer_stream()) or is_torch_capturing()
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run.
@@ -320,9 +353,6 @@ class CudaDevice:
             except self._runtime.CUDARuntimeError as error:
                 raise OSError(f"cudaHostRegister: {error}") from error
 
-    def page_unlock(self, address: int) -> None:
-        """Undo `page_lock`; do nothing in a forked child, where CUDA must not be called."""
-        if not _forked:
-            # At interpreter exit the driver may already be gone, and its registrations with it.
-            with contextlib.suppress(RuntimeError), self.current():
-                self._runtime.hostUnregister(address)
+    def page_unlock(self, address: int, memory: object) -> None:
+        """Undo `page_lock`, or do it later if the thread captures a graph; do nothing in a forked child."""
+        self._discard(self._runtime.hostUnregister, address, memory)

@@ -84,6 +84,10 @@ class HostDevice:
         """Return False: there are no graphs."""
         return False
 
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
     def record(self, event: str, stream: str) -> None:
         """Do nothing: no work is ever pending."""
 

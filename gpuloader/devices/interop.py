@@ -12,7 +12,6 @@ copy has run.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,14 +147,9 @@ def find_capture(device: Device, output: Output) -> LoaderError | None:
     """
     if device.direct:
         return None
-    stream, own = output.stream(), device.consumer_stream()
-    captured = device.captures(stream) or (own is not stream and device.captures(own))
-    if not captured:
-        torch: Any = sys.modules.get("torch")
-        captured = (
-            torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        )
-    return tell_capture(device.name, "its stream is being captured") if captured else None
+    if device.is_capturing() or device.captures(output.stream()):
+        return tell_capture(device.name, "its stream is being captured")
+    return None
 
 
 def check_output(name: object) -> str | None:

@@ -257,6 +257,10 @@ class SimulatedDevice:
         """Return False: there are no graphs."""
         return False
 
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import LoaderError
+from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
 from gpuloader.devices.interop import NativeOutput, Output, find_capture
@@ -129,6 +129,7 @@ class Lane:
         self._free: deque[DeviceSlot] = deque()
         self._freed: deque[DeviceSlot] = deque()
         self._nbytes = 0  # of each new slot
+        self._outgrown: list[DeviceSlot] = []  # too small for the batches of this epoch
         self._out = 0  # slots in use now
         self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
         # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
@@ -195,13 +196,26 @@ class Lane:
     def _take(self, nbytes: int) -> DeviceSlot:
         slot = self._free.popleft() if self._free else None
         if slot is None or slot.memory.nbytes < nbytes:
-            # Dropping a slot that is too small frees its memory after its last use, and its events.
+            if slot is not None:
+                self._outgrown.append(slot)
             if nbytes > self._nbytes:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
-            slot = DeviceSlot(self.device.alloc(self._nbytes), self.device.event(), self.device.event())
+            slot = DeviceSlot(self._alloc(self._nbytes), self.device.event(), self.device.event())
         self._out += 1
         self._most = max(self._most, self._out)
         return slot
+
+    def _alloc(self, nbytes: int) -> DeviceMemory:
+        try:
+            return self.device.alloc(nbytes)
+        except StagingMemoryError:
+            too_small = [slot for slot in self._free if slot.memory.nbytes < nbytes]
+            if not too_small and not self._outgrown:
+                raise
+            self._free = deque(slot for slot in self._free if slot not in too_small)
+            self._outgrown.clear()
+            del too_small
+            return self.device.alloc(nbytes)
 
     def deliver(self, landing: Landing) -> list[Any]:
         """Return a batch's arrays, which hold its lease, and its mask last if it has one.
@@ -283,7 +297,9 @@ class Lane:
             pass
         self._timer.forget()
         # Freeing memory waits for the whole device, so slots are freed between epochs only.
-        kept = max(self._most, self._most_before, self.prefetch + 1 + SPARE)
+        self._outgrown.clear()
+        # How many are in flight depends on the reader's speed, so the most in use varies by that number.
+        kept = max(self._most, self._most_before, SPARE) + self.prefetch + 1
         while self._free and len(self._free) + self._out > kept:
             self._free.pop()
         self._most_before, self._most = self._most, self._out

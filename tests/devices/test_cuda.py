@@ -43,6 +43,23 @@ def runtime(monkeypatch):
         yield fake
 
 
+@pytest.fixture(params=["global", "thread_local", "relaxed"])
+def capture(request, runtime):
+    """Return a context in which a new stream is current and is captured; the capture must survive it."""
+
+    @contextlib.contextmanager
+    def begin(stream=None, *, current=True):
+        stream = stream or cuda.cupy.cuda.Stream(non_blocking=True)
+        with stream if current else contextlib.nullcontext():
+            runtime.begin_capture(stream.ptr, request.param)
+            try:
+                yield stream
+            finally:
+                runtime.end_capture(stream.ptr)
+
+    return begin
+
+
 def batches(count):
     return lambda: ([np.full((3, 5), n, np.float32), np.full((3, 1), n)] for n in range(count))
 
@@ -425,6 +442,96 @@ class TestMemoryRunsOut:
             device.run(Sorting(), device.alloc(LAYOUT.nbytes), device.stream())
 
 
+def ragged(sizes):
+    """Return a reader of batches with these numbers of rows."""
+    return lambda: ([np.full((size, 100), n, np.float32)] for n, size in enumerate(sizes))
+
+
+class TestDeviceMemory:
+    """`cudaMalloc` and `cudaFree` wait for the whole device, so a loop does not call them again and again."""
+
+    def test_is_allocated_once_for_a_user_who_holds_batches(self, runtime):
+        """As with gradient accumulation: eight batches are held, then all are dropped."""
+        loader, held = load(48), []
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                held.append(batch)
+                del batch
+                if len(held) == 8:
+                    held.clear()
+                if not epoch and number == 8:
+                    runtime.calls.clear()
+        assert (runtime.calls["malloc"], runtime.calls["free"]) == (0, 0)
+
+    def test_is_not_freed_while_batches_grow(self, runtime):
+        sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 34, 21, 13, 8, 5, 3, 2, 1, 60, 61, 62, 63, 64]
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        loader.set_batch_generator(ragged(sizes), places="gpu:0")
+        for epoch in range(4):
+            seen = []
+            for [batch] in loader:
+                assert runtime.calls["free"] == 0
+                seen.append(runtime.launch_read(batch))
+            del batch
+            runtime.finish()
+            assert [(len(rows), rows[0, 0]) for [rows] in seen] == [(size, n) for n, size in enumerate(sizes)]
+            if epoch:
+                assert runtime.calls["malloc"] == 0
+            runtime.calls.clear()
+        gc.collect()
+        [road] = loader._idle
+        [lane] = road.lanes
+        assert len(runtime.memory) == len(lane._free) + len(lane._freed) <= 4
+
+    def test_that_was_outgrown_is_given_up_if_the_device_is_full(self, runtime, monkeypatch):
+        limit, malloc = 100_000, runtime.malloc
+
+        def malloc_within_limit(nbytes):
+            if sum(map(len, runtime.memory.values())) + nbytes > limit:
+                raise CudaError(2, "cudaErrorMemoryAllocation")
+            return malloc(nbytes)
+
+        monkeypatch.setattr(runtime, "malloc", malloc_within_limit)
+        sizes = [10] * 4 + [20] * 4 + [30] * 4 + [40] * 4
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        loader.set_batch_generator(ragged(sizes), places="gpu:0")
+        numbers = []
+        for [batch] in loader:
+            runtime.finish()
+            numbers.append(int(read(batch)[0, 0]))
+        assert numbers == list(range(16))
+        assert runtime.calls["free"]
+
+    def test_of_a_dropped_loader_is_freed_with_the_last_batch(self, runtime):
+        loader = load(5)
+        kept = list(loader)
+        del loader
+        gc.collect()
+        assert len(runtime.memory) == 5  # those of the batches
+        kept.clear()
+        gc.collect()
+        assert not runtime.memory
+
+    def test_is_freed_after_a_capture(self, runtime, capture):
+        """Whatever a finalizer gives up during a capture: batches of a dropped loader, and loaders."""
+        loaders, kept = [load(5), load(5)], []
+        for loader in loaders:
+            kept += list(loader)
+        runtime.finish()
+        del loaders[0], loader
+        gc.collect()
+        with capture():
+            kept.clear()
+            loaders.clear()
+            gc.collect()
+            assert len(runtime.memory) >= 10
+            assert len(runtime.registered) == 1
+        list(load(1))
+        gc.collect()
+        assert not runtime.memory
+        assert not runtime.registered
+
+
 class TestKernelsFail:
     """Launches raise errors of the driver, the compiler or the library loader, not of the runtime."""
 
@@ -479,23 +586,6 @@ class TestKernelsFail:
         with pytest.raises(LoaderError) as caught:
             device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
         assert caught.value is error
-
-
-@pytest.fixture(params=["global", "thread_local", "relaxed"])
-def capture(request, runtime):
-    """Return a context in which a new stream is current and is captured; the capture must survive it."""
-
-    @contextlib.contextmanager
-    def begin(stream=None, *, current=True):
-        stream = stream or cuda.cupy.cuda.Stream(non_blocking=True)
-        with stream if current else contextlib.nullcontext():
-            runtime.begin_capture(stream.ptr, request.param)
-            try:
-                yield stream
-            finally:
-                runtime.end_capture(stream.ptr)
-
-    return begin
 
 
 REFUSED = "gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture"
@@ -747,7 +837,7 @@ def test_every_name_the_device_uses_is_in_the_real_cupy():
     failures = inspect.getsource(cuda_failures)
     used = set(re.findall(r"cupy\.cuda\.(\w+)", source)) | set(re.findall(r"[^.]cuda\.(\w+)\.", failures))
     assert {"runtime", "driver", "memory", "compiler"} <= used
-    assert {"Stream", "Event", "Memory", "UnownedMemory"} <= used
+    assert {"Stream", "Event", "UnownedMemory"} <= used
     assert [name for name in used if not hasattr(cupy.cuda, name)] == []
 
 
@@ -768,7 +858,8 @@ def test_the_real_cupy_takes_what_the_device_gives():
         cupy.cuda.driver.ctxGetCurrent: "",
         cupy.cuda.driver.ctxSetCurrent: "ctx",
         cupy.cuda.runtime.runtimeGetVersion: "",
-        cupy.cuda.Memory: "size",
+        cupy.cuda.runtime.malloc: "size",
+        cupy.cuda.runtime.free: "ptr",
         cupy.cuda.UnownedMemory: "ptr, size, owner, device_id",
         cupy.cuda.MemoryPointer: "mem, offset",
         cupy.cuda.get_current_stream: "device_id",

@@ -97,6 +97,20 @@ class TestGraphsOfTorch:
         assert doubled.tolist() == [2, 2, 2, 2]
         assert len(list(epoch)) == 10
 
+    def test_dropping_the_last_batches_of_a_loader_and_a_loader(self, torch):
+        """Their memory is freed later; `cudaFree` and `cudaHostUnregister` would end the capture."""
+        kept, loaders = list(load(output="torch")), [load(output="torch")]
+        kept += list(loaders[0])
+        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            doubled = static * 2
+            kept.clear()
+            loaders.clear()
+        graph.replay()
+        assert doubled.tolist() == [2, 2, 2, 2]
+        assert len(list(load())) == 16
+
 
 def test_batches_kept_beyond_the_devices_memory():
     """The error has the numbers, kept batches stay intact, and later loaders work."""
