@@ -29,6 +29,7 @@ NOT_READY = 600
 NOT_INITIALIZED = 3
 OUT_OF_MEMORY = 2
 CAPTURE_UNSUPPORTED = 900
+PER_THREAD = 2  # the handle of the calling thread's default stream
 CONTEXT = 1000  # the handle of the first device's primary context
 
 
@@ -77,6 +78,7 @@ class Thread(threading.local):
         self.device = 0
         self.context = 0
         self.streams = {}
+        self.default_streams = {}
 
 
 class FakeRuntime:
@@ -112,7 +114,8 @@ class FakeRuntime:
         self.memory, self.freed = {}, []
         self.thread = Thread()
         self.process = os.getpid()
-        self.numbers = itertools.count(1)
+        self.numbers = itertools.count(PER_THREAD + 1)
+        self.of_threads = {}  # the per-thread default streams of each device
         self.work = {}
         self.marks = {}
         self.device_of = {}  # maps streams and events to their device
@@ -208,12 +211,35 @@ class FakeRuntime:
         return status
 
     def queue(self, stream):
-        """Return a stream's pending work; every device has its own default stream."""
+        """Return a stream's pending work, to which the caller adds.
+
+        Every device has its own legacy default stream, 0 or 1, and in each thread a per-thread default
+        stream, 2. They wait for one another; all other streams here are non-blocking.
+        """
         assert stream not in self.captures, "the loader's work has become part of a graph"
-        return self.work.setdefault(stream or -1 - self.current, deque())
+        if stream > PER_THREAD:
+            return self.work.setdefault(stream, deque())
+        legacy, of_threads = -1 - self.current, self.of_threads.setdefault(self.current, [])
+        if stream == PER_THREAD:
+            number = self.thread.default_streams.setdefault(self.current, -next(self.numbers) - 100)
+            if number not in of_threads:
+                of_threads.append(number)
+            self.join(number, [legacy])
+            return self.work[number]
+        self.join(legacy, of_threads)
+        return self.work[legacy]
+
+    def join(self, number, others):
+        """Make a stream wait for what is on others now."""
+        for other in others:
+            if self.work.setdefault(other, deque()):
+                mark = Mark()
+                self.work[other].append((None, mark.reach))
+                self.work.setdefault(number, deque()).append((mark, lambda: None))
+        self.work.setdefault(number, deque())
 
     def device_of_stream(self, stream):
-        return self.device_of[stream] if stream else self.current
+        return self.device_of[stream] if stream > PER_THREAD else self.current
 
     @property
     def current(self):

@@ -106,6 +106,12 @@ class Device(Protocol):
     def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
         """Enqueue a program on `stream`; it computes within `memory`."""
 
+    def keep(self, stream: Stream) -> Stream:
+        """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
+
+    def holds(self, memory: DeviceMemory, array: Any) -> bool:
+        """Return whether an array, of whichever library, lies in `memory`."""
+
     def consumer_stream(self) -> Stream:
         """Return the stream that the calling thread currently computes on."""
 

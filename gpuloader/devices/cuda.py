@@ -12,6 +12,7 @@ Why it calls CUDA the way it does:
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, translate
+from gpuloader.devices.foreign_arrays import as_stream, find_address
 from gpuloader.devices.foreign_places import is_torch_capturing
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
@@ -41,6 +43,7 @@ _HOST_TO_DEVICE = 1
 _REGISTER_PORTABLE = 1
 _OUT_OF_MEMORY = 2
 _EVENT_NOT_READY = 600
+_LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 
 _forked = False
 
@@ -157,6 +160,27 @@ class _Current:
         failure = None if error is None else translate(cupy, self._index, error)
         if failure is not None:
             raise failure from error
+
+
+class _ThreadsStream:
+    """The per-thread default stream of one thread, to which any thread may refer.
+
+    Its handle means the stream of the thread that makes the call. In other threads the legacy default stream
+    stands for it: it waits for all blocking streams, and per-thread default streams are blocking.
+    """
+
+    @property
+    def ptr(self) -> int:
+        """The handle that the calling thread can record events on."""
+        return _PER_THREAD if _this_thread.stream is self else _LEGACY
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.stream = _ThreadsStream()
+
+
+_this_thread = _Thread()
 
 
 class CudaMemory:
@@ -322,6 +346,16 @@ class CudaDevice:
         with self.current():
             milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
         return milliseconds / 1000
+
+    def keep(self, stream: Any) -> Any:
+        """Return a stream of CuPy or of another library in a form that any thread can record on."""
+        found = stream if hasattr(stream, "ptr") else as_stream(stream)
+        return _this_thread.stream if found.ptr == _PER_THREAD else found
+
+    def holds(self, memory: CudaMemory, array: Any) -> bool:
+        """Return whether an array of CuPy, or a tensor of another library, lies in `memory`."""
+        address = find_address(array)
+        return address is not None and memory.address <= address < memory.address + max(memory.nbytes, 1)
 
     def consumer_stream(self) -> Any:
         """Return CuPy's current stream of the calling thread on this device."""

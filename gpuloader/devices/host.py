@@ -113,6 +113,14 @@ class HostDevice:
         """Return one NumPy array per field."""
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
+    def keep(self, stream: str) -> str:
+        """Return the stream itself."""
+        return stream
+
+    def holds(self, memory: HostBuffer, array: Any) -> bool:
+        """Return whether an array lies in host memory of this size and place."""
+        return bool(np.may_share_memory(memory.bytes, array))
+
     def consumer_stream(self) -> str:
         """Return the host's only stream."""
         return _ONLY_STREAM

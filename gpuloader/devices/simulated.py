@@ -314,6 +314,14 @@ class SimulatedDevice:
         self.record(event, stream)
         self.synchronize(event)
 
+    def keep(self, stream: SimulatedStream) -> SimulatedStream:
+        """Return the stream itself."""
+        return stream
+
+    def holds(self, memory: SimulatedMemory, array: Any) -> bool:
+        """Return whether an array of a batch lies in `memory`."""
+        return isinstance(array, SimulatedArray) and array._memory is memory
+
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""
         stream: SimulatedStream = getattr(self._current, "stream", self._default)

@@ -9,47 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
+from gpuloader.devices.base import Device, DeviceMemory, Event
 from gpuloader.devices.interop import NativeOutput, Output, find_capture
 from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
+from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
 from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.staging.lease import Lease, lease_views
-from gpuloader.staging.ring import GROWTH, Ring, Slot
+from gpuloader.staging.ring import Ring, Slot
 from gpuloader.transforms.program import Program, Programmer
 from gpuloader.watch.stats import Meter
-
-SPARE = 2
-"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
-
-
-class DeviceSlot:
-    """A region of device memory that holds one batch after another.
-
-    Attributes
-    ----------
-    memory : DeviceMemory
-        The region.
-    ready : Event
-        Recorded on the copy stream after the program that runs over a batch in the slot, if there is one.
-    released : Event
-        Recorded on the consumer's stream after a lease ends; the next copy waits for it.
-    stream : Stream
-        The stream on which the current or last user computes.
-    used : bool
-        Whether the slot had a user since the last copy; otherwise the next copy need not wait.
-    """
-
-    __slots__ = ("memory", "ready", "released", "stream", "used")
-
-    def __init__(self, memory: DeviceMemory, ready: Event, released: Event) -> None:
-        self.memory, self.ready, self.released = memory, ready, released
-        self.stream: Stream = None
-        self.used = False
 
 
 @dataclass(slots=True)
@@ -126,12 +99,7 @@ class Lane:
         self._convert = None if output is None else output.convert
         self._ring = ring
         self.prefetch = prefetch
-        self._free: deque[DeviceSlot] = deque()
-        self._freed: deque[DeviceSlot] = deque()
-        self._nbytes = 0  # of each new slot
-        self._outgrown: list[DeviceSlot] = []  # too small for the batches of this epoch
-        self._out = 0  # slots in use now
-        self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
+        self._slots = DeviceSlots(device)
         # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
         # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
         self._copying: deque[tuple[Event, Landing]] = deque()
@@ -159,17 +127,16 @@ class Lane:
             program = self._program(staged)
             nbytes = staged.layout.nbytes if program is None else program.room.nbytes
             mask_at = align(nbytes)
-            slot = self._take(nbytes if mask is None else mask_at + mask.bytes.size)
-            if slot.used:
-                self.device.wait(self._copy_stream, slot.released)
-                slot.used = False
+            slot = self._slots.take(nbytes if mask is None else mask_at + mask.bytes.size)
+            slot.await_release(self._copy_stream)
             begun = self._timer.begin()
             if mask is not None:
                 self.device.copy_async(slot.memory, mask, mask.bytes.size, self._copy_stream, mask_at)
             self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         except BaseException:  # whichever call failed, no copy reads from the slot
             self._ring.release(staged.slot)
-            self._out -= slot is not None
+            if slot is not None:
+                self._slots.give_back(slot)
             raise
         landing = Landing(staged, slot, mask, mask_at)
         copied = landing.ready = self._spare.pop() if self._spare else self.device.event()
@@ -181,7 +148,7 @@ class Lane:
                 self.device.run(program, slot.memory, self._copy_stream)
                 self.device.record(slot.ready, self._copy_stream)
             except BaseException:
-                self._give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
+                self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
                 raise
             landing.ready = slot.ready
             staged.layout, staged.levels = program.delivered, program.levels
@@ -193,30 +160,6 @@ class Lane:
         names = staged.structure.array_names
         return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
-    def _take(self, nbytes: int) -> DeviceSlot:
-        slot = self._free.popleft() if self._free else None
-        if slot is None or slot.memory.nbytes < nbytes:
-            if slot is not None:
-                self._outgrown.append(slot)
-            if nbytes > self._nbytes:
-                self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
-            slot = DeviceSlot(self._alloc(self._nbytes), self.device.event(), self.device.event())
-        self._out += 1
-        self._most = max(self._most, self._out)
-        return slot
-
-    def _alloc(self, nbytes: int) -> DeviceMemory:
-        try:
-            return self.device.alloc(nbytes)
-        except StagingMemoryError:
-            too_small = [slot for slot in self._free if slot.memory.nbytes < nbytes]
-            if not too_small and not self._outgrown:
-                raise
-            self._free = deque(slot for slot in self._free if slot not in too_small)
-            self._outgrown.clear()
-            del too_small
-            return self.device.alloc(nbytes)
-
     def deliver(self, landing: Landing) -> list[Any]:
         """Return a batch's arrays, which hold its lease, and its mask last if it has one.
 
@@ -226,18 +169,14 @@ class Lane:
         if slot is None:
             return self.lease(staged, landing.mask)
         try:
-            slot.stream = self._output.stream()
+            stream = self._output.stream()
+            if landing.ready is not None:
+                self.device.wait(stream, landing.ready)
         except BaseException:
-            self._give_back(slot)
+            self._slots.give_back(slot)
             raise
         with self.device.current():
-            try:
-                if landing.ready is not None:
-                    self.device.wait(slot.stream, landing.ready)
-            except BaseException:
-                self._give_back(slot)  # keep it: freeing it here would wait for its copy
-                raise
-            arrays = self.device.views(slot.memory, landing.layout, Lease(slot, self._freed))
+            arrays = self.device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
             return self._output.convert(arrays, landing.ready)
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
@@ -253,25 +192,11 @@ class Lane:
         if landing.slot is None:
             self._ring.release(landing.staged.slot)
         else:
-            self._give_back(landing.slot)
-
-    def _give_back(self, slot: DeviceSlot) -> None:
-        self._out -= 1
-        self._free.append(slot)
+            self._slots.give_back(landing.slot)
 
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
-        for _ in range(len(self._freed)):
-            slot = self._freed[0]
-            if self.device.captures(
-                slot.stream
-            ):  # for another thread, whose graph the event would be part of
-                self._freed.rotate(-1)
-                continue
-            self.device.record(slot.released, slot.stream)  # if this raises, the slot stays for the next try
-            self._freed.popleft()
-            slot.used = True
-            self._give_back(slot)
+        self._slots.drain()
         while self._copying and self.device.query(self._copying[0][0]):
             self._end_oldest_copy()
         self._timer.collect()
@@ -296,13 +221,7 @@ class Lane:
         while self.finish_oldest_copy():
             pass
         self._timer.forget()
-        # Freeing memory waits for the whole device, so slots are freed between epochs only.
-        self._outgrown.clear()
-        # How many are in flight depends on the reader's speed, so the most in use varies by that number.
-        kept = max(self._most, self._most_before, SPARE) + self.prefetch + 1
-        while self._free and len(self._free) + self._out > kept:
-            self._free.pop()
-        self._most_before, self._most = self._most, self._out
+        self._slots.trim(self.prefetch + 1)
 
 
 def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from gpuloader import (
     PlaceError,
     TensorDataset,
     data,
+    record_stream,
 )
 from gpuloader.base.errors import StagingMemoryError
 from gpuloader.devices import cuda, cuda_context, cuda_failures, opening
@@ -164,6 +165,118 @@ def test_a_consumer_that_does_not_wait_reads_what_is_not_there_yet(runtime, monk
             del images, _
     runtime.finish()
     assert [float(values[0, 0]) for [values] in seen] != list(range(40))
+
+
+class Named:
+    """A stream of another library."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+class TestSeveralStreams:
+    def follow(self, runtime, epoch, stream, note, *, drop=lambda epoch: None):
+        """Read 40 batches on a stream that is two batches behind while all others are not; return the values.
+
+        Each batch is dropped at once; `note` is called with it before, and `drop` afterwards.
+        """
+        seen, busy = [], []
+        for _ in range(40):
+            batch = next(epoch)
+            busy.append(runtime.block_stream(stream))
+            if len(busy) > 2:
+                busy.pop(0).reach()
+                runtime.run_stream(stream)
+            note(batch)
+            seen.append(runtime.launch_read(batch[0], stream))
+            del batch
+            drop(epoch)
+            for number in sorted(runtime.work):
+                if runtime.work[number] is not runtime.queue(stream):
+                    runtime.run_stream(number)
+        for mark in busy:
+            mark.reach()
+        list(epoch)
+        runtime.finish()
+        return [float(rows[0, 0]) for [rows] in seen]
+
+    @pytest.mark.parametrize("in_a_thread", [True, False])
+    def test_a_per_thread_default_stream_is_that_of_the_thread_the_batch_was_delivered_to(
+        self, runtime, in_a_thread
+    ):
+        """Another thread asks for the next batch, so it takes the memory back; its own stream is idle."""
+
+        def drop(epoch):
+            if in_a_thread:
+                thread = threading.Thread(target=lambda: next(epoch))
+                thread.start()
+                thread.join()
+
+        loader = DataLoader.from_generator(capacity=3, stream=Named(2), use_double_buffer=False)
+        epoch = iter(loader.set_batch_generator(batches(100), places="gpu:0"))
+        values = self.follow(runtime, epoch, 2, lambda batch: None, drop=drop)
+        assert values == list(range(0, 40 * (1 + in_a_thread), 1 + in_a_thread))
+
+    def test_a_per_thread_default_stream_in_its_own_thread_holds_up_no_other_one(self, runtime, monkeypatch):
+        streams, record = [], runtime.eventRecord
+        monkeypatch.setattr(
+            runtime, "eventRecord", lambda event, stream: (streams.append(stream), record(event, stream))
+        )
+        loader = DataLoader.from_generator(capacity=3, return_list=True, stream=Named(2))
+        for _ in loader.set_batch_generator(batches(10), places="gpu:0"):
+            pass
+        assert streams.count(2) >= 8
+        assert not {0, 1} & set(streams)
+
+    @pytest.mark.parametrize("told", [True, False])
+    @pytest.mark.parametrize("part", ["array", "batch", "slice"])
+    def test_a_batch_on_a_side_stream(self, runtime, told, part):
+        """The test can fail: without `record_stream` the side stream reads what was copied later."""
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        device = open_device(CUDAPlace(0))
+
+        def note(batch):
+            ready = device.event()
+            device.record(ready, device.consumer_stream())
+            device.wait(side, ready)
+            if told:
+                what = {"array": batch[1], "batch": {"all": batch, "name": "b"}, "slice": batch[0][1:]}[part]
+                for stream in (side, Named(side.ptr), SimpleNamespace(cuda_stream=side.ptr)):
+                    record_stream(what, stream)
+
+        values = self.follow(runtime, iter(load(100, use_double_buffer=False)), side.ptr, note)
+        assert (values == list(range(40))) == told
+
+    def test_streams_are_forgotten_with_their_batch(self, runtime):
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        loader = load(30)
+        for number, batch in enumerate(loader):
+            if number < 5:
+                record_stream(batch, side)
+                record_stream(batch, side)
+            del batch
+            runtime.finish()
+        [lane] = loader._idle[0].lanes
+        assert all(slot.streams == [] for slot in lane._slots.free)
+        assert (
+            runtime.calls["eventRecord"] <= 30 + 30 + 5 + 10
+        )  # of copies, releases, both streams, and timing
+
+    def test_what_is_not_a_batch(self, runtime):
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        kept = list(load(2))
+        batch = kept[0]
+        record_stream([np.zeros(3), 5, "text", None, {}], side)  # nothing that a GPU reads
+        [other] = cuda.CudaDevice(0).arrays(open_device(CUDAPlace(0)).alloc(LAYOUT.nbytes), LAYOUT)[:1]
+        with pytest.raises(
+            ValueError, match=r"an array of cupy with shape \(3, 5\) does not lie in the memory"
+        ):
+            record_stream([batch, other], side)
+        with pytest.raises(TypeError, match="int is not a CUDA stream"):
+            record_stream(batch, 7)
 
 
 class TestSeveralDevices:
@@ -481,7 +594,7 @@ class TestDeviceMemory:
         gc.collect()
         [road] = loader._idle
         [lane] = road.lanes
-        assert len(runtime.memory) == len(lane._free) + len(lane._freed) <= 4
+        assert len(runtime.memory) == len(lane._slots.free) + len(lane._slots.freed) <= 4
 
     def test_that_was_outgrown_is_given_up_if_the_device_is_full(self, runtime, monkeypatch):
         limit, malloc = 100_000, runtime.malloc
@@ -706,10 +819,10 @@ class TestAStreamBeingCaptured:
         for _ in range(3):
             next(epoch)
         [lane] = epoch._road.lanes
-        assert [slot.stream for slot in lane._freed].count(stream) == 1
+        assert [slot.streams for slot in lane._slots.freed].count([stream]) == 1
         runtime.end_capture(stream.ptr)
         assert len(list(epoch)) == 6
-        assert stream not in [slot.stream for slot in lane._freed]
+        assert [stream] not in [slot.streams for slot in lane._slots.freed]
 
     @pytest.mark.parametrize("call", ["record", "query"])
     def test_whatever_says_so(self, runtime, call):
