@@ -12,7 +12,8 @@ from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import is_tensor, tensor_array, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.dataset_base import Dataset, check_index, select_many
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import locate
 
 
 class TensorDataset(Dataset[tuple[Any, ...]]):
@@ -41,7 +42,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Notes
     -----
     As in PyTorch, a slice, or a list, NumPy array or tensor of indices or booleans, selects several rows at
-    once. The rows of tensors are tensors.
+    once. All datasets of this package take these. The rows of tensors are tensors.
 
     Examples
     --------
@@ -83,8 +84,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         return tuple([as_array(tensor) for tensor in self.tensors])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        many = select_many(index)
-        rows = check_index(self, index) if many is None else many
+        rows = locate(self, index)
         return tuple([tensor[rows] for tensor in self.tensors])
 
     def __len__(self) -> int:

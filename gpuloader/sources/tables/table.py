@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.block import Block, Part, Rows
-from gpuloader.sources.dataset_base import Dataset, check_index
+from gpuloader.sources.block import Block, Part
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import as_rows, locate
 from gpuloader.sources.tables.columns import read_columns
 
 
@@ -25,6 +26,9 @@ class TableDataset(Dataset[dict[str, Any]]):
     the loader's `ragged` or `pad` if not. Text stays text: a batch holds a list of it, with None for nulls.
     So does any other value, such as a date. Categories become their values; pass ``frame["name"].cat.codes``
     to train on their numbers. An index of pandas is not read.
+
+    A slice, or a list, array or tensor of row numbers or booleans, selects several rows at once. They come in
+    columns: a dict with an array, a `Ragged` or a list per column. Slices do not copy numbers.
 
     Parameters
     ----------
@@ -49,6 +53,8 @@ class TableDataset(Dataset[dict[str, Any]]):
     >>> table = TableDataset({"x": [0.5, 1.5, 2.5], "name": ["a", "b", "c"]})
     >>> table[1], len(table), table.names
     ({'x': np.float64(1.5), 'name': 'b'}, 3, ('x', 'name'))
+    >>> table[[2, 0]]
+    {'x': array([2.5, 0.5]), 'name': ['c', 'a']}
     >>> for batch in DataLoader(table, places="cpu", batch_size=2):
     ...     print(batch)
     {'x': array([0.5, 1.5]), 'name': ['a', 'b']}
@@ -63,9 +69,11 @@ class TableDataset(Dataset[dict[str, Any]]):
         """The names of the columns."""
         return tuple(self._columns)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = check_index(self, index)
-        return next(iter(Block([Part(self._columns, slice(row, row + 1))])))
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return next(iter(Block([Part(self._columns, slice(rows, rows + 1))])))
+        return Block([Part(self._columns, rows)]).columns()
 
     def __len__(self) -> int:
         return self._length
@@ -83,20 +91,3 @@ class TableDataset(Dataset[dict[str, Any]]):
         if not all(isinstance(column, np.ndarray) for column in columns.values()):
             return None
         return ArrayRows(tuple(columns.values()), names=self.names)  # type: ignore[arg-type]
-
-
-def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
-    """Return indices as rows from 0 to below `length`: as a slice if they are consecutive.
-
-    >>> as_rows("abcd", [1, 2, 3], 4), as_rows("abcd", [-1, 0], 4)
-    (slice(1, 4, None), array([3, 0]))
-    """
-    rows = np.asarray(indices, np.int64)
-    outside = np.flatnonzero((rows < -length) | (rows >= length))
-    if outside.size:
-        index = int(rows[outside[0]])
-        raise IndexError(f"{type(dataset).__name__} of {length} samples has no sample {index}")
-    rows = np.where(rows < 0, rows + length, rows)
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
