@@ -45,14 +45,14 @@ def can_stage(value: object) -> bool:
 
 
 def _find_obstacle(tensor: Any) -> str:
-    """Return why a tensor cannot be staged, for an error message; empty if it can."""
+    """Return why a tensor cannot be staged and what can, for an error message; empty if it can."""
     if tensor.is_nested:
-        return "a nested tensor"
+        return "a nested tensor; pass tensor.unbind()"
     if tensor.layout is not sys.modules["torch"].strided:
-        return f"a tensor of layout {tensor.layout}"
+        return f"a tensor of layout {tensor.layout}; pass tensor.to_dense()"
     if tensor.is_quantized:
-        return "a quantized tensor"
-    return "" if tensor.device.type == "cpu" else f"a tensor on {tensor.device}"
+        return "a quantized tensor; pass tensor.dequantize()"
+    return "" if tensor.device.type == "cpu" else f"a tensor on {tensor.device}; pass tensor.cpu()"
 
 
 def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
@@ -79,14 +79,23 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
         return array
     if obstacle := _find_obstacle(tensor):
         raise SampleError(
-            f"expected a dense tensor in host memory, got {obstacle}; only a collate_fn may return one, and "
-            "it is delivered as it is"
+            f"expected a dense tensor in host memory, got {obstacle}, or return it from a collate_fn, whose "
+            "results are delivered as they are"
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
     with suppress(TypeError):  # a dtype that NumPy lacks
         array = plain.numpy()
         return array
     return _as_bits(plain) if wanted is None or torch_name(wanted) is not None else _widen(plain, wanted)
+
+
+def as_array(values: Any) -> Array:
+    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as their bits.
+
+    >>> as_array([1, 2]).shape
+    (2,)
+    """
+    return tensor_array(values) if is_tensor(values) else np.asarray(values)
 
 
 def _as_bits(tensor: Any) -> Array:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import is_tensor, tensor_array, tensor_over
+from gpuloader.fields.tensors import as_array, is_tensor, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.indexing import locate
@@ -104,15 +103,6 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         if any(were_tensors):
             pairs = zip(self.tensors, were_tensors, strict=True)
             self.tensors = tuple(tensor_over(array) if was_tensor else array for array, was_tensor in pairs)
-
-
-def as_array(values: Any) -> NDArray[Any]:
-    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as their bits.
-
-    >>> as_array([1, 2]).shape
-    (2,)
-    """
-    return tensor_array(values) if is_tensor(values) else np.asarray(values)
 
 
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:

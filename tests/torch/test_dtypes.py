@@ -3,6 +3,7 @@
 import collections
 import io
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader as Theirs  # noqa: E402
 from torch.utils.data import default_collate  # noqa: E402
 
 import gpuloader  # noqa: E402
-from gpuloader import LoaderError, SampleError  # noqa: E402
+from gpuloader import DataFileError, LoaderError, SampleError, TableDataset  # noqa: E402
 from gpuloader.fetch.processes.pickling import dump  # noqa: E402
 from gpuloader.torch import DataLoader, TensorDataset  # noqa: E402
 from tests.alike import same  # noqa: E402
@@ -24,6 +25,11 @@ LACKING = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32"]
 """Dtypes that NumPy lacks."""
 
 DTYPES = [*LACKING, "float16", "uint16", "uint32", "uint64", "bool", "complex64", "int8", "float64"]
+
+SPECIAL = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+}
 
 WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}]
 by_workers = pytest.mark.parametrize("workers", WORKERS, ids=["inline", "processes", "threads"])
@@ -65,6 +71,76 @@ class TestDtypes:
         theirs = list(Theirs(torch.utils.data.TensorDataset(*tensors), 2))
         for kind in (TensorDataset, torch.utils.data.TensorDataset):
             assert same(list(DataLoader(kind(*tensors), 2, **workers)), theirs)
+
+    @pytest.mark.parametrize("names", [{}, {"name": list("abcd")}], ids=["numbers", "text"])
+    @pytest.mark.parametrize("form", [torch.stack, list], ids=["tensor", "list"])
+    def test_columns_of_a_table(self, dtype, workers, names, form):
+        """As those of PyTorch's loader for the rows."""
+        rows = make(dtype)
+        columns = {"x": form(rows), **names}
+        theirs = list(Theirs([{name: held[row] for name, held in columns.items()} for row in range(4)], 3))
+        for table in (columns, TableDataset(columns), Rewritten(TableDataset(columns))):
+            assert same(list(DataLoader(table, 3, **workers)), theirs)
+
+
+class Rewritten(torch.utils.data.Dataset):
+    """The samples of a dataset, read by the user's own code."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        return dict(self.inner[index])
+
+
+class TestColumns:
+    @pytest.mark.parametrize("dtype", LACKING)
+    def test_dtypes_that_numpy_lacks_stay_tensors(self, dtype):
+        rows = torch.stack(make(dtype))
+        for column in (rows, list(rows)):
+            table = TableDataset({"x": column, "y": range(4)})
+            assert same(table[1]["x"], rows[1])
+            assert same(table[[2, 0]]["x"], rows[[2, 0]])
+            assert same(table[1:3]["x"], rows[1:3])
+            assert same(pickle.loads(pickle.dumps(table))[-1]["x"], rows[3])
+
+    def test_numbers_share_the_tensors_memory(self):
+        tensor = torch.zeros(3, dtype=torch.bfloat16)
+        table = TableDataset({"x": tensor})
+        tensor[1] = 5
+        assert table[1]["x"] == 5
+
+    def test_conjugates(self):
+        [batch] = DataLoader({"c": torch.tensor([1 + 2j, 3]).conj()}, 2)
+        assert batch["c"].tolist() == [1 - 2j, 3]
+
+    @pytest.mark.parametrize(
+        ("make_tensor", "advice"),
+        [
+            (SPECIAL["sparse"], "a tensor of layout torch.sparse_coo; pass tensor.to_dense()"),
+            (SPECIAL["quantized"], "a quantized tensor; pass tensor.dequantize()"),
+            (lambda: torch.zeros(2, device="meta"), "a tensor on meta; pass tensor.cpu()"),
+            (lambda: torch.nested.nested_tensor([torch.ones(2)]), "a nested tensor; pass tensor.unbind()"),
+        ],
+        ids=["sparse", "quantized", "meta", "nested"],
+    )
+    def test_tensors_that_are_no_column(self, make_tensor, advice):
+        tensor = make_tensor()
+        problem = f"expected a dense tensor in host memory, got {advice}"
+        with pytest.raises(DataFileError, match=re.escape(f"column 'x': {problem}")):
+            TableDataset({"x": tensor})
+        with pytest.raises(
+            TypeError, match=re.escape(f"array 0: cannot make an array of numbers from Tensor: {problem}")
+        ):
+            TensorDataset(tensor)
+
+    def test_arrays_of_numpy_cannot_hold_them(self):
+        """A loader of NumPy's arrays says so, with the field."""
+        with pytest.raises(LoaderError, match=r"torch.bfloat16 .*pass output='torch'"):
+            list(gpuloader.DataLoader({"x": torch.zeros(2, dtype=torch.bfloat16)}, places="cpu"))
 
 
 @by_workers
@@ -117,12 +193,6 @@ class TestGradients:
         tensors = TensorDataset(torch.stack([product] * 2))
         [[batch]] = DataLoader(tensors, 2, **workers)
         assert batch.tolist() == [[3, 3], [3, 3]]
-
-
-SPECIAL = {
-    "sparse": lambda: torch.eye(2).to_sparse(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
-}
 
 
 @by_workers

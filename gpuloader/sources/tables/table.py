@@ -25,7 +25,8 @@ class TableDataset(Dataset[dict[str, Any]]):
     Columns of lists of numbers become arrays of more dimensions if all lists have the same length, and need
     the loader's `ragged` or `pad` if not. Text stays text: a batch holds a list of it, with None for nulls.
     So does any other value, such as a date. Categories become their values; pass ``frame["name"].cat.codes``
-    to train on their numbers. An index of pandas is not read.
+    to train on their numbers. An index of pandas is not read. Tensors of dtypes that NumPy lacks, such as
+    bfloat16, stay tensors.
 
     A slice, or a list, array or tensor of row numbers or booleans, selects several rows at once. They come in
     columns: a dict with an array, a `Ragged` or a list per column. Slices do not copy numbers.
@@ -33,7 +34,7 @@ class TableDataset(Dataset[dict[str, Any]]):
     Parameters
     ----------
     table : pandas.DataFrame, polars.DataFrame, pyarrow.Table or mapping
-        The table; a mapping has one array, list or series per column. Numbers are not copied, except booleans
+        The table; a mapping has one array, list, tensor or series per column. Numbers are not copied, except booleans
         of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
 
     Raises
@@ -43,7 +44,8 @@ class TableDataset(Dataset[dict[str, Any]]):
     ValueError
         There are no columns, two have the same name, or they differ in length.
     DataFileError
-        A column of numbers has a null, which no number can represent. The message names the column.
+        A column of numbers has a null, which no number can represent, or a tensor is not dense or not in host
+        memory. The message names the column.
     MissingPackage
         A Polars frame has a column that is not of numbers, and pyarrow is not installed.
 
