@@ -7,6 +7,7 @@ whose only field has the torch dtype's name, so that no bits are ever taken for 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -21,6 +22,11 @@ from gpuloader.fields.spec import Array
 _PREFIX = "torch."
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 """The integers of each size that hold bits; every release of torch exchanges these with NumPy."""
+_DETACHED = (
+    "a tensor that requires a gradient is delivered without it, because a loader copies the values of "
+    "samples into batches; pass tensor.detach(). Results of a collate_fn keep their gradients with "
+    "output='torch', on a CPU place and without worker processes"
+)
 
 
 def is_tensor(value: object) -> bool:
@@ -33,6 +39,15 @@ def is_tensor(value: object) -> bool:
     # `import torch` may still be running in another thread.
     kind = getattr(torch, "Tensor", None)
     return kind is not None and isinstance(value, kind)
+
+
+def needs_gradient(value: object) -> bool:
+    """Return whether a value is torch's tensor and requires a gradient.
+
+    >>> needs_gradient(np.zeros(2))
+    False
+    """
+    return is_tensor(value) and bool(getattr(value, "requires_grad", False))
 
 
 def can_stage(value: object) -> bool:
@@ -58,7 +73,7 @@ def _find_obstacle(tensor: Any) -> str:
 def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
     """Return a tensor's numbers as an array, sharing its memory where possible.
 
-    The gradient is left behind, and pending conjugations and negations are carried out.
+    Pending conjugations and negations are carried out. The gradient is left behind, with a warning.
 
     Parameters
     ----------
@@ -82,6 +97,9 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
             f"expected a dense tensor in host memory, got {obstacle}, or return it from a collate_fn, whose "
             "results are delivered as they are"
         )
+    if tensor.requires_grad:
+        # Python shows a warning of one text and line once per process.
+        warnings.warn(_DETACHED, UserWarning, stacklevel=2)
     plain = tensor.detach().resolve_conj().resolve_neg()
     with suppress(TypeError):  # a dtype that NumPy lacks
         array = plain.numpy()

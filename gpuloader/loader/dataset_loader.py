@@ -292,6 +292,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             pad=pad,
             transforms=transforms,
             on_host=delivery.on_host,
+            output=output,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
         self._source = source

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import as_array, is_tensor, tensor_over
+from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.indexing import locate
@@ -106,8 +106,10 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
 
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
+    held: Any = values
     try:
-        array = as_array(values)
+        # Its rows keep the gradient, so there is nothing to warn of yet.
+        array = as_array(held.detach() if needs_gradient(held) else held)
     except (TypeError, ValueError, RuntimeError) as error:  # SampleError: a tensor that is not dense
         raise TypeError(
             f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"

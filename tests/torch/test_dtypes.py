@@ -4,6 +4,7 @@ import collections
 import io
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -167,32 +168,127 @@ class TestViews:
             assert_alike([view] * 4, workers, batch_size=2)
 
 
-@by_workers
-class TestGradients:
-    """A batch is loaded, not computed: no gradient leads back from it."""
+WEIGHTS = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+SAMPLES = {
+    "leaf": lambda: torch.ones(2, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+    "result": lambda: torch.ones(2, requires_grad=True) * 1,
+}
+DETACHED = pytest.mark.filterwarnings("ignore:a tensor that requires a gradient:UserWarning")
 
-    @pytest.mark.parametrize(
-        "sample",
-        [torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))],
-        ids=["leaf", "parameter"],
-    )
-    @pytest.mark.parametrize(
-        "options", [{"batch_size": 2}, {"batch_size": None}, {"batch_size": 2, "collate_fn": list}]
-    )
-    def test_numbers_are_delivered_without_them(self, workers, sample, options):
-        with torch.no_grad():
-            expected = list(Theirs([sample.detach()] * 4, **options))
-        assert same(list(DataLoader([sample] * 4, **options, **workers)), expected)
 
-    def test_what_was_computed_with_them(self, workers):
-        product = torch.ones(2, requires_grad=True) * 3
-        for function in (None, torch.stack):
-            [batch] = DataLoader([product] * 2, 2, collate_fn=function)
-            assert batch.tolist() == [[3, 3], [3, 3]]
-            assert not batch.requires_grad
-        tensors = TensorDataset(torch.stack([product] * 2))
-        [[batch]] = DataLoader(tensors, 2, **workers)
-        assert batch.tolist() == [[3, 3], [3, 3]]
+class TestGradientsOfSamples:
+    """A loader copies values: a gradient stays behind, with a warning."""
+
+    @DETACHED
+    @by_workers
+    @pytest.mark.parametrize("kind", SAMPLES)
+    @pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None}], ids=str)
+    def test_values_are_delivered(self, workers, kind, options):
+        sample = SAMPLES[kind]()
+        expected = list(Theirs([sample.detach()] * 4, **options))
+        assert same(list(DataLoader(Repeated(sample), **options, **workers)), expected)
+
+    @pytest.mark.parametrize("kind", SAMPLES)
+    @pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None}], ids=str)
+    def test_a_warning_says_so(self, kind, options):
+        for dataset in (Repeated(SAMPLES[kind]()), [{"x": SAMPLES[kind]()}] * 2):
+            with pytest.warns(
+                UserWarning, match=r"requires a gradient is delivered without it.*tensor.detach\(\)"
+            ):
+                list(DataLoader(dataset, **options))
+
+    def test_it_comes_once(self):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("default")
+            list(DataLoader(Repeated(SAMPLES["leaf"]()), 2))
+        assert len(found) == 1
+
+    def test_rows_of_a_tensor_dataset_keep_it_and_batches_do_not(self):
+        dataset = TensorDataset(torch.stack([SAMPLES["leaf"]()] * 4), torch.arange(4))
+        assert dataset[0][0].requires_grad
+        assert dataset[[1, 2]][0].requires_grad
+        with pytest.warns(UserWarning, match="requires a gradient"):
+            loader = DataLoader(dataset, 2)
+        assert not any(batch.requires_grad for batch, _ in loader)
+
+    @pytest.mark.parametrize("column", [torch.stack, list], ids=["tensor", "list"])
+    def test_columns_of_a_table(self, column):
+        with pytest.warns(UserWarning, match="requires a gradient"):
+            [batch] = DataLoader({"w": column([SAMPLES["leaf"]()] * 2)}, 2)
+        assert batch["w"].tolist() == [[1, 1], [1, 1]]
+
+
+class Repeated(torch.utils.data.Dataset):
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.sample
+
+
+def weigh(samples):
+    return {"x": torch.stack(samples) * WEIGHTS, "count": len(samples), "plain": torch.stack(samples)}
+
+
+def return_weights(samples):
+    return WEIGHTS
+
+
+class TestGradientsOfResults:
+    """What a collate_fn returns is the user's own, as long as it stays in the process."""
+
+    IN_PROCESS = pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[2]], ids=["inline", "threads"])
+
+    @IN_PROCESS
+    def test_they_lead_back_as_in_pytorch(self, workers):
+        for loader in (
+            DataLoader([torch.ones(2)] * 4, 4, collate_fn=weigh, **workers),
+            Theirs([torch.ones(2)] * 4, 4, collate_fn=weigh),
+        ):
+            [batch] = loader
+            WEIGHTS.grad = None
+            batch["x"].sum().backward()
+            assert WEIGHTS.grad.tolist() == [4, 4]
+            assert not batch["plain"].requires_grad
+        WEIGHTS.grad = None
+
+    @IN_PROCESS
+    @pytest.mark.parametrize("function", [lambda batch: WEIGHTS, lambda batch: (WEIGHTS * 2, 1)])
+    def test_they_are_the_functions_own_tensors(self, workers, function):
+        [batch] = DataLoader([0, 1], 2, collate_fn=function, **workers)
+        [theirs] = Theirs([0, 1], 2, collate_fn=function)
+        assert type(batch) is type(theirs)
+        if isinstance(batch, torch.Tensor):
+            assert batch is WEIGHTS
+        else:
+            assert type(batch[0].grad_fn) is type(theirs[0].grad_fn)
+
+    @pytest.mark.parametrize("batch_size", [2, None])
+    def test_an_iterable_dataset(self, batch_size):
+        loader = DataLoader(
+            iter([torch.ones(2)] * 2), batch_size, collate_fn=lambda batch: (WEIGHTS * 2, batch)
+        )
+        assert all(batch[0].requires_grad for batch in loader)
+
+    @DETACHED
+    @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+    def test_workers_deliver_their_values(self, start_method):
+        """PyTorch's loader waits forever for the first of these; a leaf would arrive as a leaf of its own."""
+        options = {"num_workers": 1, "start_method": start_method}
+        [batch] = DataLoader([torch.ones(2)] * 4, 4, collate_fn=weigh, **options)
+        assert batch["x"].tolist() == [[2, 3]] * 4
+        assert not batch["x"].requires_grad
+        [batch] = DataLoader([0, 1], 2, collate_fn=return_weights, **options)
+        assert (type(batch), batch.requires_grad) == (torch.Tensor, False)
+
+    def test_other_outputs_deliver_their_values_with_a_warning(self):
+        with pytest.warns(UserWarning, match="requires a gradient"):
+            [batch] = gpuloader.DataLoader([torch.ones(2)] * 2, places="cpu", batch_size=2, collate_fn=weigh)
+        assert batch["x"].tolist() == [[2, 3]] * 2
 
 
 @by_workers

@@ -34,8 +34,8 @@ class TableDataset(Dataset[dict[str, Any]]):
     Parameters
     ----------
     table : pandas.DataFrame, polars.DataFrame, pyarrow.Table or mapping
-        The table; a mapping has one array, list, tensor or series per column. Numbers are not copied, except booleans
-        of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
+        The table; a mapping has one array, list, tensor or series per column. Numbers are not copied, except
+        booleans of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
 
     Raises
     ------
