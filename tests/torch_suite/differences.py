@@ -76,7 +76,7 @@ DIFFERENCES = {
     ),
     "batches-have-no-gradient": (
         "a batch of tensors that require a gradient leads back to them",
-        "it has their values only, with a warning; a collate_fn's results lead back, without worker processes",
+        "it has their values, with a warning; a collate_fn's results lead back, without worker processes",
         "batches lie in memory that is filled by workers and used again",
     ),
     "arrays-become-tensors": (
