@@ -45,6 +45,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     Examples
     --------
+    >>> import numpy as np
     >>> dataset = TensorDataset(np.zeros((2, 3)), [[7], [8]])
     >>> dataset[1]
     (array([0., 0., 0.]), array([8]))
