@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.checks import AUTO, check_count
+from gpuloader.base.once import refuse_read
 from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.interop import check_output
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.spent import OF_DATASETS
 from gpuloader.order.batch_sampler import BatchSampler
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import InOrder
@@ -208,6 +210,8 @@ def check_dataset(dataset: object) -> bool:
     ------
     TypeError
         The dataset is neither.
+    ReaderError
+        The dataset is a generator that has been read already.
 
     >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
     (False, True)
@@ -217,6 +221,7 @@ def check_dataset(dataset: object) -> bool:
     if hasattr(dataset, "__getitem__"):
         return False
     if isinstance(dataset, Iterable):
+        refuse_read(dataset, "the dataset is", OF_DATASETS)
         return True
     raise TypeError(
         f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sized
 from typing import Any
 
 from gpuloader.base.errors import BadType, BadValue
+from gpuloader.base.once import refuse_read
 from gpuloader.order.agreement import find_classes, find_order
 from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.mixed import MixSampler
@@ -35,6 +36,8 @@ def check_samplers(
     TypeError
         One is not iterable. Or a sampler of batches was passed as `sampler`, or one of single indices as
         `batch_sampler`. Or the dataset is a `MixDataset`, whose weights would be lost.
+    ReaderError
+        One is a generator that has been read already.
     ValueError
         A `BucketSampler` has another number of lengths than the dataset has samples.
 
@@ -49,6 +52,7 @@ def check_samplers(
             continue
         if not isinstance(value, Iterable):
             raise BadType(f"{name} must be iterable, got {type(value).__name__}")
+        refuse_read(value, f"the {name} is", "pass a list, or an object whose __iter__ makes a new iterator")
         _check_order(name, value, dataset)
         if isinstance(value, BucketSampler):
             _check_lengths(value, dataset)

@@ -20,6 +20,7 @@ from gpuloader.base.errors import (
     SampleError,
     describe_error,
 )
+from gpuloader.base.once import refuse_read
 from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.sources.own_order import refuse_mix
 from gpuloader.sources.recognizing import is_frame
@@ -225,8 +226,13 @@ class ChainDataset(IterableDataset[S]):
                 )
 
     def __iter__(self) -> Iterator[S]:
-        for dataset in self.datasets:
-            yield from dataset
+        for position, dataset in enumerate(self.datasets):
+            items = iter(dataset)
+            what = f"dataset {position} ({type(dataset).__name__}) returns"
+            refuse_read(
+                items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
+            )
+            yield from items
 
     def __len__(self) -> int:
         return sum(count_items(dataset) for dataset in self.datasets)
