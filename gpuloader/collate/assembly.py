@@ -222,7 +222,8 @@ class Assembly:
         with self._placing:
             if not self._kept:
                 self._kept = [None] * len(self._indices)
-        self._kept[start:stop] = samples
+        # A list first: Python locks `_kept` while it takes the items of an iterator, here the dataset's.
+        self._kept[start:stop] = list(samples)
 
     def _write(self, known: KnownForm, samples: Iterator[Any], start: int) -> None:
         table = known.rows(len(self._indices))
