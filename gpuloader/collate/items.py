@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
+from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
@@ -252,7 +253,7 @@ class ItemStream:
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
-            items: Iterator[Any] = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
+            items = Steady.of(iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset))
             if reached.state is None and reached.batches:
                 skipped = reached.batches * (1 if self._in_blocks else self._size)
                 next(itertools.islice(items, skipped, skipped), None)

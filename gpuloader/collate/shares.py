@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.items import ItemAssembler
 from gpuloader.collate.stream import StagedBatch, close_items
@@ -105,7 +106,7 @@ class ShareStream:
         draw = current_draw()
         draw.index, draw.generator = 0, None  # every reader must draw the same numbers
         try:
-            return iter(self._assembler.dataset)
+            return Steady.of(iter(self._assembler.dataset))
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
 

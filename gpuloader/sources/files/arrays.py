@@ -20,6 +20,7 @@ from gpuloader.sources.block import each_row
 from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote, open_source, persist
 from gpuloader.sources.indexing import check_index, locate
+from gpuloader.sources.sample_fields import SampleFields, of_arrays
 
 
 class StoredArrays(Dataset[dict[str, Any]]):
@@ -43,7 +44,9 @@ class StoredArrays(Dataset[dict[str, Any]]):
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
         try:
-            lengths = {name: _count_rows(name, array) for name, array in self._arrays().items()}
+            arrays_here = self._arrays()
+            lengths = {name: _count_rows(name, array) for name, array in arrays_here.items()}
+            self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
             if not lengths:
                 raise DataFileError("there are no arrays at the top level; name those to read in arrays")
             if len(set(lengths.values())) > 1:
@@ -84,6 +87,9 @@ class StoredArrays(Dataset[dict[str, Any]]):
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         return {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+
+    def _sample_fields(self) -> SampleFields:
+        return self._fields
 
     def _take(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""

@@ -14,6 +14,7 @@ from gpuloader.order.computed import Indices
 from gpuloader.sources.block import Block, Chunked, Column, Part, Rows, each_row
 from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.indexing import as_rows, locate
+from gpuloader.sources.sample_fields import SampleFields, of_columns
 from gpuloader.sources.tables.arrow import check_nulls, column_of
 
 TABLES = ("arrow", "pandas", "polars")
@@ -80,6 +81,9 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples at once."""
         return list(self.take_block(indices))
+
+    def _sample_fields(self) -> SampleFields:
+        return of_columns(self._columns, self._dtypes)
 
     def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
         """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""
