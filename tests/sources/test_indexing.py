@@ -135,11 +135,13 @@ class TestDatasets:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_sampler_of_whole_batches(self, dataset, workers):
         """Each batch is one read of the dataset, and equal to the one that the loader makes of samples."""
-        sampler = BatchSampler(sampler=SequenceSampler(dataset), batch_size=4)
+        inner = SequenceSampler(dataset)
+        if isinstance(dataset, MixDataset):
+            inner = dataset.default_sampler(shuffle=False)
+        sampler = BatchSampler(sampler=inner, batch_size=4)
         options = {"places": "cpu", "num_workers": workers}
         loader = DataLoader(dataset, batch_size=None, sampler=sampler, **options)
-        lists = [[0, 1, 2, 3], [4, 5]]
-        assert_same(list(map(_plain, loader)), [_plain(_listed(dataset[rows])) for rows in lists])
+        assert_same(list(map(_plain, loader)), [_plain(_listed(dataset[rows])) for rows in sampler])
 
 
 def _listed(batch):
