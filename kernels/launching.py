@@ -189,8 +189,13 @@ def find_device(**arrays: Any) -> Any:
 
 
 def on_device(device: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which `device` is the current device; None changes nothing."""
-    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if device is None else device
+    """Return a context in which `device` is the current device; None changes nothing.
+
+    A device that is current is not entered, because CuPy sets the device again when it is left.
+    """
+    if device is None or device.id == sys.modules["cupy"].cuda.runtime.getDevice():
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = device
     return context
 
 

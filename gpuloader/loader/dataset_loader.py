@@ -343,6 +343,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         return Iteration(self._begin, self._loading.count_steps)
 
     def _begin(self) -> Epoch:
+        self._loading.refuse_capture()
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None

@@ -245,6 +245,7 @@ class GeneratorLoader(Driven, Measured):
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )
+        self._delivery.refuse_capture()
         return self._course.begin(partial(self._open, self._stream, self._delivery))
 
     def _open(self, stream: Stream, delivery: Delivery, progress: Progress) -> Epoch:
