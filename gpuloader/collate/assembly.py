@@ -25,6 +25,7 @@ from gpuloader.collate.whole import stage_whole
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import Block
+from gpuloader.sources.parts import name_part
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -141,8 +142,9 @@ class Assembler:
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
+        part = name_part(self.dataset, index)
         return SampleError(
-            f"the dataset raised {describe_error(error)}",
+            f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
             batch=number,
             index=position,
             dataset_index=index,
@@ -156,9 +158,17 @@ class Assembler:
             yield
         except SampleError as error:
             error.batch, error.worker = number, self.worker
-            if indices is not None and error.index is not None:
+            if indices is not None and error.index is not None and error.dataset_index is None:
                 error.dataset_index = indices[error.index]
+                error.problem += self._describe_parts(indices, error.index)
             raise
+
+    def _describe_parts(self, indices: Sequence[Any], position: int) -> str:
+        """Return which of several chained datasets a sample is from, and the batch's first if another."""
+        part, first = name_part(self.dataset, indices[position]), name_part(self.dataset, indices[0])
+        if not part:
+            return ""
+        return f"; the sample is from {part}" + (f", the batch's first from {first}" if first != part else "")
 
 
 class Assembly:
@@ -212,7 +222,8 @@ class Assembly:
         with self._placing:
             if not self._kept:
                 self._kept = [None] * len(self._indices)
-        self._kept[start:stop] = samples
+        # A list first: Python locks `_kept` while it takes the items of an iterator, here the dataset's.
+        self._kept[start:stop] = list(samples)
 
     def _write(self, known: KnownForm, samples: Iterator[Any], start: int) -> None:
         table = known.rows(len(self._indices))

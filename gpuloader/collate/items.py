@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, SampleError
+from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
@@ -127,16 +128,24 @@ class ItemAssembler(Assembler):
         keys = keys or [(self.worker, staged.number, position) for position in range(count)]
         return complete(self.collation, staged, keys)
 
-    def read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
-        """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item."""
-        position = 0
+    def read(self, items: Iterator[Any], place: Callable[[int], tuple[int, int]]) -> Iterator[Any]:
+        """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item.
+
+        Parameters
+        ----------
+        items : iterator
+            The dataset's items.
+        place : callable
+            Given the number of items read so far, returns the next one's batch and its position there.
+        """
+        count = 0
         try:
-            for position, item in enumerate(items, 1):  # noqa: B007 - the error names it
+            for count, item in enumerate(items, 1):  # noqa: B007 - the error names it
                 yield item
         except LoaderError:
             raise
         except Exception as error:
-            raise self.failure(error, number, position, None) from error
+            raise self.failure(error, *place(count), None) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +243,10 @@ class ItemStream:
         return staged
 
     def _read(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items, as `ItemAssembler.read` does, and note their end; for all batches of the pass."""
-        count = 0
-        try:
-            for count, item in enumerate(items, 1):  # noqa: B007 - the error names its position in the batch
-                yield item
-        except LoaderError:
-            raise
-        except Exception as error:
-            position = 0 if self._in_blocks else count % self._size
-            raise self._assembler.failure(error, self._number, position, None) from error
+        """Yield the items of the whole pass, and note their end."""
+        yield from self._assembler.read(
+            items, lambda count: (self._number, 0 if self._in_blocks else count % self._size)
+        )
         self._ended = True
 
     def _read_state(self, number: int) -> Any:
@@ -262,7 +265,7 @@ class ItemStream:
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
-            items: Iterator[Any] = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
+            items = Steady.of(iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset))
             if reached.state is None and reached.batches:
                 skipped = reached.batches * (1 if self._in_blocks else self._size)
                 next(itertools.islice(items, skipped, skipped), None)

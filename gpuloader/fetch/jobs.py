@@ -82,6 +82,9 @@ class Window:
     ----------
     ahead : int
         As given; may be changed at any time.
+    jobs : deque of Job
+        The jobs in progress, oldest first. Only the consumer adds and removes them, and only while it holds
+        the lock under which a worker's `reserve` looks at them.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class Window:
         self.ahead = ahead
         self._in_order = in_order
         self._exhausted = False
-        self._slotting = threading.Lock()
+        # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
+        self._slotting = threading.RLock()
         self.jobs: deque[Job] = deque()
 
     def next_job(self) -> Job | None:
@@ -108,7 +112,8 @@ class Window:
             # Queue the error like a batch, so that the consumer gets the earlier batches first.
             failed = Job(-1, ())
             failed.finish(None, error)
-            self.jobs.append(failed)
+            with self._slotting:
+                self.jobs.append(failed)
             entry = None
         if entry is None:
             self._exhausted = True
@@ -154,7 +159,7 @@ class Window:
                 if found is None:
                     return None
                 job = found
-            jobs.remove(job)
+            self._remove(job)
             if job.staged is not None or job.error is not None:
                 return job
             self.free(job)
@@ -170,8 +175,12 @@ class Window:
         """Remove all finished jobs and return their slots to the ring, when the window closes."""
         for job in list(self.jobs):
             if job.done:
-                self.jobs.remove(job)
+                self._remove(job)
                 self.free(job)
+
+    def _remove(self, job: Job) -> None:
+        with self._slotting:
+            self.jobs.remove(job)
 
     @property
     def is_empty(self) -> bool:

@@ -21,6 +21,7 @@ from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.fetch.worker_options import WorkerOptions, check_worker_init
 from gpuloader.loader.positions import Positions
 from gpuloader.loader.presenting import Presenter
+from gpuloader.loader.spent import end_epoch, find_spent
 from gpuloader.loader.state import Progress
 from gpuloader.loader.undivided import watch
 from gpuloader.order.batching import Batching
@@ -290,6 +291,7 @@ class Loading:
                 self._idle.append(road)  # nothing is in flight on it
                 raise
         fetch = self._fetching.open(one, road.ring, self._meter)
+        drops = batching.drop_last or self._delivery.drop_last
         steering = None
         if climb is not None:
             resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
@@ -301,7 +303,7 @@ class Loading:
             self._idle.append,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
-            ended=progress.end,
+            ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),
             steering=steering,
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
         )

@@ -54,7 +54,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        A dataset is not map-style.
+        A dataset is not map-style, or is a `MixDataset`, whose weights would be lost.
     ValueError
         There are no datasets, or their lengths differ.
 
@@ -65,7 +65,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
     """
 
     def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
-        self.datasets = check_all(datasets)
+        self.datasets = check_all(self, datasets, "compose its datasets first, then mix those")
         lengths = [len(dataset) for dataset in self.datasets]
         for position, length in enumerate(lengths):
             if length != lengths[0]:

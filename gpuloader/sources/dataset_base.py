@@ -6,7 +6,7 @@ import itertools
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, SupportsIndex, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,9 @@ from gpuloader.base.errors import (
     SampleError,
     describe_error,
 )
+from gpuloader.base.once import refuse_read
 from gpuloader.sources.frameworks import is_iterable_only
+from gpuloader.sources.own_order import refuse_mix
 from gpuloader.sources.recognizing import is_frame
 
 S = TypeVar("S", covariant=True)
@@ -132,7 +134,7 @@ class ConcatDataset(Dataset[S]):
     Raises
     ------
     TypeError
-        A dataset is not map-style.
+        A dataset is not map-style, or is a `MixDataset`, whose weights would be lost.
     ValueError
         There are no datasets.
 
@@ -143,8 +145,10 @@ class ConcatDataset(Dataset[S]):
     ('c', 'e', 5)
     """
 
+    _instead_of_a_mix: ClassVar[str] = "concatenate its datasets first, then mix those"
+
     def __init__(self, datasets: Iterable[MapStyle[S]]) -> None:
-        self.datasets: list[MapStyle[S]] = check_all(datasets)
+        self.datasets: list[MapStyle[S]] = check_all(self, datasets, self._instead_of_a_mix)
         self.cumulative_sizes = self.cumsum(self.datasets)
 
     def __getitem__(self, index: int) -> S:
@@ -222,8 +226,13 @@ class ChainDataset(IterableDataset[S]):
                 )
 
     def __iter__(self) -> Iterator[S]:
-        for dataset in self.datasets:
-            yield from dataset
+        for position, dataset in enumerate(self.datasets):
+            items = iter(dataset)
+            what = f"dataset {position} ({type(dataset).__name__}) returns"
+            refuse_read(
+                items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
+            )
+            yield from items
 
     def __len__(self) -> int:
         return sum(count_items(dataset) for dataset in self.datasets)
@@ -340,13 +349,22 @@ def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> M
     return read
 
 
-def check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
-    """Return the datasets as a list; raise `TypeError` unless all are map-style, `ValueError` if none.
+def check_all(outer: object, datasets: Iterable[object], instead_of_a_mix: str) -> list[MapStyle[Any]]:
+    """Return the datasets that `outer` is composed of as a list.
 
-    >>> check_all(["ab", [1, 2, 3]])
+    Raises
+    ------
+    TypeError
+        One is not map-style, or is a `MixDataset`, whose weights `outer` would not keep.
+    ValueError
+        There are none.
+
+    >>> check_all(None, ["ab", [1, 2, 3]], "")
     ['ab', [1, 2, 3]]
     """
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
         raise BadValue("datasets must hold at least one dataset, got none")
+    for one in checked:
+        refuse_mix(one, f"a {type(outer).__name__}", instead_of_a_mix)
     return checked

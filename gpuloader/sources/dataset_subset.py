@@ -28,6 +28,7 @@ from gpuloader.sources.dataset_base import (
     read_many,
     select_many,
 )
+from gpuloader.sources.own_order import refuse_mix
 
 
 class Subset(Dataset[S]):
@@ -49,7 +50,8 @@ class Subset(Dataset[S]):
     Raises
     ------
     TypeError
-        The dataset is not map-style, or the indices are not whole numbers.
+        The dataset is not map-style, or is a `MixDataset`, whose weights would be lost. Or the indices are
+        not whole numbers.
     IndexError
         An index is out of range.
 
@@ -71,6 +73,7 @@ class Subset(Dataset[S]):
 
     def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
         self.dataset: MapStyle[S] = check_map_style("dataset", dataset)
+        refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
         count = len(dataset)
         listed: Any = range(*indices.indices(count)) if isinstance(indices, slice) else indices
         self._by_key = hasattr(dataset, "keys") or _are_keys(listed)
@@ -158,7 +161,8 @@ def random_split(
     Raises
     ------
     TypeError
-        The dataset is not map-style, or the generator is neither a seed nor a generator.
+        The dataset is not map-style, or is a `MixDataset`, whose weights would be lost. Or the generator is
+        neither a seed nor a generator.
     ValueError
         A length is negative or not a number, or the sum is wrong. Or both a generator and a seed are given,
         or there is not one label per sample.
@@ -173,6 +177,7 @@ def random_split(
     [1, 1]
     """
     count = len(check_map_style("dataset", dataset))
+    refuse_mix(dataset, "random_split", "split its datasets first, then mix the parts")
     sizes = _as_sizes(lengths, count)
     if seed is not None:
         if generator is not None:

@@ -18,6 +18,7 @@ from gpuloader.base.checks import check_count
 from gpuloader.base.errors import DataFileError, SourceError, describe_error, missing_package
 from gpuloader.sources.dataset_base import Dataset, check_index
 from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote, open_source, persist
+from gpuloader.sources.sample_fields import SampleFields, of_arrays
 
 
 class StoredArrays(Dataset[dict[str, Any]]):
@@ -41,7 +42,9 @@ class StoredArrays(Dataset[dict[str, Any]]):
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
         try:
-            lengths = {name: _count_rows(name, array) for name, array in self._arrays().items()}
+            arrays_here = self._arrays()
+            lengths = {name: _count_rows(name, array) for name, array in arrays_here.items()}
+            self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
             if not lengths:
                 raise DataFileError("there are no arrays at the top level; name those to read in arrays")
             if len(set(lengths.values())) > 1:
@@ -76,6 +79,9 @@ class StoredArrays(Dataset[dict[str, Any]]):
         rows = np.array([check_index(self, index) for index in indices], np.int64)
         columns = {name: self._take(name, array, rows) for name, array in self._arrays().items()}
         return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
+
+    def _sample_fields(self) -> SampleFields:
+        return self._fields
 
     def _take(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpuloader.order.computed import Indices
 from gpuloader.sources.block import Block, Chunked, Column, Part, Rows
 from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.sample_fields import SampleFields, of_columns
 from gpuloader.sources.tables.arrow import check_nulls, column_of
 from gpuloader.sources.tables.table import as_rows
 
@@ -77,6 +78,9 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples at once."""
         return list(self.take_block(indices))
+
+    def _sample_fields(self) -> SampleFields:
+        return of_columns(self._columns, self._dtypes)
 
     def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
         """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""

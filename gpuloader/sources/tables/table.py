@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.dataset_base import Dataset, check_index
+from gpuloader.sources.sample_fields import SampleFields, of_columns
 from gpuloader.sources.tables.columns import read_columns
 
 
@@ -77,6 +78,9 @@ class TableDataset(Dataset[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples at once."""
         return list(self.take_block(indices))
+
+    def _sample_fields(self) -> SampleFields:
+        return of_columns(self._columns)
 
     def _array_rows(self) -> ArrayRows | None:
         columns = self._columns
