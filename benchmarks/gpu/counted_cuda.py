@@ -118,7 +118,7 @@ def counted_cuda() -> Iterator[CountedRuntime]:
     with (
         mock.patch.object(cuda, "cupy", fake),
         mock.patch.dict(sys.modules, {"cupy": fake, **_fake_torch(default)}),
-        mock.patch.object(launching, "load_kernel", lambda *_: kernel),
+        mock.patch.object(launching, "load_kernel", return_value=kernel),
         mock.patch.object(shuffle, "shuffle", kernel),
     ):
         yield runtime

@@ -1,9 +1,9 @@
-"""The host's time for a batch on a GPU's pipeline, without a GPU: CUDA's calls return at once and are counted.
+"""The host's time per batch on a GPU's pipeline, without a GPU: calls of CUDA return at once and are counted.
 
 python benchmarks/gpu/host.py [--case NAME ...] [--batches N] [--repeats N] [--json]
 
-The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are those
-of CUDA per batch.
+The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are
+those of CUDA per batch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CASES: dict[str, Callable[[int], Epochs]] = {
 
 
 def measure(case: str, batches: int, repeats: int) -> dict[str, float]:
-    """Return the least microseconds and the least CUDA calls per batch of `repeats` epochs, after a warm one."""
+    """Return the least microseconds and CUDA calls per batch of `repeats` epochs, after a warm one."""
     with counted_cuda() as runtime:
         epochs = CASES[case](batches)
         _run(runtime, epochs())
@@ -86,7 +86,9 @@ def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int]:
 
 def main() -> None:
     """Measure the chosen cases and print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="the cases to measure")
     parser.add_argument("--batches", type=int, default=500, help="batches per epoch")
     parser.add_argument("--repeats", type=int, default=15, help="epochs to take the least of")

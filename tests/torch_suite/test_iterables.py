@@ -123,9 +123,7 @@ def test_a_stream_that_is_its_own_iterator(lib):
     loader = lib.DataLoader(dataset, batch_size=2)
     assert [batch.tolist() for batch in loader] == [[2, 1], [0]]
     if lib.differs("read-once"):
-        with pytest.raises(
-            TypeError, match="epoch 1 has no samples, because the dataset is a Once, which"
-        ):
+        with pytest.raises(TypeError, match="epoch 1 has no samples, because the dataset is a Once, which"):
             list(loader)
     else:
         assert list(loader) == []
