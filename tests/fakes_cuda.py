@@ -22,7 +22,7 @@ import numpy as np
 
 from gpuloader.devices import cuda, opening
 from gpuloader.kernels import gather, shuffle
-from gpuloader.transforms import operations
+from gpuloader.transforms import bound, operations
 
 INVALID_HANDLE = 400
 NOT_READY = 600
@@ -466,6 +466,7 @@ def run_twins(monkeypatch, runtime):
 
         return call
 
+    monkeypatch.setattr(bound, "is_repeatable", lambda operation: False)  # twins are not launched by kernels
     monkeypatch.setattr(operations.KernelCall, "on_device", call)
     monkeypatch.setattr(gather, "gather", later(gather.gather_on_host))
     monkeypatch.setattr(shuffle, "shuffle", later(shuffle.shuffle_on_host))

@@ -88,9 +88,10 @@ class ShareStream:
         division, assembler = self._division, self._assembler
         if self._items is None:
             self._items = self._open(number)
-        for _ in itertools.islice(assembler.read(self._items, number), begin - self._read):
+        read = assembler.read(self._items, lambda count: (number, count))
+        for _ in itertools.islice(read, begin - self._read):
             self._read += 1
-        read = assembler.read(self._items, number)
+        read = assembler.read(self._items, lambda count: (number, count))
         kept: list[Any] = []
         first: list[Any] = []
         count = 0

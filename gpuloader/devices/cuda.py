@@ -30,6 +30,7 @@ from gpuloader.devices.foreign_places import is_torch_capturing
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
+from gpuloader.transforms.bound import BoundProgram
 from gpuloader.transforms.program import Program
 
 _import_error = ""
@@ -43,6 +44,7 @@ _HOST_TO_DEVICE = 1
 _REGISTER_PORTABLE = 1
 _OUT_OF_MEMORY = 2
 _EVENT_NOT_READY = 600
+_MOST_BOUND = 8
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 
 _forked = False
@@ -192,14 +194,17 @@ class CudaMemory:
         The size in bytes.
     address : int
         The device pointer.
+    bound : dict
+        The programs that run over the memory, by their id.
     """
 
-    __slots__ = ("_free", "address", "nbytes")
+    __slots__ = ("_free", "address", "bound", "nbytes")
 
     def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
         self._free = free
         self.nbytes = nbytes
         self.address = address
+        self.bound: dict[int, BoundProgram] = {}
 
     def __del__(self) -> None:
         self._free(self.address)
@@ -375,9 +380,20 @@ class CudaDevice:
         return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
-        """Launch a program's kernels on `stream`; they compute within `memory`."""
+        """Launch a program's kernels on `stream`; they compute within `memory`.
+
+        What a program needs for that, apart from the stream, is made once per region of memory.
+        """
+        bound = memory.bound.get(id(program))
+        if bound is None:
+            if len(memory.bound) >= _MOST_BOUND:
+                memory.bound.clear()  # for batches that keep changing size
+            # The arrays do not keep the memory, because that keeps them.
+            bound = memory.bound[id(program)] = BoundProgram(
+                program, self._arrays(memory, program.room, None)
+            )
         with self.current():
-            program.run_on_device(self.arrays(memory, program.room), stream)
+            bound.launch(stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""

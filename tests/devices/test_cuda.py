@@ -546,7 +546,7 @@ class TestMemoryRunsOut:
         device = open_device(CUDAPlace(0))
 
         class Sorting:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise cupy.cuda.memory.OutOfMemoryError(512, 1024)
@@ -664,7 +664,7 @@ class TestKernelsFail:
         device = open_device(CUDAPlace(0))
 
         class Failing:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise error
@@ -677,7 +677,7 @@ class TestKernelsFail:
         device = open_device(CUDAPlace(0))
 
         class Failing:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise RuntimeError("no kernel of mine")
@@ -691,7 +691,7 @@ class TestKernelsFail:
         error = LoaderError("cannot compile a kernel: libnvrtc.so.13 is missing")
 
         class Failing:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise error
