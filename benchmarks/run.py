@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks import (
     footprint,
     huggingface,
     overlap,
+    stages,
     starts,
     tokens,
     watching,
@@ -40,6 +42,8 @@ CASES = {
     "starts": starts.starts,
     "list_memory": starts.list_memory,
     "no_workers": overlap.no_workers,
+    "stages": stages.stages,
+    "stages_labelled": partial(stages.stages, label=True),
     "watching": watching.watching,
     "memory": footprint.memory,
     "many_loaders": footprint.many_loaders,

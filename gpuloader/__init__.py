@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         WeightedRandomSampler,
     )
     from gpuloader.order.worker_info import get_worker_info
+    from gpuloader.pipeline.streams import record_stream
     from gpuloader.sources.dataset import (
         ChainDataset,
         ComposeDataset,
@@ -122,6 +123,7 @@ __all__ = [
     "get_worker_info",
     "io",
     "random_split",
+    "record_stream",
     "reader",
     "sample_rng",
     "sample_rngs",
@@ -187,6 +189,7 @@ __getattr__ = import_on_demand(
         "get_worker_info": "gpuloader.order.worker_info",
         "io": "gpuloader.io",
         "random_split": "gpuloader.sources.dataset",
+        "record_stream": "gpuloader.pipeline.streams",
         "reader": "gpuloader.reader",
         "sample_rng": "gpuloader.order.randomness",
         "sample_rngs": "gpuloader.order.randomness",

@@ -48,7 +48,9 @@ class LoaderCollector:
         """Yield the metrics of all loaders; prometheus-client calls this for each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        named = {name: loader.stats() for name, loader in sorted(self.loaders.items())}
+        # A list of references, because other threads may add loaders, and loaders may go, during a loop.
+        found = {one.key: one() for one in self.loaders.valuerefs()}
+        named = {name: loader.stats() for name, loader in sorted(found.items()) if loader is not None}
         for attribute, text in COUNTERS.items():
             counter = CounterMetricFamily(_metric_name(attribute), text, labels=["loader"])
             for loader, stats in named.items():

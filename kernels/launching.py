@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.kernels.compiling import load_kernel
+from gpuloader.kernels.recording import note_launch
 
 Library = Literal["numpy", "cupy"]
 """The library whose arrays a function takes: CuPy for launchers, NumPy for twins."""
@@ -189,8 +190,13 @@ def find_device(**arrays: Any) -> Any:
 
 
 def on_device(device: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which `device` is the current device; None changes nothing."""
-    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if device is None else device
+    """Return a context in which `device` is the current device; None changes nothing.
+
+    A device that is current is not entered, because CuPy sets the device again when it is left.
+    """
+    if device is None or device.id == sys.modules["cupy"].cuda.runtime.getDevice():
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = device
     return context
 
 
@@ -240,7 +246,9 @@ def launch(
     grid, block = shape
     passed = tuple(_NULL if argument is None else argument for argument in arguments)
     with on_device(device):
-        load_kernel(name, entry)(grid, block, passed, stream=stream)
+        kernel = load_kernel(name, entry)
+        kernel(grid, block, passed, stream=stream)
+    note_launch((kernel, grid, block, passed))
 
 
 def spread(items: int, samples: int = 1) -> tuple[tuple[int, int], tuple[int]]:

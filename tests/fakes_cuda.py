@@ -14,6 +14,7 @@ import itertools
 import os
 import threading
 from collections import Counter, deque
+from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -21,12 +22,28 @@ import numpy as np
 
 from gpuloader.devices import cuda, opening
 from gpuloader.kernels import gather, shuffle
-from gpuloader.transforms import operations
+from gpuloader.transforms import bound, operations
 
 INVALID_HANDLE = 400
 NOT_READY = 600
 NOT_INITIALIZED = 3
 OUT_OF_MEMORY = 2
+CAPTURE_UNSUPPORTED = 900
+PER_THREAD = 2  # the handle of the calling thread's default stream
+CONTEXT = 1000  # the handle of the first device's primary context
+
+
+UNSAFE = {"malloc", "free", "eventQuery", "eventSynchronize", "hostRegister", "hostUnregister"}
+"""The calls that are refused while a stream is captured in a mode other than 'relaxed'."""
+
+
+@dataclass
+class Capture:
+    """A capture of a stream: its mode, the thread that began it, and whether a call has invalidated it."""
+
+    mode: str
+    thread: int
+    broken: bool = False
 
 
 class CudaError(RuntimeError):
@@ -55,11 +72,13 @@ class Mark:
 
 
 class Thread(threading.local):
-    """CUDA's and CuPy's state for each thread."""
+    """CUDA's and CuPy's state for each thread: its device, its current context, and a stream per device."""
 
     def __init__(self):
         self.device = 0
+        self.context = 0
         self.streams = {}
+        self.default_streams = {}
 
 
 class FakeRuntime:
@@ -71,8 +90,12 @@ class FakeRuntime:
         If not 0, the status with which every call fails, as after a kernel's illegal memory access.
     memory_left : int
         The largest allocation that succeeds.
-    capturing : set of int
+    memory : dict of int to numpy.ndarray
+        The allocated memory, by address.
+    captures : dict of int to Capture
         The streams that are being captured into a graph. Work put on them would become part of it.
+    contexts : set of int
+        The devices whose primary context exists, each of which takes some 500 MiB of its GPU.
     registered : dict
         Maps the address of page-locked memory to its size.
     """
@@ -82,14 +105,17 @@ class FakeRuntime:
     def __init__(self, devices=1, driver=13000, built=13020):
         self.calls = Counter()
         self.devices, self.driver, self.built = devices, driver, built
+        self.contexts = set()
         self.registered = {}
         self.refuse_registering = False
         self.failed = 0
         self.memory_left = 1 << 40
-        self.capturing = set()
+        self.captures = {}
+        self.memory, self.freed = {}, []
         self.thread = Thread()
         self.process = os.getpid()
-        self.numbers = itertools.count(1)
+        self.numbers = itertools.count(PER_THREAD + 1)
+        self.of_threads = {}  # the per-thread default streams of each device
         self.work = {}
         self.marks = {}
         self.device_of = {}  # maps streams and events to their device
@@ -101,6 +127,15 @@ class FakeRuntime:
             raise CudaError(NOT_INITIALIZED, "cudaErrorInitializationError")
         if self.failed:
             raise CudaError(self.failed)
+        if name in UNSAFE and self.refuse_capture():
+            raise CudaError(CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported")
+        if name not in {"getDevice", "setDevice", "ctxGetCurrent", "ctxSetCurrent"}:
+            self.enter(self.current)
+
+    def enter(self, device):
+        """Make a device's context current; as in CUDA, nearly every call does that for the current device."""
+        self.contexts.add(device)
+        self.thread.context = CONTEXT + device
 
     def driverGetVersion(self):
         return self.driver
@@ -113,28 +148,103 @@ class FakeRuntime:
 
     def getDevice(self):
         self.check("getDevice")
-        return self.thread.device
+        return self.current
 
     def setDevice(self, device):
         self.check("setDevice")
         assert 0 <= device < self.devices
         self.thread.device = device
+        self.enter(device)  # from CUDA 12 on
+
+    def ctxGetCurrent(self):
+        self.check("ctxGetCurrent")
+        return self.thread.context
+
+    def ctxSetCurrent(self, context):
+        self.check("ctxSetCurrent")
+        assert not context or context - CONTEXT in self.contexts
+        self.thread.context = context
 
     def memGetInfo(self):
         self.check("memGetInfo")
         return self.memory_left, 1 << 40
 
+    def malloc(self, nbytes):
+        self.check("malloc")
+        if nbytes > self.memory_left:
+            raise CudaError(OUT_OF_MEMORY, "cudaErrorMemoryAllocation")
+        memory = np.full(nbytes, 0xAB, np.uint8)
+        self.memory[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+    def free(self, address):
+        self.check("free")
+        memory = self.memory.pop(address)
+        self.freed.append(memory)  # not given back, so that late work on it is seen and does no harm
+        while self.step():  # as in CUDA, this waits for the whole device
+            pass
+        memory[:] = 0xCD
+
     def streamIsCapturing(self, stream):
         self.check("streamIsCapturing")
-        return stream in self.capturing
+        return stream in self.captures
+
+    def begin_capture(self, stream, mode="global"):
+        """Begin to capture a stream in the calling thread; PyTorch's mode is 'global', CuPy's 'relaxed'."""
+        self.captures[stream] = Capture(mode, threading.get_ident())
+
+    def end_capture(self, stream):
+        """End a capture; fail if a call has invalidated it."""
+        assert not self.captures.pop(stream).broken, "a call has invalidated the capture"
+
+    def refuse_capture(self):
+        """Return the status of a call that is not allowed while a stream is captured, and end the capture.
+
+        Allocating, freeing and asking for events is refused to all threads by a capture in mode 'global', to
+        the capturing thread by one in mode 'thread_local', and to nobody in mode 'relaxed'.
+        """
+        status = 0
+        for capture in self.captures.values():
+            here = capture.thread == threading.get_ident()
+            if capture.mode == "global" or (capture.mode == "thread_local" and here):
+                capture.broken, status = True, CAPTURE_UNSUPPORTED
+        return status
 
     def queue(self, stream):
-        """Return a stream's pending work; every device has its own default stream."""
-        assert stream not in self.capturing, "the loader's work has become part of a graph"
-        return self.work.setdefault(stream or -1 - self.thread.device, deque())
+        """Return a stream's pending work, to which the caller adds.
+
+        Every device has its own legacy default stream, 0 or 1, and in each thread a per-thread default
+        stream, 2. They wait for one another; all other streams here are non-blocking.
+        """
+        assert stream not in self.captures, "the loader's work has become part of a graph"
+        if stream > PER_THREAD:
+            return self.work.setdefault(stream, deque())
+        legacy, of_threads = -1 - self.current, self.of_threads.setdefault(self.current, [])
+        if stream == PER_THREAD:
+            number = self.thread.default_streams.setdefault(self.current, -next(self.numbers) - 100)
+            if number not in of_threads:
+                of_threads.append(number)
+            self.join(number, [legacy])
+            return self.work[number]
+        self.join(legacy, of_threads)
+        return self.work[legacy]
+
+    def join(self, number, others):
+        """Make a stream wait for what is on others now."""
+        for other in others:
+            if self.work.setdefault(other, deque()):
+                mark = Mark()
+                self.work[other].append((None, mark.reach))
+                self.work.setdefault(number, deque()).append((mark, lambda: None))
+        self.work.setdefault(number, deque())
 
     def device_of_stream(self, stream):
-        return self.device_of[stream] if stream else self.thread.device
+        return self.device_of[stream] if stream > PER_THREAD else self.current
+
+    @property
+    def current(self):
+        """The current device of the calling thread."""
+        return self.thread.context - CONTEXT if self.thread.context else self.thread.device
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         assert kind == 1
@@ -202,6 +312,18 @@ class FakeRuntime:
                 return True
         return False
 
+    def run_stream(self, number):
+        """Run one stream until it is empty or waits for another one."""
+        work = self.work.get(number, ())
+        while work and (work[0][0] is None or work[0][0].reached):
+            work.popleft()[1]()
+
+    def block_stream(self, stream):
+        """Launch a kernel that runs until the mark that is returned is reached."""
+        mark = Mark()
+        self.queue(stream).append((mark, lambda: None))
+        return mark
+
     def finish(self):
         while self.step():
             pass
@@ -225,45 +347,39 @@ class FakeRuntime:
         return seen
 
 
-class FakeMemory:
-    def __init__(self, runtime, nbytes):
-        runtime.check("malloc")
-        if nbytes > runtime.memory_left:
-            raise CudaError(OUT_OF_MEMORY, "cudaErrorMemoryAllocation")
-        self.bytes = np.full(nbytes, 0xAB, np.uint8)
-        self.ptr = self.bytes.ctypes.data
-
-
 def make_cupy(real, runtime):
     """Return a module to replace cupy in `devices/cuda.py`: real arrays over the fake runtime."""
 
+    stacks = threading.local()
+
     class Device:
+        """As in CuPy 14, where each thread has a stack, and leaving always sets the device again."""
+
         def __init__(self, index):
             self.id = index
-            self.stack = []  # stored in the object, as in CuPy, so threads must not share it
 
         def __enter__(self):
-            self.stack.append(runtime.getDevice())
-            if self.stack[-1] != self.id:
+            stacks.before = [*getattr(stacks, "before", []), runtime.getDevice()]
+            if stacks.before[-1] != self.id:
                 runtime.setDevice(self.id)
             return self
 
         def __exit__(self, *error):
-            runtime.setDevice(self.stack.pop())
+            runtime.setDevice(stacks.before.pop())
 
     class Stream:
         def __init__(self, non_blocking=False):
             assert non_blocking
             runtime.check("streamCreate")
             self.ptr = next(runtime.numbers)
-            runtime.device_of[self.ptr] = runtime.thread.device
+            runtime.device_of[self.ptr] = runtime.current
 
         def __enter__(self):
-            runtime.thread.streams[runtime.thread.device] = self
+            runtime.thread.streams[runtime.current] = self
             return self
 
         def __exit__(self, *error):
-            del runtime.thread.streams[runtime.thread.device]
+            del runtime.thread.streams[runtime.current]
 
     class Event:
         def __init__(self, block=False, disable_timing=False):
@@ -272,12 +388,12 @@ def make_cupy(real, runtime):
             self.ptr = next(runtime.numbers)
             if not disable_timing:
                 runtime.timed.add(self.ptr)
-            runtime.device_of[self.ptr] = runtime.thread.device
+            runtime.device_of[self.ptr] = runtime.current
 
     default = SimpleNamespace(ptr=0)
 
-    def get_current_stream():
-        return runtime.thread.streams.get(runtime.getDevice(), default)
+    def get_current_stream(device_id=-1):
+        return runtime.thread.streams.get(runtime.getDevice() if device_id < 0 else device_id, default)
 
     return SimpleNamespace(
         __version__=real.__version__,
@@ -286,12 +402,15 @@ def make_cupy(real, runtime):
             Device=Device,
             Stream=Stream,
             Event=Event,
-            Memory=lambda nbytes: FakeMemory(runtime, nbytes),
             UnownedMemory=real.cuda.UnownedMemory,
             MemoryPointer=real.cuda.MemoryPointer,
             memory=real.cuda.memory,
             compiler=real.cuda.compiler,
-            driver=SimpleNamespace(CUDADriverError=DriverError),
+            driver=SimpleNamespace(
+                CUDADriverError=DriverError,
+                ctxGetCurrent=runtime.ctxGetCurrent,
+                ctxSetCurrent=runtime.ctxSetCurrent,
+            ),
             runtime=runtime,
             is_available=lambda: runtime.devices > 0 and runtime.driver > 0,
             get_current_stream=get_current_stream,
@@ -347,6 +466,7 @@ def run_twins(monkeypatch, runtime):
 
         return call
 
+    monkeypatch.setattr(bound, "is_repeatable", lambda operation: False)  # twins are not launched by kernels
     monkeypatch.setattr(operations.KernelCall, "on_device", call)
     monkeypatch.setattr(gather, "gather", later(gather.gather_on_host))
     monkeypatch.setattr(shuffle, "shuffle", later(shuffle.shuffle_on_host))

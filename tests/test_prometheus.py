@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -76,6 +77,28 @@ def test_a_later_loader_takes_the_name(registry):
         export(one, "train", registry)
         list(one)
     assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) == 2
+
+
+def test_a_scrape_while_other_threads_export_and_drop_loaders(registry):
+    kept, wrong, stop = loader(), [], threading.Event()
+    export(kept, "kept", registry)
+
+    def scrape():
+        try:
+            while not stop.is_set():
+                assert registry.get_sample_value("gpuloader_steps_total", {"loader": "kept"}) == 0
+        except BaseException as error:
+            wrong.append(error)
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        for number in range(300):
+            export(loader(), f"dropped {number}", registry)
+    finally:
+        stop.set()
+        scraper.join(30)
+    assert wrong == []
 
 
 def test_readers_are_exported_too(registry):

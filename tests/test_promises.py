@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import CPUPlace, DataLoader, StagingMemoryError
+from gpuloader import CPUPlace, DataLoader, StagingMemoryError, record_stream
 from gpuloader.devices.simulated import SimulatedArray
 from gpuloader.loader.generator_loader import GeneratorLoader
-from gpuloader.pipeline.lane import SPARE
+from gpuloader.pipeline.device_slots import SPARE
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.watch.pace import Pace
 from tests.fakes import loader_threads, wait_until
@@ -46,9 +46,9 @@ def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     assert road.ring.free in (0, road.ring.count)  # 0 if no batch was ever staged
     for lane in road.lanes:
         lane.drain()
-        assert not lane._freed
+        assert not lane._slots.freed
         assert not lane._copying
-        assert len(lane._free) <= lane.prefetch + 1 + max(SPARE, held)
+        assert len(lane._slots.free) <= lane.prefetch + 1 + max(SPARE, held)
 
 
 def drive(places, counts, pattern, *, capacity, double_buffer):
@@ -202,6 +202,45 @@ def test_a_consumer_may_change_streams(streams, seed):
     for stream in choices:
         device.finish(stream)
     check(reads)
+
+
+@given(
+    uses=st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=4, max_size=14), seed=st.integers(0, 50)
+)
+@settings(max_examples=60, deadline=None)
+def test_a_batch_may_be_used_on_further_streams(uses, seed):
+    """Each batch is read on its own stream, and on any others that the loader is told of, and dropped."""
+    device = SimulatedDevice(seed=seed)
+    main, streams = device.consumer_stream(), [device.stream() for _ in range(3)]
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    reads = []
+    loader.set_batch_generator(numbered_batches(len(uses)), places=CustomPlace(device))
+    for number, (images, labels) in enumerate(loader):
+        ready = device.event()
+        device.record(ready, main)
+        reads.append((images.launch_read(), expected(number)))
+        for chosen in uses[number]:
+            device.wait(streams[chosen], ready)
+            reads.append((images[1:].launch_read(streams[chosen]), expected(number)[1:]))
+            record_stream((labels, {"rows": images}), streams[chosen])
+        del images, labels
+    for stream in (main, *streams):
+        device.finish(stream)
+    check(reads)
+
+
+def test_a_further_stream_that_the_loader_is_not_told_of_is_caught():
+    device = SimulatedDevice()
+    main, side = device.consumer_stream(), device.stream()
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(numbered_batches(8), places=CustomPlace(device))
+    with pytest.raises(RaceError, match="overwritten while a kernel may still read"):
+        for images, _ in loader:
+            ready = device.event()
+            device.record(ready, main)
+            device.wait(side, ready)
+            images.launch_read(side)
+            del images, _
 
 
 def test_a_pipeline_without_waits_is_caught(monkeypatch):

@@ -3,7 +3,7 @@
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
  │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
- ├── ReaderError        a reader, generator or setter is misused                (also a TypeError)
+ ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
  ├── SourceError        a file or URL could not be read                         (also an OSError)
@@ -97,9 +97,10 @@ class FeedError(SampleError, AssertionError):
 
 
 class ReaderError(LoaderError, TypeError):
-    """A reader, generator or setter is misused.
+    """A reader, generator, iterator or setter is misused.
 
-    A reader must be a function without arguments that returns an iterable.
+    A reader must be a function without arguments that returns an iterable. A dataset, sampler or reader that
+    can be read only once has nothing left for a second epoch.
     """
 
 

@@ -250,6 +250,16 @@ def allowed_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_gil() -> bool:
+    """Return whether threads take turns at running Python code; not so on free-threaded Python.
+
+    >>> has_gil() or sys.version_info >= (3, 13)
+    True
+    """
+    # A free-threaded Python turns the lock on if an extension module needs it.
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many cores' worth of CPU time this process gets: `allowed_cores`, limited by its CPU quota.
 

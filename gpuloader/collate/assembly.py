@@ -7,6 +7,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from gpuloader.collate.whole import stage_whole
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import Block
+from gpuloader.sources.parts import name_part
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -50,7 +52,8 @@ class Assembler:
 
     def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
         self.dataset = dataset
-        self.collation = collation
+        # A gradient leads back to tensors of the process that computed it.
+        self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.keeps = collation.keeps  # computed once, because it is asked for every batch
         self.forms = KnownForms(collation)
@@ -151,8 +154,9 @@ class Assembler:
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
+        part = name_part(self.dataset, index)
         return SampleError(
-            f"the dataset raised {describe_error(error)}",
+            f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
             batch=number,
             index=position,
             dataset_index=index,
@@ -166,9 +170,17 @@ class Assembler:
             yield
         except SampleError as error:
             error.batch, error.worker = number, self.worker
-            if indices is not None and error.index is not None:
+            if indices is not None and error.index is not None and error.dataset_index is None:
                 error.dataset_index = indices[error.index]
+                error.problem += self._describe_parts(indices, error.index)
             raise
+
+    def _describe_parts(self, indices: Sequence[Any], position: int) -> str:
+        """Return which of several chained datasets a sample is from, and the batch's first if another."""
+        part, first = name_part(self.dataset, indices[position]), name_part(self.dataset, indices[0])
+        if not part:
+            return ""
+        return f"; the sample is from {part}" + (f", the batch's first from {first}" if first != part else "")
 
 
 class Assembly:
@@ -222,7 +234,8 @@ class Assembly:
         with self._placing:
             if not self._kept:
                 self._kept = [None] * len(self._indices)
-        self._kept[start:stop] = samples
+        # A list first: Python locks `_kept` while it takes the items of an iterator, here the dataset's.
+        self._kept[start:stop] = list(samples)
 
     def _write(self, known: KnownForm, samples: Iterator[Any], start: int) -> None:
         table = known.rows(len(self._indices))

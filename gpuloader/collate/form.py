@@ -38,6 +38,9 @@ class Collation:
         Plans what the transforms do to a batch; None if there are no transforms.
     on_host : bool
         Whether transforms run where the batch is fetched (a CPU place) or after its copy to a device.
+    keeps_gradients : bool
+        Whether tensors that the function returns are delivered as they are if they require a gradient. If
+        not, they are staged like any other, without it.
     """
 
     feeds: tuple[FeedSpec, ...] | None = None
@@ -47,6 +50,7 @@ class Collation:
     pads: Mapping[str, float] | None = None
     programmer: Programmer | None = None
     on_host: bool = True
+    keeps_gradients: bool = False
 
     @property
     def whole(self) -> bool:

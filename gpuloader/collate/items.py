@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.base.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error
+from gpuloader.base.errors import BadValue, LoaderError, QueueClosed, SampleError
+from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
@@ -43,7 +44,7 @@ class ItemAssembler(Assembler):
         Parameters
         ----------
         items : iterator
-            The dataset's items.
+            The dataset's items, from `read`.
         number : int
             The batch's position in the epoch.
         size : int
@@ -60,22 +61,21 @@ class ItemAssembler(Assembler):
         SampleError
             The dataset raised, or an item does not fit its field; the error names batch and item.
         """
-        read = self.read(items, number)
         with self.locate(number):
-            first = list(itertools.islice(read, 1))
+            first = list(itertools.islice(items, 1))
             if not first:
                 return None
             if not self.keeps:
-                items = itertools.chain(first, itertools.islice(read, size - 1))
+                items = itertools.chain(first, itertools.islice(items, size - 1))
                 return self._stage_rows(self.settle(first), items, number, size, reserve, drop_last, keys)
-            samples = first + list(itertools.islice(read, size - 1))
+            samples = first + list(itertools.islice(items, size - 1))
             if len(samples) < size and drop_last:
                 return None
             if self.collation.whole:
                 return stage_kept(self.collation, samples, number, reserve)
             form = self.settle(samples).form
             staged = stage_varying(form, self.collation, samples, number, reserve)
-            return complete(self.collation, staged, keys or self._keys(number, len(samples)))
+            return self._complete(staged, keys, len(samples))
 
     def stage_block(
         self,
@@ -87,7 +87,7 @@ class ItemAssembler(Assembler):
         drop_last: bool,
     ) -> StagedBatch | None:
         """Read and stage batch `number` as `stage` does, from a dataset that yields blocks of items."""
-        block = next(self.read(blocks, number), None)
+        block = next(blocks, None)
         if block is None or (len(block) < size and drop_last):
             return None
         if not 0 < len(block) <= size:
@@ -97,9 +97,7 @@ class ItemAssembler(Assembler):
             form = self.find_form(block)
             if form is not None:
                 staged = stage_block(block, form, self.collation, number, reserve)
-                if self.collation.programmer is None:
-                    return staged
-                return complete(self.collation, staged, self._keys(number, len(block)))
+                return self._complete(staged, None, len(block))
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
 
     def _stage_rows(
@@ -126,7 +124,7 @@ class ItemAssembler(Assembler):
             layout = shorten(layout, count)
         kept = tuple(column[:count] for column in objects.values())
         staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
-        return complete(self.collation, staged, keys or self._keys(number, count))
+        return self._complete(staged, keys, count)
 
     def _stage_gradually(
         self,
@@ -150,28 +148,35 @@ class ItemAssembler(Assembler):
         copy_rows(held, slot.views(layout))
         kept = tuple(column[:count] for column in objects.values())
         staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
-        return complete(self.collation, staged, keys or self._keys(number, count))
+        return self._complete(staged, keys, count)
 
-    def _keys(self, number: int, count: int) -> list[tuple[int | None, int, int]]:
-        """Return stand-ins for the indices, which items do not have."""
-        return [(self.worker, number, position) for position in range(count)]
+    def _complete(self, staged: StagedBatch, keys: Sequence[Any] | None, count: int) -> StagedBatch:
+        """Transform a batch of `count` items; items without `keys` get stand-ins for the indices."""
+        if self.collation.programmer is None:
+            return staged
+        keys = keys or [(self.worker, staged.number, position) for position in range(count)]
+        return complete(self.collation, staged, keys)
 
-    def read(self, items: Iterator[Any], number: int) -> Iterator[Any]:
-        """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item."""
-        position = 0
+    def read(self, items: Iterator[Any], place: Callable[[int], tuple[int, int]]) -> Iterator[Any]:
+        """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item.
+
+        Parameters
+        ----------
+        items : iterator
+            The dataset's items.
+        place : callable
+            Given the number of items read so far, returns the next one's batch and its position there.
+        """
+        count = 0
         try:
-            for position, item in enumerate(items, 1):  # noqa: B007 - the error names it
+            for count, item in enumerate(items, 1):  # noqa: B007 - the error names it
                 yield item
         except LoaderError as error:
             if not isinstance(error, QueueClosed):  # which would end the epoch without an error
                 raise
-            raise self._item_failure(error, number, position) from error
+            raise self.failure(error, *place(count), None) from error
         except Exception as error:
-            raise self._item_failure(error, number, position) from error
-
-    def _item_failure(self, error: Exception, number: int, position: int) -> SampleError:
-        problem = f"the dataset raised {describe_error(error)}"
-        return SampleError(problem, batch=number, index=position, worker=self.worker)
+            raise self.failure(error, *place(count), None) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +248,7 @@ class ItemStream:
         self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
         self._items: Iterator[Any] | None = None
         self._ended = False
+        self._number = 0
         self._asked_before = 0
 
     def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
@@ -250,7 +256,8 @@ class ItemStream:
         assembler = self._assembler
         if self._items is None:
             self._asked_before = count_rank_questions()
-            self._items = self._note_end(self._open(number))
+            self._items = self._read(self._open(number))
+        self._number = number
         stage = assembler.stage_block if self._in_blocks else assembler.stage
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
@@ -266,8 +273,11 @@ class ItemStream:
         staged.state = self._reached
         return staged
 
-    def _note_end(self, items: Iterator[Any]) -> Iterator[Any]:
-        yield from items
+    def _read(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield the items of the whole pass, and note their end."""
+        yield from self._assembler.read(
+            items, lambda count: (self._number, 0 if self._in_blocks else count % self._size)
+        )
         self._ended = True
 
     def _read_state(self, number: int) -> Any:
@@ -286,7 +296,7 @@ class ItemStream:
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
-            items: Iterator[Any] = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
+            items = Steady.of(iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset))
             if reached.state is None and reached.batches:
                 size = 1 if self._in_blocks else self._size
                 skip(items, reached.batches * size, size, "the dataset")

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.collate.packing import Packer, exact_types, list_packers, number_packers
+from gpuloader.collate.targets import UNFIT, RowPlaces, Target, make_target, row_places
 from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.staging.layout import FieldLayout, Layout, arrange
+from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Views
 
 _SAMPLE_TYPES = (tuple, list)
-_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
     "equal length (bucketing)"
 )
 """The ways out of samples of different shapes in one batch, with a feed_list and for readers."""
-
-Target = tuple[int, Any, Sequence[slice | int], Any, frozenset[type], dict[type, Packer], Any]
-"""Where one field's samples are written: (field, region, places, numbers, kinds, packers, memory).
-
-Each of these writes sample i, or raises one of `_UNFIT` if the sample does not fit:
-``region[places[i]] = array``; ``numbers[i] = number``, if the number's type is one of `kinds`; and
-``packers[type(value)](memory, i, value)``, for other numbers and for lists.
-"""
-
-
-class CheckedRows:
-    """The rows of a field whose samples have more than one dimension, or a dtype without a buffer format.
-
-    An array of exactly the row's dtype and shape is written; anything else raises TypeError. NumPy would
-    broadcast or convert it silently, but that decision is up to `SampleRows.convert`.
-    """
-
-    def __init__(self, rows: Array) -> None:
-        self._rows = rows
-        self._shape = rows.shape[1:]
-
-    def __setitem__(self, index: int, value: Array) -> None:
-        if value.dtype == self._rows.dtype and value.shape == self._shape:
-            self._rows[index] = value
-        else:
-            raise TypeError
 
 
 class SampleRows:
@@ -124,7 +93,7 @@ class SampleRows:
         if count != self.count:
             self.layout = self.layout_of(count)
             self.count = count
-            self._places = [_row_places(field, self._strict) for field in self.layout.fields]
+            self._places = [row_places(field, self._strict) for field in self.layout.fields]
         return self.layout
 
     def layout_of(self, count: int) -> Layout:
@@ -146,7 +115,7 @@ class SampleRows:
             found: list[Target] = prepared[1]
             return found
         targets = [
-            _target(field, rows, places)
+            make_target(field, rows, places)
             for field, (rows, places) in enumerate(zip(views, self._places, strict=True))
         ]
         if isinstance(views, Views):
@@ -156,9 +125,11 @@ class SampleRows:
     def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self.targets(views)
-        if len(targets) == 1:
-            return self._write_single(views, targets[0], samples, start)
         fields = len(targets)
+        if fields == 1:
+            return self._write_single(views, targets[0], samples, start)
+        if fields == 2:
+            return self._write_pairs(views, targets, samples, start)
         regions = [(target[1], target[2], target) for target in targets]
         array = np.ndarray
         index = start - 1
@@ -170,7 +141,7 @@ class SampleRows:
                 if type(value) is array:
                     try:
                         region[places[index]] = value
-                    except _UNFIT:
+                    except UNFIT:
                         self._convert_and_write(views[target[0]], target[0], index, value)
                 else:
                     self._write_other(views, target, index, value)
@@ -187,10 +158,40 @@ class SampleRows:
                     try:
                         region[places[index]] = value
                         continue
-                    except _UNFIT:
+                    except UNFIT:
                         pass
             value = fields_of(sample, self.feeds, index)[0]
             self._write_other(views, target, index, value)
+        return index + 1
+
+    def _write_pairs(
+        self, views: list[Array], targets: list[Target], samples: Iterable[Any], start: int
+    ) -> int:
+        """Write samples of two fields, such as an image and its label, as `write` does."""
+        (_, one_region, one_places, *_), (_, two_region, two_places, two_numbers, two_kinds, *_) = targets
+        array, index = np.ndarray, start - 1
+        for index, sample in enumerate(samples, start):
+            if type(sample) not in _SAMPLE_TYPES or len(sample) != 2:
+                sample = fields_of(sample, self.feeds, index)
+            one, two = sample
+            if type(one) is array:
+                try:
+                    one_region[one_places[index]] = one
+                except UNFIT:
+                    self._convert_and_write(views[0], 0, index, one)
+            else:
+                self._write_other(views, targets[0], index, one)
+            kind = type(two)
+            if kind not in two_kinds and kind is not array:
+                self._write_other(views, targets[1], index, two)
+                continue
+            try:
+                if kind is array:
+                    two_region[two_places[index]] = two
+                else:
+                    two_numbers[index] = two
+            except UNFIT:
+                self._convert_and_write(views[1], 1, index, two)
         return index + 1
 
     def _write_other(self, views: list[Array], target: Target, index: int, value: Any) -> None:
@@ -206,7 +207,7 @@ class SampleRows:
                 region[places[index]] = value
             else:
                 raise TypeError
-        except _UNFIT:
+        except UNFIT:
             self._convert_and_write(views[field], field, index, value)
 
     def _convert_and_write(self, rows: Array, field: int, index: int, value: Any) -> None:
@@ -219,58 +220,6 @@ class SampleRows:
                 field=self.feeds[field].name,
             )
         rows[index] = array
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """The parts of a field's `Target` that do not depend on the slot.
-
-    Attributes
-    ----------
-    flat : bool
-        Whether a sample has at most one dimension, so that it is written through a flat view.
-    places : sequence
-        The position of each sample in the region.
-    kinds : frozenset of type
-        The types of numbers that are assigned as they are.
-    packers : dict of type to callable
-        How to write values of other types; those that are missing, too, have to be converted.
-    numbers_only : bool
-        Whether no array is accepted as it is, so that one of a single number is not taken for that number.
-    """
-
-    flat: bool
-    places: Sequence[slice | int]
-    kinds: frozenset[type] = frozenset()
-    packers: dict[type, Packer] = dataclasses.field(default_factory=dict)
-    numbers_only: bool = False
-
-
-def _row_places(field: FieldLayout, strict: bool) -> RowPlaces:
-    count, elements = field.shape[0], math.prod(field.shape[1:])
-    # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
-    if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
-        return RowPlaces(False, range(count))
-    places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
-    single = len(field.shape) == 1
-    kinds: frozenset[type] = frozenset()
-    packers: dict[type, Packer] = {}
-    if elements == 1 and (single or not strict):
-        kinds = exact_types(field.dtype, strict=strict)
-        packers |= number_packers(field.dtype, strict=strict)
-    if not (single and strict):
-        packers |= list_packers(field.dtype, elements, strict=strict)
-    return RowPlaces(True, places, kinds, packers, single and strict)
-
-
-def _target(field: int, rows: Array, row: RowPlaces) -> Target:
-    if not row.flat:
-        return field, CheckedRows(rows), row.places, None, row.kinds, row.packers, None
-    flat = rows.reshape(-1)
-    numbers = flat.data
-    region = numbers.toreadonly() if row.numbers_only else numbers
-    memory = flat.view(np.uint8).data if row.packers else None
-    return field, region, row.places, numbers, row.kinds, row.packers, memory
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.items import ItemAssembler
 from gpuloader.collate.stream import StagedBatch, close_items
@@ -87,9 +88,10 @@ class ShareStream:
         division, assembler = self._division, self._assembler
         if self._items is None:
             self._items = self._open(number)
-        for _ in itertools.islice(assembler.read(self._items, number), begin - self._read):
+        read = assembler.read(self._items, lambda count: (number, count))
+        for _ in itertools.islice(read, begin - self._read):
             self._read += 1
-        read = assembler.read(self._items, number)
+        read = assembler.read(self._items, lambda count: (number, count))
         kept: list[Any] = []
         first: list[Any] = []
         count = 0
@@ -105,7 +107,7 @@ class ShareStream:
         draw = current_draw()
         draw.index, draw.generator = 0, None  # every reader must draw the same numbers
         try:
-            return iter(self._assembler.dataset)
+            return Steady.of(iter(self._assembler.dataset))
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
 

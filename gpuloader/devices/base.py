@@ -5,6 +5,7 @@ One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,10 +24,15 @@ Event = Any
 
 
 class HostMemory(Protocol):
-    """The host memory that a copy reads from: a staging slot."""
+    """The host memory that a copy reads from: a staging slot, or the mask of a batch."""
 
-    bytes: NDArray[np.uint8]
-    address: int
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The region as a uint8 array."""
+
+    @property
+    def address(self) -> int:
+        """The region's start address."""
 
 
 DeviceMemory = Any
@@ -53,6 +59,9 @@ class Device(Protocol):
     direct: bool
     locker: PageLocker | None
 
+    def current(self) -> AbstractContextManager[object]:
+        """Return a block for several calls of one thread, in which each of them costs less."""
+
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory; raise `StagingMemoryError` if there is too little."""
 
@@ -69,6 +78,12 @@ class Device(Protocol):
 
         The caller must not change `source` until the copy has run.
         """
+
+    def captures(self, stream: Stream) -> bool:
+        """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a graph on one of its current streams."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event."""
@@ -90,6 +105,12 @@ class Device(Protocol):
 
     def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
         """Enqueue a program on `stream`; it computes within `memory`."""
+
+    def keep(self, stream: Stream) -> Stream:
+        """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
+
+    def holds(self, memory: DeviceMemory, array: Any) -> bool:
+        """Return whether an array, of whichever library, lies in `memory`."""
 
     def consumer_stream(self) -> Stream:
         """Return the stream that the calling thread currently computes on."""

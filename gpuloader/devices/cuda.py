@@ -6,12 +6,15 @@ Why it calls CUDA the way it does:
 - Events carry no timing unless requested, which makes waiting for them cheapest.
 - It calls `runtime.eventQuery` instead of `Event.done`, which takes a failed device for a busy one.
 - Memory comes from `cudaMalloc`. CuPy's pool would give a freed block to the next copy while kernels may
-  still read it; `cudaFree` waits for them.
+  still read it; `cudaFree` waits for them. It would also end a capture, so it is postponed during one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,10 +23,14 @@ from gpuloader.base.errors import LoaderError, PlaceError, StagingMemoryError, d
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
-from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, tell_failure, translate
+from gpuloader.devices.cuda_context import Context
+from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, translate
+from gpuloader.devices.foreign_arrays import as_stream, find_address
+from gpuloader.devices.foreign_places import is_torch_capturing
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
+from gpuloader.transforms.bound import BoundProgram
 from gpuloader.transforms.program import Program
 
 _import_error = ""
@@ -37,6 +44,8 @@ _HOST_TO_DEVICE = 1
 _REGISTER_PORTABLE = 1
 _OUT_OF_MEMORY = 2
 _EVENT_NOT_READY = 600
+_MOST_BOUND = 8
+_LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 
 _forked = False
 
@@ -70,6 +79,12 @@ def require_cuda(index: int) -> int:
         visible = ", ".join(f"gpu:{number}" for number in range(count))
         raise PlaceError(f"gpu:{index} is not available: this process sees {count} ({visible})")
     return count
+
+
+def current_index() -> int:
+    """Return the index of the calling thread's current device; this creates no context."""
+    index: int = cupy.cuda.runtime.getDevice()
+    return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +135,54 @@ def _refuse_fork(index: int) -> None:
 
 
 class _Current:
-    """A context with a GPU as the thread's current device; turns CUDA's errors into the package's own.
+    """A block in which a GPU is the thread's current device; turns CUDA's errors into the package's own."""
 
-    Each block needs a new one. A CuPy device object stores the device to return to, so if threads shared it,
-    one thread could return to another thread's device.
-    """
+    __slots__ = ("_before", "_context", "_index")
 
-    __slots__ = ("_device", "_index")
-
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, context: Context) -> None:
         self._index = index
-        self._device = cupy.cuda.Device(index)
+        self._context = context
+        self._before: int | None = None
 
     def __enter__(self) -> None:
         _refuse_fork(self._index)
         try:
-            self._device.__enter__()
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise tell_failure(self._index, error) from error
+            self._before = self._context.enter()
+        except Exception as error:
+            raise translate(cupy, self._index, error) or error from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._device.__exit__(kind, error, trace)
-        except cupy.cuda.runtime.CUDARuntimeError as second:
+            self._context.leave(self._before)
+        except Exception as second:
             if error is None:  # otherwise keep the first error: a failed device refuses every later call
-                raise tell_failure(self._index, second) from second
+                raise translate(cupy, self._index, second) or second from second
         failure = None if error is None else translate(cupy, self._index, error)
         if failure is not None:
             raise failure from error
+
+
+class _ThreadsStream:
+    """The per-thread default stream of one thread, to which any thread may refer.
+
+    Its handle means the stream of the thread that makes the call. In other threads the legacy default stream
+    stands for it: it waits for all blocking streams, and per-thread default streams are blocking.
+    """
+
+    @property
+    def ptr(self) -> int:
+        """The handle that the calling thread can record events on."""
+        return _PER_THREAD if _this_thread.stream is self else _LEGACY
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.stream = _ThreadsStream()
+
+
+_this_thread = _Thread()
 
 
 class CudaMemory:
@@ -161,14 +194,20 @@ class CudaMemory:
         The size in bytes.
     address : int
         The device pointer.
+    bound : dict
+        The programs that run over the memory, by their id.
     """
 
-    __slots__ = ("_memory", "address", "nbytes")
+    __slots__ = ("_free", "address", "bound", "nbytes")
 
-    def __init__(self, memory: Any, nbytes: int) -> None:
-        self._memory = memory
+    def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
+        self._free = free
         self.nbytes = nbytes
-        self.address: int = memory.ptr
+        self.address = address
+        self.bound: dict[int, BoundProgram] = {}
+
+    def __del__(self) -> None:
+        self._free(self.address)
 
 
 class CudaDevice:
@@ -188,12 +227,22 @@ class CudaDevice:
         self.index = index
         self._index = index
         self._runtime = cupy.cuda.runtime
+        self._context = Context(cupy, index)
+        self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
+
+    def current(self) -> _Current:
+        """Return a block in which this GPU is the thread's current device; it costs little if it already is.
+
+        No other GPU is touched; CUDA's errors in the block become the package's own.
+        """
+        return _Current(self._index, self._context)
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
-        with _Current(self._index):
+        self._reclaim()
+        with self.current():
             try:
-                return CudaMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
+                return CudaMemory(self._runtime.malloc(max(nbytes, 1)), nbytes, self._free)
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _OUT_OF_MEMORY:
                     raise
@@ -204,14 +253,35 @@ class CudaDevice:
                     "cupy.get_default_memory_pool().free_all_blocks()"
                 ) from error
 
+    def _free(self, address: int) -> None:
+        self._discard(self._runtime.free, address)
+
+    def _discard(self, call: Callable[[int], None], address: int, memory: object = None) -> None:
+        """Give up memory by a call that would end a capture: now, or later if the thread captures a graph.
+
+        Finalizers call this in any thread. `memory` is kept until then.
+        """
+        self._discarded.append((call, address, memory))
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        # At interpreter exit, or if the device has failed, CUDA refuses.
+        with contextlib.suppress(RuntimeError, IndexError):  # another thread may take the last entry
+            if not self._discarded or _forked or self.is_capturing():
+                return
+            with self.current():
+                while True:
+                    call, address, _ = self._discarded.popleft()
+                    call(address)
+
     def stream(self) -> Any:
         """Return a new non-blocking stream."""
-        with _Current(self._index):
+        with self.current():
             return cupy.cuda.Stream(non_blocking=True)
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
-        with _Current(self._index):
+        with self.current():
             return cupy.cuda.Event(block=True, disable_timing=not timed)
 
     def copy_async(
@@ -219,7 +289,7 @@ class CudaDevice:
     ) -> None:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
         if nbytes:
-            with _Current(self._index):  # as in `record`: the stream may be the default stream
+            with self.current():  # as in `record`: the stream may be the default stream
                 address = target.address + offset
                 self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
 
@@ -227,21 +297,29 @@ class CudaDevice:
         """Record `event` on `stream`; do nothing in a forked child, which only releases what it inherited."""
         if _forked:
             return
-        with _Current(self._index):  # handle 0 means the default stream of the current device
-            self._refuse_capture(stream)
+        with self.current():  # handle 0 means the default stream of the current device
             self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Make `stream` wait for `event` on the device; raise `LoaderError` if it is being captured."""
-        with _Current(self._index):
-            self._refuse_capture(stream)
+        """Make `stream` wait for `event` on the device."""
+        with self.current():
             self._runtime.streamWaitEvent(stream.ptr, event.ptr)
 
-    def _refuse_capture(self, stream: Any) -> None:
-        """Raise `LoaderError` if our work would become part of a graph, or break its capture."""
-        # The default stream cannot be captured.
-        if stream.ptr and self._runtime.streamIsCapturing(stream.ptr):
-            raise tell_capture(self._index, "its stream is being captured")
+    def captures(self, stream: Any) -> bool:
+        """Return whether `stream` is being captured, so that work put on it would become part of a graph."""
+        if _forked:
+            return False
+        with self.current():  # handle 0 means the default stream of the current device
+            try:
+                return bool(self._runtime.streamIsCapturing(stream.ptr))
+            except self._runtime.CUDARuntimeError as error:
+                if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
+                    return True
+                raise
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a graph on its current stream of CuPy or PyTorch."""
+        return self.captures(self.consumer_stream()) or is_torch_capturing()
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run.
@@ -251,10 +329,10 @@ class CudaDevice:
         LoaderError
             The device reports an error.
         """
-        _refuse_fork(self._index)
-        status: int = self._runtime.eventQuery(event.ptr)
+        with self.current():
+            status: int = self._runtime.eventQuery(event.ptr)
         if status in CAPTURED:
-            raise tell_capture(self._index, f"CUDA error {status}")
+            raise tell_capture(self.name, f"CUDA error {status}")
         if status not in (0, _EVENT_NOT_READY):
             raise LoaderError(f"{self.name} failed with CUDA error {status} while waiting for a copy")
         return status == 0
@@ -265,49 +343,66 @@ class CudaDevice:
         In a forked child, return at once: the work it inherited runs in its parent.
         """
         if not _forked:
-            with _Current(self._index):
+            with self.current():
                 self._runtime.eventSynchronize(event.ptr)
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Return the seconds between two timed events that have been reached, to half a microsecond."""
-        with _Current(self._index):
+        with self.current():
             milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
         return milliseconds / 1000
 
+    def keep(self, stream: Any) -> Any:
+        """Return a stream of CuPy or of another library in a form that any thread can record on."""
+        found = stream if hasattr(stream, "ptr") else as_stream(stream)
+        return _this_thread.stream if found.ptr == _PER_THREAD else found
+
+    def holds(self, memory: CudaMemory, array: Any) -> bool:
+        """Return whether an array of CuPy, or a tensor of another library, lies in `memory`."""
+        address = find_address(array)
+        return address is not None and memory.address <= address < memory.address + max(memory.nbytes, 1)
+
     def consumer_stream(self) -> Any:
         """Return CuPy's current stream of the calling thread on this device."""
-        with _Current(self._index):
-            return cupy.cuda.get_current_stream()
+        return cupy.cuda.get_current_stream(self._index)
 
     def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one CuPy array per field; each of their views keeps `lease` alive."""
-        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, lease, self._index)
-        start = cupy.cuda.MemoryPointer(unowned, 0)
-        return [cupy.ndarray(field.shape, field.dtype, start + field.offset) for field in layout.fields]
+        return self._arrays(memory, layout, lease)
 
     def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
         """Return one CuPy array per field; they keep the memory alive."""
-        with _Current(self._index):
-            unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._index)
-            start = cupy.cuda.MemoryPointer(unowned, 0)
-            return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+        return self._arrays(memory, layout, memory)
+
+    def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
+        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, owner, self._index)
+        start = cupy.cuda.MemoryPointer(unowned, 0)
+        return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
-        """Launch a program's kernels on `stream`; they compute within `memory`."""
-        with _Current(self._index):
-            program.run_on_device(self.arrays(memory, program.room), stream)
+        """Launch a program's kernels on `stream`; they compute within `memory`.
+
+        What a program needs for that, apart from the stream, is made once per region of memory.
+        """
+        bound = memory.bound.get(id(program))
+        if bound is None:
+            if len(memory.bound) >= _MOST_BOUND:
+                memory.bound.clear()  # for batches that keep changing size
+            # The arrays do not keep the memory, because that keeps them.
+            bound = memory.bound[id(program)] = BoundProgram(
+                program, self._arrays(memory, program.room, None)
+            )
+        with self.current():
+            bound.launch(stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""
-        with _Current(self._index):
+        with self.current():
             try:
                 self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
             except self._runtime.CUDARuntimeError as error:
                 raise OSError(f"cudaHostRegister: {error}") from error
 
-    def page_unlock(self, address: int) -> None:
-        """Undo `page_lock`; do nothing in a forked child, where CUDA must not be called."""
-        if not _forked:
-            # At interpreter exit the driver may already be gone, and its registrations with it.
-            with contextlib.suppress(self._runtime.CUDARuntimeError):
-                self._runtime.hostUnregister(address)
+    def page_unlock(self, address: int, memory: object) -> None:
+        """Undo `page_lock`, or do it later if the thread captures a graph; do nothing in a forked child."""
+        self._discard(self._runtime.hostUnregister, address, memory)

@@ -34,18 +34,18 @@ def translate(cupy: Any, index: int, error: BaseException) -> LoaderError | None
 def tell_failure(index: int, error: Any) -> LoaderError:
     """Return the package's error for one with a CUDA status."""
     if error.status in CAPTURED:
-        return tell_capture(index, str(error))
+        return tell_capture(f"gpu:{index}", str(error))
     return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
 
 
-def tell_capture(index: int, found: str) -> LoaderError:
-    """Return the error for a batch requested while a stream is being captured.
+def tell_capture(name: str, found: str) -> LoaderError:
+    """Return the error for a batch requested from the device `name` while a stream is being captured.
 
-    >>> print(tell_capture(0, "its stream is being captured"))  # doctest: +ELLIPSIS
+    >>> print(tell_capture("gpu:0", "its stream is being captured"))  # doctest: +ELLIPSIS
     gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture: ...
     """
     return LoaderError(
-        f"gpu:{index}: {found}; a loader cannot deliver a batch during a graph capture: fetch the batch "
+        f"{name}: {found}; a loader cannot deliver a batch during a graph capture: fetch the batch "
         "before, and copy it into the graph's input"
     )
 

@@ -1,4 +1,4 @@
-"""Recognizes devices of PyTorch and places of Paddle, without importing either."""
+"""Recognizes devices of PyTorch and places of Paddle, and asks for PyTorch's state; imports neither."""
 
 from __future__ import annotations
 
@@ -36,3 +36,9 @@ def current_cuda_device() -> int:
     """Return PyTorch's current CUDA device, which ``'cuda'`` means to its users; 0 if it uses none yet."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
+
+
+def is_torch_capturing() -> bool:
+    """Return whether PyTorch's current stream of the calling thread is being captured into a graph."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())

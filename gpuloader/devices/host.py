@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,10 @@ class HostDevice:
         self.name = "cpu" if locker is None else "gpu_pinned"
         self.locker = locker
 
+    def current(self) -> AbstractContextManager[object]:
+        """Return a block that changes nothing."""
+        return nullcontext()
+
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""
         return HostBuffer(nbytes)
@@ -74,6 +79,14 @@ class HostDevice:
     ) -> None:
         """Copy immediately."""
         target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
+
+    def captures(self, stream: str) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
 
     def record(self, event: str, stream: str) -> None:
         """Do nothing: no work is ever pending."""
@@ -99,6 +112,14 @@ class HostDevice:
     def arrays(self, memory: HostBuffer, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field."""
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
+
+    def keep(self, stream: str) -> str:
+        """Return the stream itself."""
+        return stream
+
+    def holds(self, memory: HostBuffer, array: Any) -> bool:
+        """Return whether an array lies in host memory of this size and place."""
+        return bool(np.may_share_memory(memory.bytes, array))
 
     def consumer_stream(self) -> str:
         """Return the host's only stream."""

@@ -14,32 +14,17 @@ from __future__ import annotations
 import importlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, PlaceError
 from gpuloader.devices.base import Device, Event, Stream
+from gpuloader.devices.cuda_failures import tell_capture
+from gpuloader.devices.foreign_arrays import ForeignStream, as_stream
 from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
 _PACKAGES = {"paddle": "paddlepaddle"}
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignStream:
-    """A stream of another library.
-
-    Attributes
-    ----------
-    ptr : int
-        The stream's CUDA handle.
-    owner : object
-        The library's stream object; the handle is valid as long as it lives.
-    """
-
-    ptr: int
-    owner: object = None
 
 
 class Output(Protocol):
@@ -136,6 +121,19 @@ class CopiedOutput:
             copies.append(self._copy(source))
             self._in_flight.append((array, source, copies[-1]))  # keep `array` too: wrapping may convert it
         return copies
+
+
+def find_capture(device: Device, output: Output) -> LoaderError | None:
+    """Return the error for a batch that is requested while the calling thread captures a graph, or None.
+
+    It asks for the states of streams alone, because many other calls, by any thread, would invalidate the
+    capture. Those are the stream on which the batch will be used, and CuPy's and PyTorch's current ones.
+    """
+    if device.direct:
+        return None
+    if device.is_capturing() or device.captures(output.stream()):
+        return tell_capture(device.name, "its stream is being captured")
+    return None
 
 
 def check_output(name: object) -> str | None:
@@ -237,30 +235,12 @@ def _wrapper(name: str, device: Device) -> Callable[[Any], Any]:
 
 
 def _own_stream(stream: object) -> Callable[[], Stream]:
-    if hasattr(stream, "__cuda_stream__"):
-        foreign = _foreign(stream)
+    if hasattr(stream, "__cuda_stream__") or hasattr(stream, "cuda_stream"):
+        foreign = as_stream(stream)
         return lambda: foreign
     if callable(stream):
-        return lambda: _foreign(stream())
+        return lambda: as_stream(stream())
     raise TypeError(
         f"stream must have __cuda_stream__, or be a function that returns such a stream, got "
         f"{type(stream).__name__}"
     )
-
-
-def _foreign(stream: object) -> ForeignStream:
-    return ForeignStream(_handle(stream), stream)
-
-
-def _handle(stream: Any) -> int:
-    """Return the CUDA handle of a stream; ``__cuda_stream__`` returns ``(version, handle)``, version 0."""
-    try:
-        version, handle = stream.__cuda_stream__()
-        ptr = int(handle)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise TypeError(f"{type(stream).__name__} is not a CUDA stream: {error}") from error
-    if version != 0:
-        raise TypeError(
-            f"{type(stream).__name__} implements version {version} of __cuda_stream__, expected version 0"
-        )
-    return ptr

@@ -19,11 +19,11 @@ from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Custo
 def _open(place: CPUPlace | CUDAPlace | CUDAPinnedPlace) -> Device:
     if isinstance(place, CPUPlace):
         return HostDevice()
-    from gpuloader.devices.cuda import CudaDevice, require_cuda
+    from gpuloader.devices.cuda import CudaDevice, current_index, require_cuda
 
     if isinstance(place, CUDAPinnedPlace):
         require_cuda(0)
-        return HostDevice(locker=CudaDevice(0))
+        return HostDevice(locker=CudaDevice(current_index()))
     require_cuda(place.index)
     return CudaDevice(place.index)
 

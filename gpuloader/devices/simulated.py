@@ -16,7 +16,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,6 +170,10 @@ class SimulatedDevice:
         self._default = self.stream()
         self._current = threading.local()
 
+    def current(self) -> AbstractContextManager[object]:
+        """Return a block that changes nothing."""
+        return nullcontext()
+
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""
         if self._memory_left is not None:
@@ -249,6 +253,14 @@ class SimulatedDevice:
             arrays = self.arrays(memory, program.room)
             self._put(stream, lambda: program.run_on_host(arrays), 0.0)
 
+    def captures(self, stream: SimulatedStream) -> bool:  # noqa: ARG002
+        """Return False: there are no graphs."""
+        return False
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""
         with self._lock:
@@ -301,6 +313,14 @@ class SimulatedDevice:
         event = self.event()
         self.record(event, stream)
         self.synchronize(event)
+
+    def keep(self, stream: SimulatedStream) -> SimulatedStream:
+        """Return the stream itself."""
+        return stream
+
+    def holds(self, memory: SimulatedMemory, array: Any) -> bool:
+        """Return whether an array of a batch lies in `memory`."""
+        return isinstance(array, SimulatedArray) and array._memory is memory
 
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""

@@ -88,6 +88,9 @@ class Window:
     ----------
     ahead : int
         As given; may be changed at any time.
+    jobs : deque of Job
+        The jobs in progress, oldest first. Only the consumer adds and removes them, and only while it holds
+        the lock under which a worker's `reserve` looks at them.
     """
 
     def __init__(
@@ -99,7 +102,8 @@ class Window:
         self._in_order = in_order
         self._exhausted = False
         self._delivered = 0
-        self._slotting = threading.Lock()
+        # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
+        self._slotting = threading.RLock()
         self.jobs: deque[Job] = deque()
 
     def next_job(self) -> Job | None:
@@ -115,7 +119,8 @@ class Window:
             # Queue the error like a batch, so that the consumer gets the earlier batches first.
             failed = Job(-1, ())
             failed.finish(None, error)
-            self.jobs.append(failed)
+            with self._slotting:
+                self.jobs.append(failed)
             entry = None
         if entry is None:
             self._exhausted = True
@@ -161,7 +166,7 @@ class Window:
                 if found is None:
                     return None
                 job = found
-            jobs.remove(job)
+            self._remove(job)
             if job.staged is not None or job.error is not None:
                 self._delivered += 1
                 return job
@@ -178,8 +183,12 @@ class Window:
         """Remove all finished jobs and return their slots to the ring, when the window closes."""
         for job in list(self.jobs):
             if job.done:
-                self.jobs.remove(job)
+                self._remove(job)
                 self.free(job)
+
+    def _remove(self, job: Job) -> None:
+        with self._slotting:
+            self.jobs.remove(job)
 
     @property
     def is_empty(self) -> bool:

@@ -20,6 +20,7 @@ from gpuloader.loader.options import (
     check_collation,
     check_dataset,
     check_delivery,
+    check_parts,
     check_seed,
     check_transforms,
     may_ask_by_key,
@@ -29,8 +30,8 @@ from gpuloader.loader.resuming import EpochOf, Resumable
 from gpuloader.loader.state import Course
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
+from gpuloader.order.fitting import StoredOrder
 from gpuloader.order.generators import GeneratorLike
-from gpuloader.order.sampler import SequenceSampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.epoch import Epoch
 from gpuloader.sources.dataset import Readable, S
@@ -292,8 +293,11 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             pad=pad,
             transforms=transforms,
             on_host=delivery.on_host,
+            output=output,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
+        chosen = sampler is not None or batch_sampler is not None
+        check_parts(source, self._batching, collation, chosen=chosen, cached=self._cache is not None)
         self._source = source
         self._meter = Meter()
         presenter = Presenter(
@@ -343,6 +347,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         return Iteration(self._begin, self._loading.count_steps)
 
     def _begin(self) -> Epoch:
+        self._loading.refuse_capture()
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
@@ -358,7 +363,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
-            sampler=SequenceSampler(self._source),
+            sampler=StoredOrder(self._source),
             seed=self._loading.draw_seed(),
             shard=(0, 1),
             **self._loading.workers.as_options(),

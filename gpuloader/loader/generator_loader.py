@@ -24,11 +24,12 @@ from gpuloader.fields.declaring import resolve_feeds
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.driving import Driven
+from gpuloader.loader.spent import end_epoch, find_spent_reader
 from gpuloader.loader.state import Course, Progress, read_state
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
 from gpuloader.pipeline.steps import DeliveredStep
-from gpuloader.sources.readers.contract import check_reader
+from gpuloader.sources.readers.contract import Reader, check_reader
 from gpuloader.sources.readers.processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.advising import Configuration
@@ -73,8 +74,8 @@ class GeneratorLoader(Driven, Measured):
         self._drop_last = drop_last
         self._meter = Meter()
         self._delivery: Delivery | None = None
+        self._reader: Reader | None = None
         self._stream: Stream | None = None
-        self._source: Callable[[], Any] | None = None
         self._token = object()
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(lambda epoch: Progress(None, epoch))
@@ -186,7 +187,7 @@ class GeneratorLoader(Driven, Measured):
         )
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
-        self._source = source
+        self._reader = source
         self._stream = lambda ring, progress: stage_all(
             source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
         )
@@ -241,20 +242,21 @@ class GeneratorLoader(Driven, Measured):
         progress = read_state(state)
         if progress.seed is not None:
             raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
-        if progress.own is not None and self._source is not None:
-            check_takes_state(self._source)
+        if progress.own is not None and self._reader is not None:
+            check_takes_state(self._reader)
         self._course.resume(progress)
 
     def _begin(self) -> Epoch:
         check_not_reading(self._token)
-        if self._stream is None or self._delivery is None:
+        if self._stream is None or self._delivery is None or self._reader is None:
             raise Misuse(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )
-        return self._course.begin(partial(self._open, self._stream, self._delivery))
+        self._delivery.refuse_capture()
+        return self._course.begin(partial(self._open, self._stream, self._delivery, self._reader))
 
-    def _open(self, stream: Stream, delivery: Delivery, progress: Progress) -> Epoch:
+    def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Epoch:
         road = take_road(self._idle) or build_road(delivery, self._capacity, self._meter)
         batches = stream(road.ring, progress)
         fetch: Fetch = InlineFetch(batches)
@@ -268,7 +270,7 @@ class GeneratorLoader(Driven, Measured):
             self._idle.append,
             drop_last=self._drop_last,
             meter=self._meter,
-            ended=progress.end,
+            ended=partial(end_epoch, progress, partial(find_spent_reader, reader, drops=True)),
         )
 
     def _present(self, progress: Progress, step: DeliveredStep, *, is_flat: bool) -> Any:

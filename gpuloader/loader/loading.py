@@ -17,10 +17,12 @@ from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.reading import Reading
+from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.fetching import Fetching, Pass
 from gpuloader.fetch.worker_options import WorkerOptions, check_worker_init
 from gpuloader.loader.positions import Positions
-from gpuloader.loader.presenting import Counting, Presenter
+from gpuloader.loader.presenting import Presenter
+from gpuloader.loader.spent import end_epoch, find_spent
 from gpuloader.loader.state import Progress
 from gpuloader.loader.undivided import watch
 from gpuloader.order.batching import Batching
@@ -32,6 +34,7 @@ from gpuloader.order.stretch import Stretch
 from gpuloader.pipeline.cache import ArraySource, Resident
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
+from gpuloader.pipeline.masks import Masks
 from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
 from gpuloader.sources.dataset_base import count_items
@@ -39,6 +42,9 @@ from gpuloader.transforms.operations import Spec
 from gpuloader.transforms.program import Programmer, Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.stats import Meter
+
+Counting = Callable[[StagedBatch], tuple[int, int]]
+"""Returns how many samples of a batch count, and how many it has."""
 
 
 class Loading:
@@ -111,6 +117,7 @@ class Loading:
         self._climb = self._fetching.climb(delivery.prefetch)
         self._idle: deque[Road] = deque(maxlen=1)
         self._epochs = EpochSetter(batching)
+        self._masks = Masks(delivery.locker)
 
     def _make_fetching(
         self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None
@@ -249,6 +256,10 @@ class Loading:
         self._fetching = self._make_fetching(collation, workers, gatherer)
         self._climb = self._fetching.climb(self._delivery.prefetch)
 
+    def refuse_capture(self) -> None:
+        """Raise `LoaderError` if the calling thread captures a graph, so that no epoch can begin."""
+        self._delivery.refuse_capture()
+
     def begin(self, progress: Progress) -> Epoch:
         """Open an epoch at the user's position, for the rank that this process has now.
 
@@ -283,6 +294,7 @@ class Loading:
                 self._idle.append(road)  # nothing is in flight on it
                 raise
         fetch = self._fetching.open(one, road.ring, self._meter)
+        drops = batching.drop_last or self._delivery.drop_last
         steering = None
         if climb is not None:
             resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
@@ -290,12 +302,13 @@ class Loading:
         return Epoch(
             road,
             fetch,
-            watched(partial(self._presenter.present, progress, own)),
+            watched(partial(self._presenter.present, progress, own is not None)),
             self._idle.append,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
-            ended=progress.end,
+            ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),
             steering=steering,
+            masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
         )
 
     def _plan(

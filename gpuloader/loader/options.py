@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
 from gpuloader.base.checks import AUTO, check_count
+from gpuloader.base.once import refuse_read
 from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.interop import check_output
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.spent import OF_DATASETS
 from gpuloader.order.batch_sampler import BatchSampler
 from gpuloader.order.batching import Batching
+from gpuloader.order.order import InOrder
 from gpuloader.order.ranks import find_local_rank
 from gpuloader.order.sampler import Sampler
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.split import check_last, check_split
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import is_iterable_only
+from gpuloader.sources.parts import chained, refuse_hidden_mix
+from gpuloader.sources.sample_fields import check_alike
 from gpuloader.transforms.program import Programmer, Transform
 
 _MOST_SEED = 2**64 - 1
@@ -37,6 +43,7 @@ def check_collation(
     pad: Mapping[str, float] | None,
     transforms: Sequence[Transform] = (),
     on_host: bool = True,
+    output: str | None = None,
 ) -> Collation:
     """Return how to collate samples.
 
@@ -75,7 +82,47 @@ def check_collation(
         from gpuloader.transforms.pictures import fuse  # imported late: its kernels are slow to import
 
         programmer = Programmer(fuse(transforms))
-    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host)
+    keeps_gradients = on_host and output == "torch"
+    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients)
+
+
+def check_parts(
+    dataset: object, batching: Batching, collation: Collation, *, chosen: bool, cached: bool
+) -> None:
+    """Check that the datasets that a dataset is composed of can share a batch, as far as is known.
+
+    Parameters
+    ----------
+    dataset : object
+        The dataset.
+    batching : Batching
+        Which samples make up a batch.
+    collation : Collation
+        How samples become a batch. A ``collate_fn`` and a feed_list take care of differences.
+    chosen : bool
+        Whether a sampler of the user's chooses the samples of a batch, perhaps from one dataset at a time.
+    cached : bool
+        Whether all samples share the arrays of a cache.
+
+    Raises
+    ------
+    SampleError
+        Two datasets that are read one after another have different fields, dtypes or shapes.
+    TypeError
+        A dataset of another package is composed of a `MixDataset`.
+    """
+    refuse_hidden_mix(dataset)
+    if collation.whole or collation.feeds is not None:
+        return
+    if cached or not (chosen or _keeps_apart(chained(dataset), batching)):
+        check_alike(dataset, collation.ragged | (collation.pads or {}).keys())
+
+
+def _keeps_apart(parts: Sequence[Sized], batching: Batching) -> bool:
+    """Return whether every batch has samples of one dataset only."""
+    size = batching.size or 1
+    ends = itertools.accumulate(map(len, parts[:-1]))
+    return size == 1 or (isinstance(batching.order(0, 0), InOrder) and all(end % size == 0 for end in ends))
 
 
 def check_transforms(transforms: object) -> list[Transform]:
@@ -165,6 +212,8 @@ def check_dataset(dataset: object) -> bool:
     ------
     TypeError
         The dataset is neither.
+    ReaderError
+        The dataset is a generator that has been read already.
 
     >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
     (False, True)
@@ -174,6 +223,7 @@ def check_dataset(dataset: object) -> bool:
     if hasattr(dataset, "__getitem__"):
         return False
     if isinstance(dataset, Iterable):
+        refuse_read(dataset, "the dataset is", OF_DATASETS)
         return True
     raise TypeError(
         f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "

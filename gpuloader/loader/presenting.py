@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import build_batch
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.devices.interop import NativeOutput
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.state import Progress
 from gpuloader.pipeline.delivery import Delivery
-from gpuloader.pipeline.split import Masks, add_mask
+from gpuloader.pipeline.split import add_mask
 from gpuloader.pipeline.steps import DeliveredStep
-
-Counting = Callable[[StagedBatch], tuple[int, int]]
-"""Returns how many samples of a batch count, and how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +27,6 @@ class Presenter:
         Where batches land.
     feeds : sequence of FeedSpec or None
         The fields whose names are the keys of each dict; None returns batches in the form of a sample.
-    masks : Masks
-        Makes the masks of batches that may end in repeated samples.
     alike : bool
         Whether the batches of a step are parts of one batch whose samples must all have one form.
     """
@@ -40,12 +34,11 @@ class Presenter:
     delivery: Delivery
     feeds: Sequence[FeedSpec] | None
     alike: bool = False
-    masks: Masks = field(default_factory=Masks)
 
-    def present(self, progress: Progress, own: Counting | None, step: DeliveredStep) -> Any:
+    def present(self, progress: Progress, masked: bool, step: DeliveredStep) -> Any:
         """Return a step: the batch of the only place, or a list with one entry per place.
 
-        If `own` is given, batches have masks of the samples that it counts.
+        If it is `masked`, the last array of each place is the batch's mask.
 
         Raises
         ------
@@ -55,25 +48,17 @@ class Presenter:
         if self.alike:
             _check_alike([staged for staged, _ in step])
         batches: list[Any] = []
-        for place, (staged, arrays) in enumerate(step):
+        for staged, arrays in step:
             progress.received(staged)
             assert staged.structure is not None
+            mask = arrays.pop() if masked else None
             batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
             if self.feeds is not None:
                 batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
-            if own is not None:
-                batch = add_mask(batch, self._mask(place, *own(staged)))
+            if masked:
+                batch = add_mask(batch, mask)
             batches.append(batch)
         return batches[0] if self.feeds is None and len(self.delivery.devices) == 1 else batches
-
-    def _mask(self, place: int, own: int, size: int) -> Any:
-        mask = self.masks.get(self.delivery.devices[place], own, size)
-        output = self.delivery.outputs[place]
-        if isinstance(output, NativeOutput):
-            return mask
-        # The mask is shared and read-only, which a tensor cannot be, so the tensor gets a copy.
-        [converted] = output.convert([mask.copy()], None)
-        return converted
 
 
 def _check_alike(parts: Sequence[StagedBatch]) -> None:

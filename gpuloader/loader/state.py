@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -155,6 +156,8 @@ class Progress:
 class Course:
     """Which epoch comes next, and the user's position in the latest one.
 
+    Any thread may begin an epoch; epochs that several threads begin at once follow one another.
+
     Parameters
     ----------
     fresh : callable
@@ -166,6 +169,8 @@ class Course:
         self._latest: Progress | None = None
         self._resumed: Progress | None = None
         self._next = 0
+        # Reentrant: opening an epoch runs the user's code, which may begin another one.
+        self._beginning = threading.RLock()
 
     def upcoming(self) -> Progress:
         """Return where the next epoch begins."""
@@ -173,9 +178,10 @@ class Course:
 
     def begin(self, open_epoch: Callable[[Progress], T]) -> T:
         """Open the next epoch, or the one to resume; if that fails, the course is unchanged."""
-        progress = self.upcoming()
-        opened = open_epoch(progress)
-        self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
+        with self._beginning:
+            progress = self.upcoming()
+            opened = open_epoch(progress)
+            self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
         return opened
 
     def set_epoch(self, epoch: int) -> None:

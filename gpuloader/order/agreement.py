@@ -103,7 +103,7 @@ def as_source(sampler: object) -> Sampler[Any] | None:
     """
     if isinstance(sampler, Sampler) and find_order(sampler, 0, 0) is not None:
         return sampler
-    if type(sampler) in _find_classes("SequentialSampler", "SequenceSampler"):
+    if type(sampler) in find_classes("SequentialSampler", "SequenceSampler"):
         return SequenceSampler(getattr(sampler, "data_source"))  # noqa: B009 - another package's attribute
     if isinstance(sampler, str | bytes | Mapping) or not isinstance(sampler, Sized):
         return None
@@ -130,7 +130,7 @@ def find_order(sampler: object, seed: int, epoch: int) -> Order | None:
 
 def _find_grouped(batch_sampler: object) -> object:
     """Return the sampler whose indices a batch sampler groups without changing them, or None."""
-    kinds: list[Any] = [BatchSampler, *_find_classes("BatchSampler")]
+    kinds: list[Any] = [BatchSampler, *find_classes("BatchSampler")]
     for kind in kinds:
         if isinstance(batch_sampler, kind) and type(batch_sampler).__iter__ is kind.__iter__:
             # Paddle's planner may make it group several batches into one.
@@ -142,10 +142,14 @@ def _find_grouped(batch_sampler: object) -> object:
 def _find_drawing() -> tuple[type[Any], ...]:
     """Return the samplers that draw their indices themselves, so that each rank would draw others."""
     names = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
-    return (RandomSampler, *_find_classes(*names))
+    return (RandomSampler, *find_classes(*names))
 
 
-def _find_classes(*names: str) -> tuple[type[Any], ...]:
-    """Return the classes of these names in PyTorch and Paddle, if those are imported."""
+def find_classes(*names: str) -> tuple[type[Any], ...]:
+    """Return the classes of these names in PyTorch and Paddle, if those are imported.
+
+    >>> find_classes("NoSuchSampler")
+    ()
+    """
     found = (getattr(sys.modules.get(module), name, None) for module in _MODULES for name in names)
     return tuple(kind for kind in found if isinstance(kind, type))

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.checks import check_count
-from gpuloader.base.errors import BadType, BadValue
+from gpuloader.base.errors import BadValue
 from gpuloader.order.agreement import Listed, divides, find_order, find_shared
 from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
 from gpuloader.order.bucket_sampler import BucketSampler
 from gpuloader.order.division import ALONE, Division, Sharding
+from gpuloader.order.fitting import check_samplers
 from gpuloader.order.mixed import Mixed
 from gpuloader.order.order import InOrder, Mapped, Order
 from gpuloader.order.plan import (
@@ -106,15 +107,14 @@ class Batching:
         ValueError
             Two options exclude each other.
         TypeError
-            The dataset has no length and there is no sampler, or a sampler is not iterable.
+            The dataset has no length and there is no sampler, or a sampler does not fit; see
+            `check_samplers`.
         """
         if iterable:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
             if asked := [name for name, value in given.items() if value is not None and value is not False]:
                 raise BadValue(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
-        for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-            if value is not None and not isinstance(value, Iterable):
-                raise BadType(f"{name} must be iterable, got {type(value).__name__}")
+        check_samplers(dataset, sampler, batch_sampler, batch_size)
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or drop_last or sampler is not None:
                 raise BadValue(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.checks import check_count, check_flags
+from gpuloader.base.errors import BadValue
 from gpuloader.order.batch_sampler import BatchSampler
 from gpuloader.order.computed import Computed, Indices
 from gpuloader.order.generators import draw_seed
@@ -34,7 +35,8 @@ class BucketSampler(BatchSampler):
     Parameters
     ----------
     source : array-like or sized
-        The length of every sample; or, with `key`, the map-style dataset itself.
+        The length of every sample, 0 or more, such as a number of tokens or of seconds; or, with `key`, the
+        map-style dataset itself. A loader checks that there is one for each sample of its dataset.
     batch_size : int
         Samples per batch, 1 or more. With `shard`, per batch of one rank.
     key : callable or None
@@ -182,9 +184,8 @@ def _as_lengths(lengths: Any) -> NDArray[Any]:
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
         got = f"{type(lengths).__name__} of dtype {array.dtype} and shape {array.shape}"
         raise ValueError(f"{expected}, got {got}; for a dataset, pass key=len or a function like it")
-    if not np.isfinite(array).all():
-        index = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ValueError(f"lengths must be finite, got {array[index]} at index {index}")
+    if bad := np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist():
+        raise BadValue(f"lengths must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
     array = array.copy()
     array.flags.writeable = False
     return array

@@ -195,6 +195,14 @@ class MixSampler(Sampler[int]):
     def __len__(self) -> int:
         return self._length
 
+    def mixes_like(self, other: object) -> bool:
+        """Return whether another sampler mixes datasets of the same lengths in the same way, shuffled or not.
+
+        >>> MixSampler([2], [1], "stop", shuffle=True).mixes_like(MixSampler([2], [1], "stop", shuffle=False))
+        True
+        """
+        return isinstance(other, MixSampler) and other._terms[:-1] == self._terms[:-1]
+
     def __iter__(self) -> Iterator[int]:
         return iterate(self.order(draw_seed(), 0))
 

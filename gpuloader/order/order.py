@@ -196,8 +196,12 @@ class Weighted(Computed):
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-def as_weights(weights: ArrayLike, draws: int, replacement: bool) -> NDArray[np.float64]:
+def as_weights(
+    weights: ArrayLike, draws: int, replacement: bool, *, zero: bool = True
+) -> NDArray[np.float64]:
     """Return `weights` as an array, or raise `ValueError` if `draws` indices cannot be drawn from it.
+
+    `zero` allows weights of 0.
 
     Examples
     --------
@@ -211,8 +215,9 @@ def as_weights(weights: ArrayLike, draws: int, replacement: bool) -> NDArray[np.
         raise BadValue(f"weights must be a list of numbers, got {type(weights).__name__}: {error}") from None
     if array.ndim != 1:
         raise BadValue(f"weights must be a list of numbers, got shape {array.shape}")
-    if bad := np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist():
-        raise BadValue(f"weights must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
+    if bad := np.flatnonzero(~((array >= 0 if zero else array > 0) & (array < np.inf))).tolist():
+        least = "0 or more" if zero else "above 0"
+        raise BadValue(f"weights must be finite and {least}, got {array[bad[0]]} at index {bad[0]}")
     positive = int(np.count_nonzero(array))
     if draws > (0 if not positive else draws if replacement else positive):
         how = "with" if replacement else "without"

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuloader.devices.base import Device
-from gpuloader.devices.interop import Output, open_output
+from gpuloader.devices.interop import Output, find_capture, open_output
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import Place
+from gpuloader.staging.arena import PageLocker
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,12 @@ class Delivery:
         prefetch = 0 if all(device.direct for device in devices) else prefetch
         return cls(tuple(places), devices, outputs, prefetch, drop_last, shards, remainder)
 
+    def refuse_capture(self) -> None:
+        """Raise `LoaderError` if the calling thread captures a graph, before anything else is called."""
+        for device, output in zip(self.devices, self.outputs, strict=True):
+            if (error := find_capture(device, output)) is not None:
+                raise error
+
     @property
     def on_host(self) -> bool:
         """Whether every batch lands on a host."""
@@ -80,6 +87,11 @@ class Delivery:
     def has_host(self) -> bool:
         """Whether some batches land on a host."""
         return any(device.direct for device in self.devices)
+
+    @property
+    def locker(self) -> PageLocker | None:
+        """The device that page-locks host memory for all others; None if no device copies from it."""
+        return next((device.locker for device in self.devices if device.locker is not None), None)
 
     @property
     def pads(self) -> bool:

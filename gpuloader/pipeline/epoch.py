@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
-from gpuloader.pipeline.steps import DeliveredStep, Pipeline
+from gpuloader.pipeline.steps import DeliveredStep, Masking, Pipeline
 from gpuloader.staging.ring import Ring
 from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
@@ -51,6 +51,7 @@ class Road:
 
 def take_road(idle: deque[Road]) -> Road | None:
     """Return a road left idle by an earlier epoch of this process, or None."""
+    _finish_postponed()
     while idle:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             road = idle.pop()
@@ -87,8 +88,7 @@ def build_road(
     """
     devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
-    locker = next((device.locker for device in devices if device.locker is not None), None)
-    ring = Ring(count, spare, locker, shared=shared, stretch=stretch)
+    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch)
     lanes = [
         Lane(device, ring, prefetch, meter, output, programmer)
         for device, output in zip(devices, delivery.outputs, strict=True)
@@ -120,6 +120,8 @@ class Epoch:
         Called when the last step has been delivered.
     steering : Steering or None
         Tunes the epoch while it runs.
+    masking : callable or None
+        Returns the mask to deliver with each batch; None delivers none.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Epoch:
         meter: Meter,
         ended: Callable[[], None] | None = None,
         steering: Steering | None = None,
+        masking: Masking | None = None,
     ) -> None:
         self._road = road
         self._present = present
@@ -140,7 +143,7 @@ class Epoch:
         self._ended = ended
         self._lock = threading.RLock()
         self._pipeline: Pipeline | None = Pipeline(
-            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last
+            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
         )
         self._steering = steering
         if steering is not None:
@@ -159,6 +162,8 @@ class Epoch:
             if pipeline is None:
                 end_if_exiting()
                 raise StopIteration
+            if pipeline.copies:
+                self._refuse_capture(pipeline)
             asked = perf_counter_ns()
             if self._handed:
                 self._count_compute(asked)
@@ -183,6 +188,18 @@ class Epoch:
                 self._steering = None
             return presented
 
+    def _refuse_capture(self, pipeline: Pipeline) -> None:
+        """Raise `LoaderError` while the calling thread captures a graph, and leave the epoch as it is."""
+        try:
+            error = pipeline.find_capture()
+        except Exception:
+            self.close()
+            raise
+        if error is not None:
+            raise error
+        if _postponed:
+            _finish_postponed()
+
     def _count_compute(self, asked: int) -> None:
         self._meter.compute += asked - self._handed
         if is_tracing():
@@ -191,15 +208,20 @@ class Epoch:
     def close(self) -> None:
         """End the epoch early; may be called again.
 
-        Waits up to a second for the reader or the workers to finish what they are fetching.
+        Waits up to a second for the reader or the workers to finish what they are fetching. If the calling
+        thread captures a graph, the copies in progress are waited for by the next epoch of any loader.
         """
         with self._lock:
             pipeline, self._pipeline = self._pipeline, None
             if pipeline is None:
                 return
             _running.discard(self)
-            if pipeline.close() and self._road.ring.rearm():
-                self._recycle(self._road)
+            stopped = pipeline.stop()
+            closing = pipeline, self._road, self._recycle if stopped else None
+            if _is_captured(pipeline):
+                _postponed.append(closing)
+            else:
+                _finish(*closing)
 
     def __del__(self) -> None:
         # Nobody can catch an exception raised here; call `close` to see it.
@@ -209,6 +231,31 @@ class Epoch:
 
 
 _running: weakref.WeakSet[Epoch] = weakref.WeakSet()
+_postponed: deque[tuple[Pipeline, Road, Callable[[Road], None] | None]] = deque()
+"""What is left of epochs that were closed during a capture, where waiting for their copies would end it."""
+
+
+def _is_captured(pipeline: Pipeline) -> bool:
+    try:
+        return pipeline.find_capture() is not None
+    except LoaderError:
+        return False  # the device has failed, as closing the epoch will say
+
+
+def _finish(pipeline: Pipeline, road: Road, recycle: Callable[[Road], None] | None) -> None:
+    pipeline.finish()
+    if recycle is not None and road.ring.rearm():
+        recycle(road)
+
+
+def _finish_postponed() -> None:
+    for _ in range(len(_postponed)):
+        with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
+            closing = _postponed.popleft()
+            if _is_captured(closing[0]):
+                _postponed.append(closing)
+            else:
+                _finish(*closing)
 
 
 def _close_running() -> None:
@@ -220,6 +267,7 @@ def _close_running() -> None:
                 epoch.close()
             finally:
                 epoch._lock.release()
+    _finish_postponed()
 
 
 at_exit(_close_running)

@@ -9,53 +9,54 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
-from gpuloader.devices.interop import NativeOutput, Output
+from gpuloader.devices.base import Device, DeviceMemory, Event
+from gpuloader.devices.interop import NativeOutput, Output, find_capture
 from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
+from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
+from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.arena import Arena
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.staging.lease import Lease, lease_views
-from gpuloader.staging.ring import GROWTH, Ring, Slot
+from gpuloader.staging.ring import Ring, Slot
 from gpuloader.transforms.program import Program, Programmer
 from gpuloader.watch.stats import Meter
-
-SPARE = 2
-"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
-
-
-class DeviceSlot:
-    """A region of device memory that holds one batch after another.
-
-    Attributes
-    ----------
-    memory : DeviceMemory
-        The region.
-    ready : Event
-        Recorded on the copy stream after each copy into the slot.
-    released : Event
-        Recorded on the consumer's stream after a lease ends; the next copy waits for it.
-    stream : Stream
-        The stream on which the current or last user computes.
-    used : bool
-        Whether the slot had a user since the last copy; otherwise the next copy need not wait.
-    """
-
-    __slots__ = ("memory", "ready", "released", "stream", "used")
-
-    def __init__(self, memory: DeviceMemory, ready: Event, released: Event) -> None:
-        self.memory, self.ready, self.released = memory, ready, released
-        self.stream: Stream = None
-        self.used = False
 
 
 @dataclass(slots=True)
 class Landing:
-    """A batch on its way to the user: the staged batch and its device slot, None on a direct device."""
+    """A batch on its way to the user.
+
+    Attributes
+    ----------
+    staged : StagedBatch
+        The staged batch.
+    slot : DeviceSlot or None
+        Its device slot; None on a direct device.
+    mask : Mask or None
+        The mask that the user gets with it.
+    mask_at : int
+        The mask's offset in the device slot, behind all fields.
+    ready : Event or None
+        The event after which the batch can be used; None once the host knows that it is reached.
+    """
 
     staged: StagedBatch
     slot: DeviceSlot | None
+    mask: Mask | None = None
+    mask_at: int = 0
+    ready: Event = None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the arrays to deliver: the batch's fields, and its mask if it has one."""
+        layout = self.staged.layout
+        if self.mask is None:
+            return layout
+        mask = FieldLayout(self.mask_at, self.mask.array.shape, self.mask.array.dtype)
+        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size)
 
 
 class Lane:
@@ -98,48 +99,59 @@ class Lane:
         self._convert = None if output is None else output.convert
         self._ring = ring
         self.prefetch = prefetch
-        self._free: deque[DeviceSlot] = deque()
-        self._freed: deque[DeviceSlot] = deque()
-        self._nbytes = 0  # of each new slot
-        self._out = 0  # slots in use now
-        self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
-        self._copying: deque[Landing] = deque()
+        self._slots = DeviceSlots(device)
+        # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
+        # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
+        self._copying: deque[tuple[Event, Landing]] = deque()
+        self._spare: list[Event] = []
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
+
+    def find_capture(self) -> LoaderError | None:
+        """Return the error for a batch that is requested while this thread captures a graph, or None."""
+        return find_capture(self.device, self._output)
 
     def compute(self, program: Program, memory: DeviceMemory) -> None:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
         self.device.run(program, memory, self._copy_stream)
 
-    def issue(self, staged: StagedBatch) -> Landing:
-        """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy."""
+    def issue(self, staged: StagedBatch, mask: Mask | None = None) -> Landing:
+        """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy.
+
+        A mask is copied into the batch's own slot, so each batch has its own, ordered like its fields.
+        """
         if self.device.direct:
-            return Landing(staged, None)
+            return Landing(staged, None, mask)
         slot: DeviceSlot | None = None
         try:
             program = self._program(staged)
-            slot = self._take(staged.layout.nbytes if program is None else program.room.nbytes)
-            if slot.used:
-                self.device.wait(self._copy_stream, slot.released)
-                slot.used = False
+            nbytes = staged.layout.nbytes if program is None else program.room.nbytes
+            mask_at = align(nbytes)
+            slot = self._slots.take(nbytes if mask is None else mask_at + mask.bytes.size)
+            slot.await_release(self._copy_stream)
             begun = self._timer.begin()
+            if mask is not None:
+                self.device.copy_async(slot.memory, mask, mask.bytes.size, self._copy_stream, mask_at)
             self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
         except BaseException:  # whichever call failed, no copy reads from the slot
             self._ring.release(staged.slot)
-            self._out -= slot is not None
+            if slot is not None:
+                self._slots.give_back(slot)
             raise
-        landing = Landing(staged, slot)
-        try:
-            if program is not None:
+        landing = Landing(staged, slot, mask, mask_at)
+        copied = landing.ready = self._spare.pop() if self._spare else self.device.event()
+        self.device.record(copied, self._copy_stream)
+        self._copying.append((copied, landing))
+        self._timer.end(begun)
+        if program is not None:
+            try:
                 self.device.run(program, slot.memory, self._copy_stream)
-                staged.layout, staged.levels = program.delivered, program.levels
-        except BaseException:
-            self._out -= 1  # nobody will deliver it
-            raise
-        finally:  # the copy is in progress even if the program failed
-            self.device.record(slot.ready, self._copy_stream)
-            self._copying.append(landing)
-            self._timer.end(begun)
+                self.device.record(slot.ready, self._copy_stream)
+            except BaseException:
+                self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
+                raise
+            landing.ready = slot.ready
+            staged.layout, staged.levels = program.delivered, program.levels
         return landing
 
     def _program(self, staged: StagedBatch) -> Program | None:
@@ -148,35 +160,31 @@ class Lane:
         names = staged.structure.array_names
         return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
-    def _take(self, nbytes: int) -> DeviceSlot:
-        slot = self._free.popleft() if self._free else None
-        if slot is None or slot.memory.nbytes < nbytes:
-            # Dropping a slot that is too small frees its memory after its last use, and its events.
-            if nbytes > self._nbytes:
-                self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
-            slot = DeviceSlot(self.device.alloc(self._nbytes), self.device.event(), self.device.event())
-        self._out += 1
-        self._most = max(self._most, self._out)
-        return slot
-
     def deliver(self, landing: Landing) -> list[Any]:
-        """Return a batch's arrays, which hold its lease; the consumer's stream waits for the copy."""
+        """Return a batch's arrays, which hold its lease, and its mask last if it has one.
+
+        The consumer's stream waits for the copy.
+        """
         staged, slot = landing.staged, landing.slot
         if slot is None:
-            return self.lease(staged)
+            return self.lease(staged, landing.mask)
         try:
-            slot.stream = self._output.stream()
-            self.device.wait(slot.stream, slot.ready)
+            stream = self._output.stream()
+            if landing.ready is not None:
+                self.device.wait(stream, landing.ready)
         except BaseException:
-            self._give_back(slot)  # keep it: freeing it here would wait for its copy
+            self._slots.give_back(slot)
             raise
-        arrays = self.device.views(slot.memory, staged.layout, Lease(slot, self._freed))
-        return self._output.convert(arrays, slot.ready)
+        with self.device.current():
+            arrays = self.device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
+            return self._output.convert(arrays, landing.ready)
 
-    def lease(self, staged: StagedBatch) -> list[Any]:
+    def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         ring = self._ring
         arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
+            arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
 
     def discard(self, landing: Landing) -> None:
@@ -184,47 +192,36 @@ class Lane:
         if landing.slot is None:
             self._ring.release(landing.staged.slot)
         else:
-            self._give_back(landing.slot)
-
-    def _give_back(self, slot: DeviceSlot) -> None:
-        self._out -= 1
-        self._free.append(slot)
+            self._slots.give_back(landing.slot)
 
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
-        while self._freed:
-            slot = self._freed[0]
-            self.device.record(slot.released, slot.stream)  # if this raises, the slot stays for the next try
-            self._freed.popleft()
-            slot.used = True
-            self._give_back(slot)
-        while self._copying and self._is_copied(self._copying[0]):
-            self._ring.release(self._copying.popleft().staged.slot)
+        self._slots.drain()
+        while self._copying and self.device.query(self._copying[0][0]):
+            self._end_oldest_copy()
         self._timer.collect()
-
-    def _is_copied(self, landing: Landing) -> bool:
-        return landing.slot is not None and self.device.query(landing.slot.ready)
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
         if not self._copying:
             return False
-        landing = self._copying.popleft()
-        if landing.slot is not None:
-            self.device.synchronize(landing.slot.ready)
-        self._ring.release(landing.staged.slot)
+        self.device.synchronize(self._copying[0][0])
+        self._end_oldest_copy()
         return True
+
+    def _end_oldest_copy(self) -> None:
+        copied, landing = self._copying.popleft()
+        if landing.ready is copied:
+            landing.ready = None  # before the event is recorded for another copy
+        self._spare.append(copied)
+        self._ring.release(landing.staged.slot)
 
     def close(self) -> None:
         """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
         while self.finish_oldest_copy():
             pass
         self._timer.forget()
-        # Freeing memory waits for the whole device, so slots are freed between epochs only.
-        kept = max(self._most, self._most_before, self.prefetch + 1 + SPARE)
-        while self._free and len(self._free) + self._out > kept:
-            self._free.pop()
-        self._most_before, self._most = self._most, self._out
+        self._slots.trim(self.prefetch + 1)
 
 
 def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tuple[int, int]:
@@ -261,6 +258,8 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         write(view)
     if device.direct:
         return lease_views(slot, layout, deque())
+    if (error := find_capture(device, NativeOutput(device))) is not None:
+        raise error
     stream, done = device.consumer_stream(), device.event()
     memory = device.alloc(layout.nbytes)
     device.copy_async(memory, slot, layout.nbytes, stream)

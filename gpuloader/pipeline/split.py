@@ -10,16 +10,12 @@ import numpy as np
 
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices.base import Device
-from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.spec import Indices
 from gpuloader.order.division import part_of
 from gpuloader.order.plan import DividedPlan, Plan, SampledPlan
-from gpuloader.pipeline.lane import send
-from gpuloader.staging.layout import arrange
 
 SPLITS = ("batches", "shards")
 REMAINDERS = ("error", "drop", "pad")
-_MOST_MASKS = 64
 
 
 def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
@@ -116,37 +112,6 @@ class ShardedPlan:
     def take_own(self, number: int) -> tuple[int, int]:
         """Remove and return how many samples of a part are not padding, and how many it has."""
         return self.own.pop(number)
-
-
-class Masks:
-    """Boolean arrays, on a part's device, that are True for samples and False for padding; cached.
-
-    Examples
-    --------
-    >>> from gpuloader.devices.host import HostDevice
-    >>> Masks().get(HostDevice(), 2, 3)
-    array([ True,  True, False])
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Device, int, int], Any] = {}
-
-    def get(self, device: Device, own: int, size: int) -> Any:
-        """Return the mask of a part of `size` samples whose first `own` are not padding."""
-        key = device, own, size
-        if key not in self._made:
-            if len(self._made) > _MOST_MASKS:  # for batches that keep changing size
-                self._made.clear()
-
-            def write(target: Array) -> None:
-                target[:own], target[own:] = True, False
-
-            layout = arrange((((size,), np.dtype(bool)),))
-            [mask] = send([write], layout, device)
-            if isinstance(mask, np.ndarray):
-                mask.flags.writeable = False  # because later batches share it
-            self._made[key] = mask
-        return self._made[key]
 
 
 def check_split(

@@ -8,19 +8,23 @@ behind the one it delivers, so their copies run while the user computes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.lane import Landing, Lane
+from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.tracing import is_tracing, mark
 
 DeliveredStep = list[tuple[StagedBatch, list[Any]]]
-"""One entry per place: the staged batch, and its arrays on the place in layout order."""
+"""One entry per place: the staged batch, and its arrays in layout order, with its mask last if it has one."""
+
+Masking = Callable[[StagedBatch], Mask]
+"""Returns the mask of a batch that may end in repeated samples; called once per batch, in order."""
 
 
 class Pipeline:
@@ -41,6 +45,8 @@ class Pipeline:
         Steps whose copies are issued ahead of the consumer.
     drop_last : bool
         Whether to leave out a last step that has no batch for every place.
+    masking : callable or None
+        Returns the mask to deliver with each batch; None delivers none.
 
     Attributes
     ----------
@@ -48,6 +54,8 @@ class Pipeline:
         Nanoseconds that the latest `next_step` waited for the fetcher.
     prefetch : int
         As given; may be changed between steps.
+    copies : bool
+        Whether some batches are copied to a device.
     """
 
     def __init__(
@@ -58,11 +66,14 @@ class Pipeline:
         *,
         prefetch: int,
         drop_last: bool,
+        masking: Masking | None = None,
     ) -> None:
         self.waited = 0
+        self._masking = masking
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
+        self.copies = not all(lane.device.direct for lane in lanes)
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
         self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
         self.prefetch = prefetch
@@ -115,7 +126,7 @@ class Pipeline:
             raise
         fetched = perf_counter_ns()
         self.waited = fetched - begun
-        arrays = lane.lease(staged)
+        arrays = lane.lease(staged, self._mask(staged))
         if is_tracing():
             mark("wait", begun, fetched)
             mark("deliver", fetched, perf_counter_ns())
@@ -159,7 +170,7 @@ class Pipeline:
         landings: list[Landing] = []
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
-                landings.append(lane.issue(staged))
+                landings.append(lane.issue(staged, self._mask(staged)))
         except BaseException:
             for lane, landing in zip(self._lanes, landings, strict=False):
                 lane.discard(landing)
@@ -167,6 +178,9 @@ class Pipeline:
                 self._ring.release(staged.slot)
             raise
         self._flying.append(landings)
+
+    def _mask(self, staged: StagedBatch) -> Mask | None:
+        return None if self._masking is None else self._masking(staged)
 
     def _drain(self) -> None:
         if self._ring.freed:
@@ -184,8 +198,15 @@ class Pipeline:
             self._ring.release(staged.slot)
         self._group = []
 
-    def close(self) -> bool:
-        """End the epoch: stop fetching, wait for copies in progress, and take every slot back.
+    def find_capture(self) -> LoaderError | None:
+        """Return the error for a step that is requested while this thread captures a graph, or None."""
+        for lane in self._copying_lanes:
+            if (error := lane.find_capture()) is not None:
+                return error
+        return None
+
+    def stop(self) -> bool:
+        """Stop fetching, which calls no device.
 
         Returns
         -------
@@ -195,10 +216,13 @@ class Pipeline:
         self._ending = QueueClosed("the epoch was closed")
         stopped = self._fetch.close()
         self._drop_group()
+        return stopped
+
+    def finish(self) -> None:
+        """Wait for copies in progress, and take every slot back; called once, after `stop`."""
         while self._flying:
             for lane, landing in zip(self._lanes, self._flying.popleft(), strict=False):
                 lane.discard(landing)
         for lane in self._lanes:
             lane.close()
         self._drain()
-        return stopped

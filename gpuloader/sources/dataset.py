@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpuloader.base.errors import BadValue
+from gpuloader.sources.block import each_row
 from gpuloader.sources.dataset_base import (
     ChainDataset,
     ConcatDataset,
@@ -21,12 +22,13 @@ from gpuloader.sources.dataset_base import (
     Readable,
     S,
     check_all,
-    check_index,
     pass_on,
     read_many,
 )
 from gpuloader.sources.dataset_subset import Subset, random_split
 from gpuloader.sources.dataset_tensors import TensorDataset
+from gpuloader.sources.indexing import check_index, locate
+from gpuloader.sources.joining import join_samples
 
 __all__ = [
     "ChainDataset",
@@ -46,6 +48,9 @@ __all__ = [
 class ComposeDataset(Dataset[tuple[Any, ...]]):
     """Datasets side by side: a sample is a flat tuple of the fields of one sample from each dataset.
 
+    A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
+    joined field by field.
+
     Parameters
     ----------
     datasets : sequence of map-style datasets
@@ -54,7 +59,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        A dataset is not map-style.
+        A dataset is not map-style, or is a `MixDataset`, whose weights would be lost.
     ValueError
         There are no datasets, or their lengths differ.
 
@@ -65,7 +70,7 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
     """
 
     def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
-        self.datasets = check_all(datasets)
+        self.datasets = check_all(self, datasets, "compose its datasets first, then mix those")
         lengths = [len(dataset) for dataset in self.datasets]
         for position, length in enumerate(lengths):
             if length != lengths[0]:
@@ -74,9 +79,12 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
                     f"and dataset {position} has {length}"
                 )
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        position = check_index(self, index)
-        return _flatten(dataset[position] for dataset in self.datasets)
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return _flatten(dataset[rows] for dataset in self.datasets)
+        joined: tuple[Any, ...] = join_samples(self._read(list(each_row(rows))))
+        return joined
 
     def __len__(self) -> int:
         return len(self.datasets[0])

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from gpuloader.base.errors import (
-    BadIndex,
     BadType,
     BadTypeOrValue,
     BadValue,
@@ -20,7 +15,12 @@ from gpuloader.base.errors import (
     SampleError,
     describe_error,
 )
+from gpuloader.base.once import refuse_read
+from gpuloader.sources.block import each_row
 from gpuloader.sources.frameworks import is_iterable_only
+from gpuloader.sources.indexing import check_index, locate
+from gpuloader.sources.joining import join_samples
+from gpuloader.sources.own_order import refuse_mix
 from gpuloader.sources.recognizing import is_frame
 
 S = TypeVar("S", covariant=True)
@@ -117,6 +117,9 @@ class IterableDataset(Dataset[S]):
 class ConcatDataset(Dataset[S]):
     """Map-style datasets one after another.
 
+    A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
+    joined field by field.
+
     Parameters
     ----------
     datasets : sequence of map-style datasets
@@ -132,24 +135,30 @@ class ConcatDataset(Dataset[S]):
     Raises
     ------
     TypeError
-        A dataset is not map-style.
+        A dataset is not map-style, or is a `MixDataset`, whose weights would be lost.
     ValueError
         There are no datasets.
 
     Examples
     --------
     >>> both = ConcatDataset(["ab", "cde"])
-    >>> both[2], both[-1], len(both)
-    ('c', 'e', 5)
+    >>> both[2], both[-1], both[1:4], len(both)
+    ('c', 'e', ['b', 'c', 'd'], 5)
     """
 
+    _instead_of_a_mix: ClassVar[str] = "concatenate its datasets first, then mix those"
+
     def __init__(self, datasets: Iterable[MapStyle[S]]) -> None:
-        self.datasets: list[MapStyle[S]] = check_all(datasets)
+        self.datasets: list[MapStyle[S]] = check_all(self, datasets, self._instead_of_a_mix)
         self.cumulative_sizes = self.cumsum(self.datasets)
 
-    def __getitem__(self, index: int) -> S:
-        which, position = self._find(index)
-        return self.datasets[which][position]
+    def __getitem__(self, index: Any) -> S:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            which, position = self._find(rows)
+            return self.datasets[which][position]
+        joined: S = join_samples(self._read(list(each_row(rows))))
+        return joined
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
@@ -222,8 +231,13 @@ class ChainDataset(IterableDataset[S]):
                 )
 
     def __iter__(self) -> Iterator[S]:
-        for dataset in self.datasets:
-            yield from dataset
+        for position, dataset in enumerate(self.datasets):
+            items = iter(dataset)
+            what = f"dataset {position} ({type(dataset).__name__}) returns"
+            refuse_read(
+                items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
+            )
+            yield from items
 
     def __len__(self) -> int:
         return sum(count_items(dataset) for dataset in self.datasets)
@@ -250,48 +264,6 @@ def count_items(dataset: object) -> int:
     except Exception as error:  # Paddle's own class raises RuntimeError
         problem = f"the length of the iterable dataset is unknown: {name}.__len__ raised"
         raise BadTypeOrValue(f"{problem} {describe_error(error)}") from error
-
-
-def check_index(dataset: Sized, index: SupportsIndex) -> int:
-    """Return `index` counted from the front, or raise `IndexError` if it is out of range.
-
-    >>> check_index("abc", -1)
-    2
-    """
-    position, length = operator.index(index), len(dataset)
-    if not -length <= position < length:
-        kind = BadIndex if position < 0 else IndexError
-        raise kind(f"{type(dataset).__name__} of {length} samples has no sample {position}")
-    return position + length if position < 0 else position
-
-
-def select_many(index: object) -> slice | NDArray[Any] | None:
-    """Return what selects several rows of an array, or None if `index` stands for a single sample.
-
-    Parameters
-    ----------
-    index : object
-        The index that a dataset was asked for. A slice is returned as it is. A list, range, NumPy array or
-        tensor, of integers or of booleans, becomes a NumPy array. A number, of any type, is a single sample.
-
-    Raises
-    ------
-    TypeError
-        It holds neither integers nor booleans.
-
-    >>> select_many([2, 0]), select_many(slice(1, 3)), select_many(4)
-    (array([2, 0]), slice(1, 3, None), None)
-    """
-    if isinstance(index, slice):
-        return index
-    if not (isinstance(index, list | range) or getattr(index, "ndim", None)):
-        return None
-    found = np.asarray(index)
-    if not found.size:
-        return found.astype(np.int64)
-    if found.dtype.kind not in "iub":
-        raise TypeError(f"indices must be integers or booleans, got {type(index).__name__} of {found.dtype}")
-    return found
 
 
 def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
@@ -340,13 +312,22 @@ def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> M
     return read
 
 
-def check_all(datasets: Iterable[object]) -> list[MapStyle[Any]]:
-    """Return the datasets as a list; raise `TypeError` unless all are map-style, `ValueError` if none.
+def check_all(outer: object, datasets: Iterable[object], instead_of_a_mix: str) -> list[MapStyle[Any]]:
+    """Return the datasets that `outer` is composed of as a list.
 
-    >>> check_all(["ab", [1, 2, 3]])
+    Raises
+    ------
+    TypeError
+        One is not map-style, or is a `MixDataset`, whose weights `outer` would not keep.
+    ValueError
+        There are none.
+
+    >>> check_all(None, ["ab", [1, 2, 3]], "")
     ['ab', [1, 2, 3]]
     """
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
         raise BadValue("datasets must hold at least one dataset, got none")
+    for one in checked:
+        refuse_mix(one, f"a {type(outer).__name__}", instead_of_a_mix)
     return checked

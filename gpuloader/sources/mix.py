@@ -24,8 +24,12 @@ class MixDataset(ConcatDataset[S]):
     middle, and ranks can divide it.
 
     As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`. Its
-    length is theirs together. ``len(loader)`` is the length of an epoch. So only a loader without a sampler
-    mixes: split or concatenate the datasets before you mix them, and pass no sampler.
+    length is theirs together. ``len(loader)`` is the length of an epoch.
+
+    Only its own order keeps the weights. So `Subset`, `random_split`, `ConcatDataset` and another
+    `MixDataset` refuse a mix, and so does a loader with another sampler: split or concatenate the datasets
+    before you mix them, and pass no sampler. A DataLoader of PyTorch needs
+    ``sampler=mix.default_sampler(shuffle=True)``; without it, it reads the mix without its weights.
 
     Parameters
     ----------
@@ -41,9 +45,9 @@ class MixDataset(ConcatDataset[S]):
     Raises
     ------
     TypeError
-        A dataset is not map-style.
+        A dataset is not map-style, or is a `MixDataset` itself.
     ValueError
-        There are no datasets, one is empty, the weights do not fit them, or `at_end` is unknown.
+        There are no datasets, one is empty, there is not one weight above 0 for each, or `at_end` is unknown.
 
     Examples
     --------
@@ -56,14 +60,16 @@ class MixDataset(ConcatDataset[S]):
     'satubvwaxybz'
     """
 
+    _instead_of_a_mix = "mix all datasets at once, each with the product of its weights"
+
     def __init__(self, datasets: Iterable[MapStyle[S]], weights: ArrayLike, *, at_end: str = "stop") -> None:
         super().__init__(datasets)
-        self.weights = as_weights(weights, 0, replacement=True)
+        self.weights = as_weights(weights, 0, replacement=True, zero=False)
         check_word("at_end", at_end, AT_END)
         self.at_end = at_end
-        if len(self.weights) != len(self.datasets) or not self.weights.all():
+        if len(self.weights) != len(self.datasets):
             raise ValueError(
-                f"weights must be {len(self.datasets)} numbers above 0, one per dataset, got {weights!r}"
+                f"weights must be one number per dataset: {len(self.datasets)}, got {len(self.weights)}"
             )
         sizes = np.diff(self.cumulative_sizes, prepend=0)
         if not sizes.all():

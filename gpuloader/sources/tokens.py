@@ -12,14 +12,16 @@ from gpuloader.base.checks import check_count
 from gpuloader.fields.spec import is_stageable
 from gpuloader.order.computed import Indices, as_indices
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.dataset_base import Dataset, check_index
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import locate
 
 
 class TokenWindows(Dataset[NDArray[Any]]):
     """Windows of equal length over an array of tokens; a sample is one window.
 
     The loader copies the windows of a batch straight into its slot and runs no Python code per window. The
-    array may be a memory-mapped file larger than the memory.
+    array may be a memory-mapped file larger than the memory. A slice, or a list, array or tensor of indices
+    or booleans, selects several windows at once, as one array.
 
     Parameters
     ----------
@@ -81,9 +83,13 @@ class TokenWindows(Dataset[NDArray[Any]]):
             raise ValueError(f"no window of {self.length} tokens fits: {what} {sizes.max(initial=0)}")
         self._starts = WindowStarts(bounds[:-1][counts > 0], counts[counts > 0], self.stride)
 
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        start = int(self._starts[np.array([check_index(self, index)])][0])
-        return self.tokens[start : start + self.length]
+    def __getitem__(self, index: Any) -> NDArray[Any]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            start = int(self._starts[np.array([rows])][0])
+            return self.tokens[start : start + self.length]
+        windows: NDArray[Any] = sliding_window_view(self.tokens, self.length)[self._starts[rows]]
+        return windows
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -31,8 +31,11 @@ class PageLocker(Protocol):
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock `nbytes` of mapped memory at `address`; raise `OSError` if the driver refuses."""
 
-    def page_unlock(self, address: int) -> None:
-        """Undo `page_lock`; called once, after the last copy and before the memory is unmapped."""
+    def page_unlock(self, address: int, memory: object) -> None:
+        """Undo `page_lock`, at once or later; called once, after the last copy.
+
+        The mapping exists as long as `memory` is kept.
+        """
 
 
 class Arena:
@@ -122,7 +125,7 @@ class Arena:
         self.closed = True
         # The mapping still exists here. The attributes may not: __init__ may have failed early.
         if getattr(self, "page_locked", False) and self._locker is not None:
-            self._locker.page_unlock(self.address)
+            self._locker.page_unlock(self.address, self._mapping)
         descriptor = getattr(self, "descriptor", None)
         if descriptor is not None:
             with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpuloader.base.platforms import has_gil
 from gpuloader.watch.pace import Pace
 from gpuloader.watch.stats import LoaderStats
 
@@ -109,7 +110,7 @@ def advise_on_input(
     threads = configuration.worker_type == "thread"
     python = [
         "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
-    ] * threads
+    ] * (threads and has_gil())
     busy = work / (workers * loop)
     if busy < BUSY_SHARE:
         told = f"the workers are busy only {busy:.0%} of the time"

@@ -142,6 +142,7 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
     ('copy', 2.0, 3.0)
     """
     process = os.getpid()
+    spans = list(spans)  # to which a thread may still append
     threads: dict[str, list[Span]] = {name: [] for name in sort_rows(spans)}
     for one in spans:
         threads[one.thread].append(one)

@@ -1,23 +1,38 @@
 """The CUDA device over a fake runtime; tests/gpu tests the behavior of CuPy itself on hardware."""
 
+import contextlib
 import gc
 import inspect
 import itertools
 import os
 import re
+import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gpuloader import CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, LoaderError, PlaceError, data
+from gpuloader import (
+    CUDAPinnedPlace,
+    CUDAPlace,
+    DataFeeder,
+    DataLoader,
+    LoaderError,
+    PlaceError,
+    TensorDataset,
+    data,
+    record_stream,
+)
 from gpuloader.base.errors import StagingMemoryError
-from gpuloader.devices import cuda, cuda_failures, opening
+from gpuloader.devices import cuda, cuda_context, cuda_failures, opening
 from gpuloader.devices.opening import cuda_places, default_place, open_device
 from gpuloader.devices.places import CPUPlace
+from gpuloader.pipeline import epoch as pipeline_epoch
+from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
-from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, use_cupy
+from tests.fakes import loader_threads, nothing_left_behind
+from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, run_twins, use_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -29,13 +44,30 @@ def runtime(monkeypatch):
         yield fake
 
 
+@pytest.fixture(params=["global", "thread_local", "relaxed"])
+def capture(request, runtime):
+    """Return a context in which a new stream is current and is captured; the capture must survive it."""
+
+    @contextlib.contextmanager
+    def begin(stream=None, *, current=True):
+        stream = stream or cuda.cupy.cuda.Stream(non_blocking=True)
+        with stream if current else contextlib.nullcontext():
+            runtime.begin_capture(stream.ptr, request.param)
+            try:
+                yield stream
+            finally:
+                runtime.end_capture(stream.ptr)
+
+    return begin
+
+
 def batches(count):
     return lambda: ([np.full((3, 5), n, np.float32), np.full((3, 1), n)] for n in range(count))
 
 
-def load(count, **options):
+def load(count, places="gpu:0", **options):
     loader = DataLoader.from_generator(capacity=3, return_list=True, **options)
-    return loader.set_batch_generator(batches(count), places="gpu:0")
+    return loader.set_batch_generator(batches(count), places=places)
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
@@ -99,7 +131,7 @@ def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
     runtime.failed = 0
 
 
-@pytest.mark.parametrize("method", ["alloc", "stream", "event", "consumer_stream"])
+@pytest.mark.parametrize("method", ["alloc", "stream", "event"])
 def test_every_failure_has_the_packages_type(runtime, method):
     device = open_device(CUDAPlace(0))
     runtime.failed = 700
@@ -133,6 +165,118 @@ def test_a_consumer_that_does_not_wait_reads_what_is_not_there_yet(runtime, monk
             del images, _
     runtime.finish()
     assert [float(values[0, 0]) for [values] in seen] != list(range(40))
+
+
+class Named:
+    """A stream of another library."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+class TestSeveralStreams:
+    def follow(self, runtime, epoch, stream, note, *, drop=lambda epoch: None):
+        """Read 40 batches on a stream that is two batches behind while all others are not; return the values.
+
+        Each batch is dropped at once; `note` is called with it before, and `drop` afterwards.
+        """
+        seen, busy = [], []
+        for _ in range(40):
+            batch = next(epoch)
+            busy.append(runtime.block_stream(stream))
+            if len(busy) > 2:
+                busy.pop(0).reach()
+                runtime.run_stream(stream)
+            note(batch)
+            seen.append(runtime.launch_read(batch[0], stream))
+            del batch
+            drop(epoch)
+            for number in sorted(runtime.work):
+                if runtime.work[number] is not runtime.queue(stream):
+                    runtime.run_stream(number)
+        for mark in busy:
+            mark.reach()
+        list(epoch)
+        runtime.finish()
+        return [float(rows[0, 0]) for [rows] in seen]
+
+    @pytest.mark.parametrize("in_a_thread", [True, False])
+    def test_a_per_thread_default_stream_is_that_of_the_thread_the_batch_was_delivered_to(
+        self, runtime, in_a_thread
+    ):
+        """Another thread asks for the next batch, so it takes the memory back; its own stream is idle."""
+
+        def drop(epoch):
+            if in_a_thread:
+                thread = threading.Thread(target=lambda: next(epoch))
+                thread.start()
+                thread.join()
+
+        loader = DataLoader.from_generator(capacity=3, stream=Named(2), use_double_buffer=False)
+        epoch = iter(loader.set_batch_generator(batches(100), places="gpu:0"))
+        values = self.follow(runtime, epoch, 2, lambda batch: None, drop=drop)
+        assert values == list(range(0, 40 * (1 + in_a_thread), 1 + in_a_thread))
+
+    def test_a_per_thread_default_stream_in_its_own_thread_holds_up_no_other_one(self, runtime, monkeypatch):
+        streams, record = [], runtime.eventRecord
+        monkeypatch.setattr(
+            runtime, "eventRecord", lambda event, stream: (streams.append(stream), record(event, stream))
+        )
+        loader = DataLoader.from_generator(capacity=3, return_list=True, stream=Named(2))
+        for _ in loader.set_batch_generator(batches(10), places="gpu:0"):
+            pass
+        assert streams.count(2) >= 8
+        assert not {0, 1} & set(streams)
+
+    @pytest.mark.parametrize("told", [True, False])
+    @pytest.mark.parametrize("part", ["array", "batch", "slice"])
+    def test_a_batch_on_a_side_stream(self, runtime, told, part):
+        """The test can fail: without `record_stream` the side stream reads what was copied later."""
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        device = open_device(CUDAPlace(0))
+
+        def note(batch):
+            ready = device.event()
+            device.record(ready, device.consumer_stream())
+            device.wait(side, ready)
+            if told:
+                what = {"array": batch[1], "batch": {"all": batch, "name": "b"}, "slice": batch[0][1:]}[part]
+                for stream in (side, Named(side.ptr), SimpleNamespace(cuda_stream=side.ptr)):
+                    record_stream(what, stream)
+
+        values = self.follow(runtime, iter(load(100, use_double_buffer=False)), side.ptr, note)
+        assert (values == list(range(40))) == told
+
+    def test_streams_are_forgotten_with_their_batch(self, runtime):
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        loader = load(30)
+        for number, batch in enumerate(loader):
+            if number < 5:
+                record_stream(batch, side)
+                record_stream(batch, side)
+            del batch
+            runtime.finish()
+        [lane] = loader._idle[0].lanes
+        assert all(slot.streams == [] for slot in lane._slots.free)
+        assert (
+            runtime.calls["eventRecord"] <= 30 + 30 + 5 + 10
+        )  # of copies, releases, both streams, and timing
+
+    def test_what_is_not_a_batch(self, runtime):
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        kept = list(load(2))
+        batch = kept[0]
+        record_stream([np.zeros(3), 5, "text", None, {}], side)  # nothing that a GPU reads
+        [other] = cuda.CudaDevice(0).arrays(open_device(CUDAPlace(0)).alloc(LAYOUT.nbytes), LAYOUT)[:1]
+        with pytest.raises(
+            ValueError, match=r"an array of cupy with shape \(3, 5\) does not lie in the memory"
+        ):
+            record_stream([batch, other], side)
+        with pytest.raises(TypeError, match="int is not a CUDA stream"):
+            record_stream(batch, 7)
 
 
 class TestSeveralDevices:
@@ -170,12 +314,12 @@ class TestSeveralDevices:
             assert runtime.getDevice() == current
         runtime.setDevice(0)
 
-    def test_threads_do_not_get_each_others_device(self, runtime):
+    def test_threads_do_not_get_each_others_device(self, runtime, monkeypatch):
         """Two threads with different current devices use the same device object at once."""
         device = open_device(CUDAPlace(0))
         inside, left = threading.Barrier(2, timeout=10), threading.Event()
         after = {}
-        original = cuda.cupy.cuda.get_current_stream
+        original = runtime.memGetInfo
 
         def meet():
             inside.wait()
@@ -186,17 +330,109 @@ class TestSeveralDevices:
         def visit(current):
             runtime.setDevice(current)
             runtime.thread.came_from = current
-            device.consumer_stream()
+            with device.current():
+                assert runtime.getDevice() == 0
+                runtime.memGetInfo()
             after[current] = runtime.getDevice()
             left.set()
 
-        cuda.cupy.cuda.get_current_stream = meet
+        monkeypatch.setattr(runtime, "memGetInfo", meet)
         threads = [threading.Thread(target=visit, args=(current,)) for current in (0, 1)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert after == {0: 0, 1: 1}
+
+
+class TestContexts:
+    """A context takes some 500 MiB of its GPU, so none may come to exist on a GPU that nobody asked for."""
+
+    @pytest.fixture(autouse=True)
+    def four_devices(self, runtime):
+        runtime.devices = 4
+
+    def in_a_fresh_thread(self, work):
+        """Run `work` in a new thread, whose current device is the first one; return that device after it."""
+        found = []
+
+        def run():
+            work()
+            found.append(cuda.cupy.cuda.runtime.getDevice())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        [device] = found
+        return device
+
+    @pytest.mark.parametrize("places", ["gpu:3", ["gpu:3", "gpu:1"]])
+    def test_only_the_places_have_one(self, runtime, places):
+        def work():
+            loader = DataLoader.from_generator(capacity=2, return_list=True)
+            loader.set_batch_generator(batches(20), places=places)
+            for _ in range(2):
+                for step in loader:
+                    runtime.finish()
+                    assert [one.device.id for one in (step[0] if len(places) == 2 else [step[0]])]
+            del loader, step
+            gc.collect()
+
+        assert self.in_a_fresh_thread(work) == 0  # the thread's device is as before
+        assert runtime.contexts == ({3} if places == "gpu:3" else {1, 3})
+
+    @pytest.mark.parametrize("cache", [None, "device"])
+    def test_nor_by_kernels(self, runtime, monkeypatch, cache):
+        run_twins(monkeypatch, runtime)
+        rows = TensorDataset(np.arange(60, dtype=np.uint8).reshape(20, 3), np.arange(20))
+        options = {"batch_size": 4, "shuffle": True, "transforms": [Cast("0", "int16")], "cache": cache}
+        assert self.in_a_fresh_thread(lambda: list(DataLoader(rows, places="gpu:2", **options))) == 0
+        assert runtime.contexts == {2}
+
+    def test_nor_by_what_another_thread_drops(self, runtime):
+        loader = load(30, places="gpu:3")
+        kept = [[next(iter(loader))]]
+        assert self.in_a_fresh_thread(kept.clear) == 0
+        held = [iter(loader)]
+        del loader
+        assert self.in_a_fresh_thread(lambda: next(held[0])) == 0
+        assert self.in_a_fresh_thread(held.clear) == 0
+        assert runtime.contexts == {3}
+
+    @pytest.mark.parametrize("method", ["query", "synchronize"])
+    def test_nor_by_an_event_that_is_asked(self, runtime, method):
+        device = open_device(CUDAPlace(3))
+        event = device.event()
+        assert self.in_a_fresh_thread(lambda: getattr(device, method)(event)) == 0
+        assert runtime.contexts == {3}
+
+    def test_the_default_place_of_a_rank(self, runtime):
+        place = default_place(local_rank=3)
+        assert self.in_a_fresh_thread(lambda: list(load(5, places=place))) == 0
+        assert runtime.contexts == {3}
+
+    def test_page_locked_host_memory_needs_one_on_the_current_device(self, runtime):
+        def work():
+            runtime.setDevice(2)  # as a program does for its rank
+            list(load(5, places="gpu_pinned"))
+
+        assert self.in_a_fresh_thread(work) == 2
+        assert runtime.contexts == {2}
+
+    def test_a_context_of_another_device_stays_the_current_one(self, runtime):
+        runtime.setDevice(1)
+        list(load(5, places="gpu:3"))
+        assert runtime.getDevice() == 1
+        assert runtime.contexts == {1, 3}
+
+    def test_that_cannot_be_created(self, runtime):
+        device = open_device(CUDAPlace(3))
+        runtime.failed = 2
+        with pytest.raises(LoaderError, match=r"gpu:3 failed: .* 2"):
+            device.stream()
+        runtime.failed = 0
+        assert device.stream().ptr
+        assert runtime.contexts == {3}
 
 
 class TestForkedChild:
@@ -310,13 +546,103 @@ class TestMemoryRunsOut:
         device = open_device(CUDAPlace(0))
 
         class Sorting:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise cupy.cuda.memory.OutOfMemoryError(512, 1024)
 
         with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small for a kernel"):
             device.run(Sorting(), device.alloc(LAYOUT.nbytes), device.stream())
+
+
+def ragged(sizes):
+    """Return a reader of batches with these numbers of rows."""
+    return lambda: ([np.full((size, 100), n, np.float32)] for n, size in enumerate(sizes))
+
+
+class TestDeviceMemory:
+    """`cudaMalloc` and `cudaFree` wait for the whole device, so a loop does not call them again and again."""
+
+    def test_is_allocated_once_for_a_user_who_holds_batches(self, runtime):
+        """As with gradient accumulation: eight batches are held, then all are dropped."""
+        loader, held = load(48), []
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                held.append(batch)
+                del batch
+                if len(held) == 8:
+                    held.clear()
+                if not epoch and number == 8:
+                    runtime.calls.clear()
+        assert (runtime.calls["malloc"], runtime.calls["free"]) == (0, 0)
+
+    def test_is_not_freed_while_batches_grow(self, runtime):
+        sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 34, 21, 13, 8, 5, 3, 2, 1, 60, 61, 62, 63, 64]
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        loader.set_batch_generator(ragged(sizes), places="gpu:0")
+        for epoch in range(4):
+            seen = []
+            for [batch] in loader:
+                assert runtime.calls["free"] == 0
+                seen.append(runtime.launch_read(batch))
+            del batch
+            runtime.finish()
+            assert [(len(rows), rows[0, 0]) for [rows] in seen] == [(size, n) for n, size in enumerate(sizes)]
+            if epoch:
+                assert runtime.calls["malloc"] == 0
+            runtime.calls.clear()
+        gc.collect()
+        [road] = loader._idle
+        [lane] = road.lanes
+        assert len(runtime.memory) == len(lane._slots.free) + len(lane._slots.freed) <= 4
+
+    def test_that_was_outgrown_is_given_up_if_the_device_is_full(self, runtime, monkeypatch):
+        limit, malloc = 100_000, runtime.malloc
+
+        def malloc_within_limit(nbytes):
+            if sum(map(len, runtime.memory.values())) + nbytes > limit:
+                raise CudaError(2, "cudaErrorMemoryAllocation")
+            return malloc(nbytes)
+
+        monkeypatch.setattr(runtime, "malloc", malloc_within_limit)
+        sizes = [10] * 4 + [20] * 4 + [30] * 4 + [40] * 4
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        loader.set_batch_generator(ragged(sizes), places="gpu:0")
+        numbers = []
+        for [batch] in loader:
+            runtime.finish()
+            numbers.append(int(read(batch)[0, 0]))
+        assert numbers == list(range(16))
+        assert runtime.calls["free"]
+
+    def test_of_a_dropped_loader_is_freed_with_the_last_batch(self, runtime):
+        loader = load(5)
+        kept = list(loader)
+        del loader
+        gc.collect()
+        assert len(runtime.memory) == 5  # those of the batches
+        kept.clear()
+        gc.collect()
+        assert not runtime.memory
+
+    def test_is_freed_after_a_capture(self, runtime, capture):
+        """Whatever a finalizer gives up during a capture: batches of a dropped loader, and loaders."""
+        loaders, kept = [load(5), load(5)], []
+        for loader in loaders:
+            kept += list(loader)
+        runtime.finish()
+        del loaders[0], loader
+        gc.collect()
+        with capture():
+            kept.clear()
+            loaders.clear()
+            gc.collect()
+            assert len(runtime.memory) >= 10
+            assert len(runtime.registered) == 1
+        list(load(1))
+        gc.collect()
+        assert not runtime.memory
+        assert not runtime.registered
 
 
 class TestKernelsFail:
@@ -338,7 +664,7 @@ class TestKernelsFail:
         device = open_device(CUDAPlace(0))
 
         class Failing:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise error
@@ -351,7 +677,7 @@ class TestKernelsFail:
         device = open_device(CUDAPlace(0))
 
         class Failing:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise RuntimeError("no kernel of mine")
@@ -365,7 +691,7 @@ class TestKernelsFail:
         error = LoaderError("cannot compile a kernel: libnvrtc.so.13 is missing")
 
         class Failing:
-            room = LAYOUT
+            room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise error
@@ -375,43 +701,128 @@ class TestKernelsFail:
         assert caught.value is error
 
 
+REFUSED = "gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture"
+
+
 class TestAStreamBeingCaptured:
     """Our events and waits would become part of the user's graph, so asking for a batch is an error."""
 
-    def test_is_refused_where_a_batch_is_asked_for(self, runtime):
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    def test_a_batch_is_refused_and_nothing_else_happens(self, runtime, capture):
+        """Neither the capture nor the epoch ends."""
+        epoch = iter(load(10))
+        numbers = [self.number(runtime, next(epoch))]
+        with capture():
+            before = {**runtime.calls}
+            for _ in range(3):
+                with pytest.raises(LoaderError, match=REFUSED):
+                    next(epoch)
+            asked = {name for name, count in runtime.calls.items() if count > before.get(name, 0)}
+            assert asked <= {"getDevice", "streamIsCapturing"}
+        numbers += [self.number(runtime, batch) for batch in epoch]
+        assert numbers == list(range(10))
+
+    def number(self, runtime, batch):
+        runtime.finish()
+        return int(read(batch[0])[0, 0])
+
+    def test_an_epoch_does_not_begin(self, runtime, capture, monkeypatch):
+        run_twins(monkeypatch, runtime)
+        for loader in (load(10), DataLoader(TensorDataset(np.arange(10)), places="gpu:0", cache="device")):
+            epoch = iter(loader)
+            with capture(), pytest.raises(LoaderError, match=REFUSED):
+                next(epoch)
+            assert len(list(epoch)) == 10
+
+    def test_a_loop_that_fails_inside_closes_its_epoch_later(self, runtime, capture):
+        """Leaving the loop would wait for copies; the next epoch does, and takes the slots back."""
         loader = load(10)
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:
             epoch = iter(loader)
             next(epoch)
-            runtime.capturing.add(stream.ptr)
-            with pytest.raises(
-                LoaderError, match="gpu:0: its stream is being captured; a loader cannot deliver"
-            ):
-                next(epoch)
-            runtime.capturing.clear()
-            assert list(epoch) == []
-            numbers = []
-            for images, _ in loader:  # the road works again
-                runtime.finish()
-                numbers.append(int(read(images)[0, 0]))
-        assert numbers == list(range(10))
+        with capture(stream):
+            with pytest.raises(LoaderError, match=REFUSED):
+                for _ in epoch:
+                    pass
+            epoch.close()
+            assert not loader_threads()
+            assert list(loader._idle) == []
+            list(load(3, places="cpu"))  # must not take what is left of the epoch, either
+        found = [self.number(runtime, batch) for batch in loader]
+        assert found == list(range(10))
+        [road] = loader._idle
+        assert road.ring.free == road.ring.count
 
-    def test_is_left_alone_by_what_is_held_and_dropped(self, runtime):
+    def test_what_closes_late_does_so_at_the_latest_with_the_program(self, runtime, capture):
+        loader = load(10)
+        epoch = iter(loader)
+        next(epoch)
+        with capture():
+            epoch.close()
+        assert list(loader._idle) == []
+        pipeline_epoch._close_running()
+        [road] = loader._idle
+        assert road.ring.free == road.ring.count
+
+    def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):
+        """The loader's arrays are CuPy's, on the default stream, and the capture is PyTorch's."""
+        states = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: True)
+        epoch = iter(load(10))
+        next(epoch)
+        with monkeypatch.context() as patch, capture(current=False):
+            patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=states))
+            with pytest.raises(LoaderError, match=REFUSED):
+                next(epoch)
+        assert len(list(epoch)) == 9
+
+    def test_that_is_named_counts(self, runtime, capture):
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        stream.__cuda_stream__ = lambda: (0, stream.ptr)
+        loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", stream=stream)
+        epoch = iter(loader)
+        next(epoch)
+        with capture(stream, current=False), pytest.raises(LoaderError, match=REFUSED):
+            next(epoch)
+        assert len(list(epoch)) == 9
+
+    def test_the_feeder_is_refused(self, runtime, capture):
+        feeder = DataFeeder([data("x", [None, 2])], "gpu:0")
+        with capture(), pytest.raises(LoaderError, match=REFUSED):
+            feeder.feed([([1, 2],)])
+        assert read(feeder.feed([([1, 2],)])["x"]).tolist() == [[1, 2]]
+
+    def test_is_left_alone_by_what_is_held_and_dropped(self, runtime, capture):
         """Batches may be used and dropped during a capture: nothing is called until the next is requested."""
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:
             epoch = iter(load(10))
             batch = next(epoch)
-            runtime.finish()
-            runtime.capturing.add(stream.ptr)
+        runtime.finish()
+        with capture(stream):
             before = runtime.calls.total()
             assert read(batch[0])[0, 0] == 0
             del batch
             gc.collect()
             assert runtime.calls.total() == before
-            runtime.capturing.clear()
+        with stream:
             assert len(list(epoch)) == 9
+
+    def test_by_another_thread_is_not_put_anything_on(self, runtime):
+        """A batch was delivered to a stream that another thread captures when its slot comes back."""
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        epoch = iter(load(10))
+        with stream:
+            batch = next(epoch)
+        runtime.begin_capture(stream.ptr, "relaxed")
+        del batch
+        gc.collect()
+        for _ in range(3):
+            next(epoch)
+        [lane] = epoch._road.lanes
+        assert [slot.streams for slot in lane._slots.freed].count([stream]) == 1
+        runtime.end_capture(stream.ptr)
+        assert len(list(epoch)) == 6
+        assert [stream] not in [slot.streams for slot in lane._slots.freed]
 
     @pytest.mark.parametrize("call", ["record", "query"])
     def test_whatever_says_so(self, runtime, call):
@@ -529,14 +940,17 @@ def test_the_default_place_is_the_best_present(runtime):
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():
     """The fake must not hide a misspelled name."""
-    source = inspect.getsource(cuda)
+    source = inspect.getsource(cuda) + inspect.getsource(cuda_context)
     used = set(re.findall(r"(?:self\._runtime|cupy\.cuda\.runtime)\.(\w+)", source))
     assert {"memcpyAsync", "eventRecord", "hostRegister"} <= used
     assert [name for name in used if not hasattr(cupy.cuda.runtime, name)] == []
+    used = set(re.findall(r"self\._driver\.(\w+)", source))
+    assert used == {"ctxGetCurrent", "ctxSetCurrent"}
+    assert [name for name in used if not hasattr(cupy.cuda.driver, name)] == []
     failures = inspect.getsource(cuda_failures)
     used = set(re.findall(r"cupy\.cuda\.(\w+)", source)) | set(re.findall(r"[^.]cuda\.(\w+)\.", failures))
     assert {"runtime", "driver", "memory", "compiler"} <= used
-    assert {"Stream", "Event", "Memory", "UnownedMemory"} <= used
+    assert {"Stream", "Event", "UnownedMemory"} <= used
     assert [name for name in used if not hasattr(cupy.cuda, name)] == []
 
 
@@ -552,9 +966,13 @@ def test_the_real_cupy_takes_what_the_device_gives():
         cupy.cuda.runtime.hostUnregister: "ptr",
         cupy.cuda.runtime.memGetInfo: "",
         cupy.cuda.runtime.streamIsCapturing: "stream",
+        cupy.cuda.runtime.getDevice: "",
+        cupy.cuda.runtime.setDevice: "device",
+        cupy.cuda.driver.ctxGetCurrent: "",
+        cupy.cuda.driver.ctxSetCurrent: "ctx",
         cupy.cuda.runtime.runtimeGetVersion: "",
-        cupy.cuda.Device: "device",
-        cupy.cuda.Memory: "size",
+        cupy.cuda.runtime.malloc: "size",
+        cupy.cuda.runtime.free: "ptr",
         cupy.cuda.UnownedMemory: "ptr, size, owner, device_id",
         cupy.cuda.MemoryPointer: "mem, offset",
         cupy.cuda.get_current_stream: "device_id",
@@ -565,8 +983,6 @@ def test_the_real_cupy_takes_what_the_device_gives():
         assert ", ".join(names) == wanted, function
     assert {"block", "disable_timing"} <= set(inspect.signature(cupy.cuda.Event).parameters)
     assert "non_blocking" in inspect.signature(cupy.cuda.Stream).parameters
-    for name in ("__enter__", "__exit__"):
-        assert hasattr(cupy.cuda.Device(0), name)
     assert cupy.cuda.Stream.null.ptr == 0
     with pytest.raises(TypeError):
         cupy.cuda.runtime.hostUnregister()  # the fake has the signatures asserted above

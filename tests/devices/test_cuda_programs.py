@@ -207,7 +207,7 @@ def test_kernels_go_on_the_copy_stream_of_their_device(runtime, monkeypatch):
     monkeypatch.setattr(
         runtime,
         "launch",
-        lambda kernel, stream: (seen.add((runtime.thread.device, stream)), launch(kernel, stream)),
+        lambda kernel, stream: (seen.add((runtime.current, stream)), launch(kernel, stream)),
     )
     for cache in (None, "device"):
         for _ in load(cuda_places(), cache=cache):

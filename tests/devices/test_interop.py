@@ -15,7 +15,7 @@ from gpuloader.devices.interop import CopiedOutput, ForeignStream, open_output
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import FakeRuntime, make_cupy, read, use_cupy
+from tests.fakes_cuda import FakeRuntime, as_host, make_cupy, read, use_cupy
 
 FRAMEWORKS = ["torch", "jax", "paddle"]
 DTYPES = [
@@ -185,6 +185,18 @@ class TestOnAHost:
         found = [as_numpy(part)[:, 0].tolist() for step in loader for part in step]
         assert found == [[2 * one, 2 * one + 1] for one in range(20)]
 
+    def test_masks_are_tensors_of_their_own(self, name):
+        framework(name)
+        options = {"batch_size": 5, "split": "shards", "remainder": "pad", "output": name}
+        found = []
+        for step in DataLoader(numbers(13), places=["cpu"] * 2, **options):
+            for rows, mask in step:
+                assert type(mask) is type(rows)
+                found += as_numpy(rows)[as_numpy(mask)][:, 0].tolist()
+                if name != "jax":
+                    mask[:] = False  # the user may write to it
+        assert found == list(range(13))
+
     def test_nothing_is_left_behind(self, name):
         framework(name)
         list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
@@ -353,7 +365,7 @@ def fake_framework(request, monkeypatch, runtime):
 
     module = ModuleType(request.param)
     if request.param == "torch":
-        module.cuda = SimpleNamespace(current_stream=current_stream)
+        module.cuda = SimpleNamespace(current_stream=current_stream, is_initialized=lambda: False)
     else:
         module.device = SimpleNamespace(cuda=SimpleNamespace(current_stream=current_stream))
     dlpack = ModuleType(f"{request.param}.utils.dlpack")
@@ -376,12 +388,29 @@ def log_calls(monkeypatch, name):
     return calls
 
 
+def use_two_devices(runtime, framework):
+    """Give the fake framework a current stream on each of two devices."""
+    runtime.devices = 2
+    for index in (0, 1):
+        with cuda.cupy.cuda.Device(index):
+            framework.current[index] = cuda.cupy.cuda.Stream(non_blocking=True)
+
+
+def padded(output):
+    """Return a loader of 13 rows in shards of two devices, the last of which end in padding."""
+    options = {"batch_size": 5, "split": "shards", "remainder": "pad", "use_buffer_reader": False}
+    rows = TensorDataset(numbers(13))
+    return DataLoader(rows, places=["gpu:0", "gpu:1"], output=output, **options)
+
+
+def count_unmasked(seen):
+    """Return the numbers of the rows that their masks count; both come as lists with one array."""
+    return [int(number) for [rows], [mask] in seen for number in rows[mask][:, 0]]
+
+
 class TestOnAGpu:
     def test_the_frameworks_stream_waits_and_releases(self, runtime, fake_framework, monkeypatch):
-        runtime.devices = 2
-        for index in (0, 1):
-            with cuda.cupy.cuda.Device(index):
-                fake_framework.current[index] = cuda.cupy.cuda.Stream(non_blocking=True)
+        use_two_devices(runtime, fake_framework)
         waits, records = log_calls(monkeypatch, "wait"), log_calls(monkeypatch, "record")
         options = {"batch_size": 2, "output": fake_framework.name, "use_buffer_reader": False}
         loader = DataLoader(numbers(), places=["gpu:0", "gpu:1"], **options)
@@ -442,6 +471,35 @@ class TestOnAGpu:
             [2 * n, 2 * n + 1] for n in range(20)
         ]
 
+    def test_masks_lie_with_their_batch(self, runtime, fake_framework):
+        """On its device, in order on the framework's stream, and not shared with another batch."""
+        use_two_devices(runtime, fake_framework)
+        seen, kept = [], []
+        for step in padded(fake_framework.name):
+            for index, (rows, mask) in enumerate(step):
+                assert type(mask) is Tensor
+                assert mask.array.device.id == index
+                streams = fake_framework.current[index].ptr
+                seen.append([runtime.launch_read(one.array, streams) for one in (rows, mask)])
+            kept.append(step)
+            del step, rows, mask
+        pointers = {mask.array.data.ptr for step in kept for _, mask in step}
+        assert len(pointers) == 2 * len(kept)
+        kept.clear()
+        runtime.finish()
+        assert count_unmasked(seen) == list(range(13))
+
+    def test_masks_of_cupy_are_each_batchs_own(self, runtime):
+        runtime.devices = 2
+        kept = []
+        for step in padded(None):
+            runtime.finish()
+            for index, (rows, mask) in enumerate(step):
+                assert mask.device.id == rows.device.id == index
+                kept.append([[read(rows)], [read(mask).copy()]])
+                as_host(mask)[:] = False  # the user may write to it
+        assert count_unmasked(kept) == list(range(13))
+
     def test_cupy_is_what_a_gpu_gives(self, runtime):
         for output in (None, "cupy"):
             [batch] = DataLoader(numbers(4), places="gpu:0", batch_size=4, output=output)
@@ -453,10 +511,11 @@ class TestOnAGpu:
 class TestJaxOnAGpu:
     @pytest.fixture
     def copies(self, runtime, monkeypatch):
-        made = []
+        made, arrived = [], []
 
         def array(source, copy):
             assert copy is True
+            arrived.append(read(source.array).copy())  # JAX's stream does not wait for ours
             made.append(Copy(lambda: source, runtime))
             return made[-1]
 
@@ -465,11 +524,13 @@ class TestJaxOnAGpu:
         dlpack.from_dlpack = Tensor
         monkeypatch.setitem(sys.modules, "jax", module)
         monkeypatch.setitem(sys.modules, "jax.dlpack", dlpack)
-        return made
+        yield made
+        for copy, values in zip(made, arrived, strict=True):
+            if copy.is_ready():
+                np.testing.assert_array_equal(copy.values, values)
 
-    def test_sources_stay_until_they_are_copied(self, runtime, copies, monkeypatch):
+    def test_sources_stay_until_they_are_copied(self, runtime, copies):
         """Copies that run as late as possible see their own batch, although the user keeps none."""
-        synchronized = log_calls(monkeypatch, "synchronize")
         loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
         for number, copy in enumerate(loader):
             assert type(copy) is Copy
@@ -479,7 +540,6 @@ class TestJaxOnAGpu:
         for copy in copies[-6:]:
             copy.make()
         assert [copy.values[:, 0].tolist() for copy in copies] == [[2 * n, 2 * n + 1] for n in range(20)]
-        assert len(synchronized) >= 20  # JAX does not wait for our streams, so the host must
 
     def test_slots_return_when_they_are_copied(self, runtime, copies):
         loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
@@ -491,3 +551,14 @@ class TestJaxOnAGpu:
         output = loader._loading._delivery.outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._in_flight) == 1
+
+    def test_masks_are_copied_like_fields(self, runtime, copies):
+        runtime.devices = 2
+        seen = []
+        for step in padded("jax"):
+            for index, (rows, mask) in enumerate(step):
+                assert rows.source().array.device.id == mask.source().array.device.id == index
+                for one in (rows, mask):
+                    one.make()
+                seen.append([[rows.values], [mask.values]])
+        assert count_unmasked(seen) == list(range(13))

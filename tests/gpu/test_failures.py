@@ -17,28 +17,99 @@ def load(**options):
     return DataLoader(ROWS, places="gpu:0", batch_size=4, **options)
 
 
-def test_a_batch_is_refused_while_its_stream_is_captured():
-    """Neither the graph nor the loader is damaged."""
+REFUSED = "cannot deliver a batch during a graph capture"
+
+
+@pytest.mark.parametrize("mode", ["global", "relaxed"])
+def test_a_batch_is_refused_while_its_stream_is_captured(mode):
+    """Neither the graph nor the epoch is damaged."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
-    loader = load()
     with stream:
-        epoch = iter(loader)
+        epoch = iter(load())
         [rows] = next(epoch)
+        found = [rows.get()]
         total = cupy.zeros(1024, np.float32)
         cupy.add(total, rows[0], out=total)  # compile the kernel first; a capture does not allow it
         stream.synchronize()
-        stream.begin_capture()
+        stream.begin_capture(getattr(cupy.cuda.runtime, f"streamCaptureMode{mode.title()}"))
         cupy.add(total, rows[1], out=total)
-        with pytest.raises(LoaderError, match="cannot deliver a batch during a graph capture"):
+        with pytest.raises(LoaderError, match=REFUSED):
             next(epoch)
         graph = stream.end_capture()
         graph.launch(stream)
         stream.synchronize()
         np.testing.assert_array_equal(total.get(), ROWS.arrays[0][:2].sum(0))
-        found = [batch.get() for [batch] in loader]
+        found += [batch.get() for [batch] in epoch]
     np.testing.assert_array_equal(np.concatenate(found), ROWS.arrays[0])
+
+
+class TestGraphsOfTorch:
+    """`torch.cuda.graph` captures in mode 'global', in which many calls by any thread end the capture."""
+
+    @pytest.mark.parametrize("output", ["torch", "cupy"])
+    def test_asking_for_a_batch(self, torch, output):
+        epoch = iter(load(output=output))
+        [rows] = next(epoch)
+        here = torch.from_dlpack(rows)
+        found, static = [here.cpu().numpy()], here.clone()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            doubled = static * 2
+            for _ in range(3):
+                with pytest.raises(LoaderError, match=REFUSED):
+                    next(epoch)
+            with pytest.raises(LoaderError, match=REFUSED):
+                next(iter(load(output=output)))
+        graph.replay()
+        np.testing.assert_array_equal(doubled.cpu().numpy(), 2 * found[0])
+        found += [torch.from_dlpack(rows).cpu().numpy() for [rows] in epoch]
+        np.testing.assert_array_equal(np.concatenate(found), ROWS.arrays[0])
+
+    def test_leaving_a_loop(self, torch):
+        loader = load(output="torch")
+        epoch = iter(loader)
+        next(epoch)
+        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            doubled = static * 2
+            with pytest.raises(LoaderError, match=REFUSED):
+                for _ in epoch:
+                    pass
+            del epoch
+        graph.replay()
+        assert doubled.tolist() == [2, 2, 2, 2]
+        assert len(list(loader)) == 16
+
+    def test_dropping_batches(self, torch):
+        """During the capture nothing is called for them, and their memory is used again afterwards."""
+        epoch = iter(load(output="torch"))
+        kept = [next(epoch) for _ in range(6)]
+        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            doubled = static * 2
+            kept.clear()
+        graph.replay()
+        assert doubled.tolist() == [2, 2, 2, 2]
+        assert len(list(epoch)) == 10
+
+    def test_dropping_the_last_batches_of_a_loader_and_a_loader(self, torch):
+        """Their memory is freed later; `cudaFree` and `cudaHostUnregister` would end the capture."""
+        kept, loaders = list(load(output="torch")), [load(output="torch")]
+        kept += list(loaders[0])
+        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            doubled = static * 2
+            kept.clear()
+            loaders.clear()
+        graph.replay()
+        assert doubled.tolist() == [2, 2, 2, 2]
+        assert len(list(load())) == 16
 
 
 def test_batches_kept_beyond_the_devices_memory():

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, TensorDataset
+from gpuloader import DataLoader, TensorDataset, record_stream
 from gpuloader.devices.cuda import CudaDevice
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
@@ -135,6 +135,61 @@ class TestUnderLoad:
         if not hasattr(stream, "__cuda_stream__"):
             pytest.skip("this torch's streams have no __cuda_stream__")
         check_behind_kernels(torch, stream, load(output="torch", stream=stream))
+
+    def test_torch_on_a_further_stream(self, torch):
+        """The side stream is far behind the stream that batches are delivered to."""
+        side, kept = torch.cuda.Stream(), []
+        for images, labels in load(output="torch"):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                spin(SPIN, stream=as_cupy(side))
+                kept.append(images.clone())
+            record_stream(labels, side)
+            del images, labels
+        side.synchronize()
+        check(kept)
+
+    def test_torchs_own_record_stream_does_nothing(self, torch):
+        """If this fails, PyTorch has learnt it, and the guide can say so."""
+        side, kept = torch.cuda.Stream(), []
+        for images, labels in load(output="torch"):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                spin(SPIN, stream=as_cupy(side))
+                kept.append(images.clone())
+            images.record_stream(side)
+            del images, labels
+        side.synchronize()
+        with pytest.raises(AssertionError):
+            check(kept)
+
+    def test_per_thread_default_streams(self):
+        """Two threads take turns with the batches of one epoch, each on its own default stream."""
+        import cupy
+
+        epoch, turn, sums = iter(load(output="cupy", stream=Named(2))), threading.Barrier(2), {}
+
+        def consume(first):
+            stream = cupy.cuda.Stream.ptds
+            for number in range(0, COUNT, 2):
+                for now in (0, 1):
+                    turn.wait()
+                    if now == first:
+                        images, _ = next(epoch)
+                        spin(SPIN * (1 - first), stream=stream)
+                        with stream:
+                            sums[number + first] = checksum(images)
+                        del images, _
+            stream.synchronize()
+
+        threads = [threading.Thread(target=consume, args=(first,)) for first in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [sums[number].get() for number in range(COUNT)] == [
+            checksum_on_host(picture(number)) for number in range(COUNT)
+        ]
 
     def test_a_cupy_consumer_on_a_named_stream(self):
         import cupy

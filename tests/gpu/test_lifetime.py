@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader
+from gpuloader import CUDAPlace, DataLoader
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named
@@ -89,11 +89,63 @@ def test_kept_batches_outlive_the_loader():
     assert [float(batch[0, 0]) for batch in kept] == list(range(10))
 
 
+def count_calls(monkeypatch, *names):
+    """Return a counter of the calls that the loader makes to these functions of CUDA's runtime."""
+    from collections import Counter
+    from types import SimpleNamespace
+
+    import cupy
+
+    from gpuloader.devices.opening import open_device
+
+    device, runtime, calls = open_device(CUDAPlace(0)), cupy.cuda.runtime, Counter()
+
+    def counting(name):
+        def call(*arguments):
+            calls[name] += 1
+            return getattr(runtime, name)(*arguments)
+
+        return call
+
+    functions = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
+    functions |= {name: counting(name) for name in names}
+    monkeypatch.setattr(device, "_runtime", SimpleNamespace(**functions))
+    return calls
+
+
+def test_a_loop_that_holds_eight_batches_allocates_once(monkeypatch):
+    calls, held = count_calls(monkeypatch, "malloc", "free"), []
+    loader = load(64)
+    for epoch in range(3):
+        for number, batch in enumerate(loader):
+            held.append(batch)
+            del batch
+            if len(held) == 8:
+                held.clear()
+            if not epoch and number == 8:
+                assert calls["malloc"] >= 9
+                calls.clear()
+    assert not calls
+
+
+def test_nothing_is_freed_while_batches_grow(monkeypatch):
+    calls = count_calls(monkeypatch, "malloc", "free")
+    loader = DataLoader.from_generator(capacity=3, return_list=True)
+    loader.set_batch_generator(lambda: ([np.full((n, 4096), n)] for n in range(1, 60)), places="gpu:0")
+    for epoch in range(3):
+        for number, (batch,) in enumerate(loader):
+            assert int(batch[-1, -1]) == number + 1
+            assert not calls["free"]
+        if epoch:
+            assert not calls["malloc"]
+        calls.clear()
+
+
 @pytest.mark.parametrize("state", ["running", "kept", "kernels running"])
 def test_the_interpreter_exits_in_silence(state):
     code = f"""
         import numpy as np
-        from gpuloader import DataLoader
+        from gpuloader import CUDAPlace, DataLoader
         from gpuloader.kernels.spin import spin
 
         loader = DataLoader.from_generator(capacity=3, return_list=True)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from gpuloader import DataLoader
+from gpuloader import DataLoader, TensorDataset
 from gpuloader.kernels.spin import spin
+from gpuloader.transforms.operations import Plain
 from tests.fakes import wait_until
 
 MIB = 1 << 20
@@ -23,7 +24,35 @@ def test_the_next_copy_is_done_while_the_consumer_still_computes():
     held = cupy.cuda.Event(disable_timing=True)
     held.record()
     [landings] = epoch._pipeline._flying
-    ready = landings[0].slot.ready
+    ready = landings[0].ready
     ready.synchronize()
     assert cupy.cuda.runtime.eventQuery(held.ptr) == 600  # the spin was still running when the copy ended
     held.synchronize()
+
+
+class Slow(Plain):
+    """A transform whose kernel keeps the copy stream busy."""
+
+    field = "0"
+
+    def bind(self, inputs):
+        self.outputs = tuple(inputs)
+        return self
+
+    def on_device(self, inputs, outputs, stream):
+        spin(300_000_000, stream=stream)
+
+
+def test_a_host_slot_is_free_while_kernels_run_on_its_batch():
+    import cupy
+
+    rows = TensorDataset(np.zeros((8, MIB), np.uint8))
+    epoch = iter(DataLoader(rows, places="gpu:0", batch_size=1, transforms=[Slow()]))
+    next(epoch)
+    [lane] = epoch._epoch._road.lanes
+    copied, landing = lane._copying[-1]
+    copied.synchronize()
+    lane.drain()
+    assert not lane._copying
+    assert cupy.cuda.runtime.eventQuery(landing.ready.ptr) == 600  # the kernel was still running
+    epoch.close()

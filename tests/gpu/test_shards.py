@@ -1,5 +1,7 @@
 """A batch split into equal parts, one per place: together they are the batch."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,30 @@ def test_padding_comes_with_masks_on_the_devices(places):
         for _, labels, mask in step:
             seen += labels.get()[mask.get()].tolist()
     assert seen == list(range(13))
+
+
+@pytest.mark.parametrize("output", ["cupy", "torch", "jax"])
+def test_masks_of_each_output_are_ordered_like_their_fields(places, output, request):
+    """Behind a long kernel on a side stream, without a look at the device in between."""
+    framework = None if output == "cupy" else request.getfixturevalue(output)
+    options = {"batch_size": 5, "split": "shards", "remainder": "pad", "output": output}
+    side = [framework.cuda.Stream(place.index) for place in places] if output == "torch" else []
+    kept = []
+    with contextlib.ExitStack() as streams:
+        for stream in side:
+            streams.enter_context(framework.cuda.stream(stream))
+        for step in DataLoader(numbers(53), places=places, **options):
+            for _, labels, mask in step:
+                kept.append((labels + 0, mask | mask))
+            del step, labels, mask
+    seen = []
+    for labels, mask in kept:
+        labels, mask = (
+            np.asarray(one.get() if output == "cupy" else one.cpu() if side else one)
+            for one in (labels, mask)
+        )
+        seen += labels[mask].tolist()
+    assert seen == list(range(53))
 
 
 def test_transforms_run_on_each(places):

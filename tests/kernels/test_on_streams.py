@@ -13,6 +13,7 @@ from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from gpuloader.transforms.operations import Plain
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim
 
@@ -123,6 +124,77 @@ def test_batches_are_those_of_a_host(runtime, case, cache):
     wanted = epochs(dataset, "cpu", transforms=steps, **options)
     for places in ("gpu:0", cuda_places()):
         assert_same(epochs(dataset, places, runtime, transforms=steps, cache=cache, **options), wanted)
+
+
+class Doubled(Plain):
+    """A transform of a user, which launches a kernel of its own in each batch."""
+
+    field = "1"
+
+    def __init__(self, runtime):
+        self.runtime = runtime
+
+    def bind(self, inputs):
+        self.outputs = tuple(inputs)
+        return self
+
+    def on_host(self, inputs, outputs):
+        np.multiply(inputs[0], 2, out=outputs[0])
+
+    def on_device(self, inputs, outputs, stream):
+        given, out = shim.read(inputs[0]), shim.read(outputs[0])
+        self.runtime.launch(lambda: np.multiply(given, 2, out=out), stream.ptr)
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+class TestLaunchesAreRepeated:
+    def test_a_slot_makes_its_arguments_once(self, runtime, monkeypatch, cache):
+        """After every slot has had a batch, nothing is checked or made: kernels are launched."""
+        dataset, steps, _ = CASES["everything"]
+        options = {"batch_size": 6, "shuffle": True, "transforms": steps, "cache": cache, "drop_last": True}
+        loader = DataLoader(dataset, places="gpu:0", **options)
+        for _ in range(2):
+            list(loader)
+        made, load = [], launching.load_kernel
+        monkeypatch.setattr(
+            launching, "load_kernel", lambda name, entry=None: (made.append(name), load(name, entry))[1]
+        )
+        before = runtime.calls["launch"]
+        for _ in loader:
+            pass
+        order = ["shuffle"] * 2 if cache else []  # computed anew for each epoch
+        assert made == order
+        launches = 2 + 2 * bool(cache)  # normalize and one_hot, and two gathers
+        assert runtime.calls["launch"] - before == launches * (COUNT // 6) + len(order)
+
+    def test_those_of_a_users_transform_are_not(self, runtime, cache):
+        dataset, *_ = CASES["nothing"]
+        found = epochs(dataset, "gpu:0", runtime, transforms=[Doubled(runtime)], cache=cache)
+        assert_same(found, epochs(dataset, "cpu", transforms=[Doubled(None)]))
+
+    def test_one_that_fails_is_made_again(self, runtime, monkeypatch, cache):
+        dataset, steps, _ = CASES["everything"]
+        options = {"batch_size": 6, "shuffle": True, "seed": 5, "transforms": steps, "cache": cache}
+        loader, load = DataLoader(dataset, places="gpu:0", **options), launching.load_kernel
+
+        def fail(name, entry=None):
+            if name == "one_hot":
+                raise RuntimeError("no such kernel")
+            return load(name, entry)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(launching, "load_kernel", fail)
+            with pytest.raises(RuntimeError, match="no such kernel"):
+                list(loader)
+        loader.set_epoch(0)
+        found = []
+        for batch in loader:
+            runtime.finish()
+            found.append([np.array(shim.read(field)) for field in batch])
+        wanted = [
+            [np.array(field) for field in batch] for batch in DataLoader(dataset, places="cpu", **options)
+        ]
+        assert_same(found, wanted)
 
 
 @pytest.mark.parametrize("split", ["batches", "shards"])

@@ -1,6 +1,7 @@
 """The state of a loader: what it counts, what it looks like, and which states are refused."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -79,6 +80,20 @@ def test_a_course():
     assert (begin().epoch, begin().epoch) == (4, 5)
     course.set_epoch(2)
     assert (course.state()["epoch"], begin().epoch, begin().epoch) == (2, 2, 3)
+
+
+def test_epochs_that_two_threads_begin_at_once_are_two():
+    course, other = Course(lambda epoch: Progress(seed=1, epoch=epoch)), []
+    thread = threading.Thread(target=lambda: other.append(course.begin(lambda progress: progress)))
+
+    def open_slowly(progress):
+        thread.start()
+        thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
+        return progress
+
+    first = course.begin(open_slowly)
+    thread.join(10)
+    assert [first.epoch, other[0].epoch] == [0, 1]
 
 
 def test_an_epoch_that_cannot_be_opened_has_not_begun():

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import BucketSampler, DataLoader, IterableDataset
+from gpuloader import (
+    BucketSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from gpuloader.order.order import Shuffled
 from tests.rank_loaders import make
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
@@ -115,7 +125,13 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ([1, np.nan], {}, "lengths must be finite, got nan at index 1"),
+        ([1, np.nan], {}, "lengths must be finite and 0 or more, got nan at index 1"),
+        ([1.5, np.inf], {}, "lengths must be finite and 0 or more, got inf at index 1"),
+        ([1, -2], {}, "lengths must be finite and 0 or more, got -2 at index 1"),
+        ("ab", {"key": lambda letter: -0.5}, "lengths must be finite and 0 or more, got -0.5 at index 0"),
+        ([1, None], {}, "lengths must be a list of numbers, one per sample, got list of dtype object"),
+        ([True], {}, "lengths must be a list of numbers, one per sample, got list of dtype bool"),
+        ([1 + 2j], {}, "lengths must be a list of numbers, one per sample, got list of dtype complex128"),
         ([[1, 2]], {}, r"list of dtype int64 and shape \(1, 2\); for a dataset, pass key=len"),
         (["abc", "de"], {}, "got list of dtype <U3"),
         ([[1], [1, 2]], {}, "lengths must be a list of numbers, one per sample: .*; for a dataset, pass key"),
@@ -140,6 +156,57 @@ def test_bad_values(source, options, message):
 def test_bad_types(source, options, message):
     with pytest.raises(TypeError, match=message):
         BucketSampler(source, 2, **options)
+
+
+def test_seconds_are_lengths_too():
+    sampler = BucketSampler([2.5, 0.5, 1.25, 0.75], 2, shuffle=False)
+    assert list(sampler) == [[1, 3], [2, 0]]
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_loader_needs_one_length_per_sample(count):
+    sampler = BucketSampler(range(count), 2)
+    message = f"the BucketSampler has {count} lengths, but the dataset has 4 samples: pass the length of each"
+    with pytest.raises(ValueError, match=message):
+        DataLoader(range(4), places="cpu", batch_sampler=sampler)
+
+
+class TestTheWrongOption:
+    """A sampler of batches as `sampler`, or one of indices as `batch_sampler`."""
+
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_buckets_as_sampler(self, size):
+        message = "a BucketSampler yields whole batches: pass it as batch_sampler, without a batch_size"
+        with pytest.raises(TypeError, match=message):
+            DataLoader(range(4), places="cpu", sampler=BucketSampler(range(4), 2), batch_size=size)
+
+    @pytest.mark.parametrize(
+        "sampler",
+        [
+            SequenceSampler(range(4)),
+            RandomSampler(range(4)),
+            SubsetRandomSampler([0, 1]),
+            WeightedRandomSampler([1, 1], 2),
+        ],
+    )
+    def test_indices_as_batch_sampler(self, sampler):
+        name = type(sampler).__name__
+        message = f"a {name} yields single indices: pass it as sampler, with a batch_size"
+        with pytest.raises(TypeError, match=message):
+            DataLoader(range(4), places="cpu", batch_sampler=sampler)
+
+    def test_whole_batches_of_indices_may_be_read_as_samples(self):
+        sampler = BucketSampler([3, 1, 2, 4], 2, shuffle=False)
+        loader = DataLoader(TensorDataset(np.arange(4)), places="cpu", sampler=sampler, batch_size=None)
+        assert [batch.tolist() for (batch,) in loader] == [[1, 2], [0, 3]]
+
+    def test_a_sampler_of_the_users_may_yield_batches(self):
+        class Pairs(Sampler):
+            def __iter__(self):
+                return iter([[0, 1], [2, 3]])
+
+        loader = DataLoader(range(4), places="cpu", batch_sampler=Pairs())
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
 
 
 def load(size=4, **options):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices.host import HostDevice
 from gpuloader.order.order import InOrder
 from gpuloader.order.plan import OrderedPlan, SampledPlan
-from gpuloader.pipeline.split import Masks, ShardedPlan, add_mask, cut
+from gpuloader.pipeline.masks import Masks
+from gpuloader.pipeline.split import ShardedPlan, add_mask, cut
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind
 from tests.sample_sets import Pair
@@ -220,11 +220,21 @@ class TestMasks:
             with pytest.raises(ValueError, match="read-only"):
                 mask[0] = False
 
-    def test_are_made_once(self):
-        masks, device = Masks(), HostDevice()
-        assert masks.get(device, 2, 3) is masks.get(device, 2, 3)
-        assert masks.get(device, 3, 3).all()
-        assert not masks.get(device, 0, 3).any()
+    def test_are_windows_of_one_memory(self):
+        masks = Masks()
+        for size in range(1, 300):
+            for own in {0, 1, size // 2, size}:
+                mask = masks.get(own, size)
+                assert mask.array.tolist() == [True] * own + [False] * (size - own)
+                assert mask.address == mask.array.ctypes.data
+        assert masks.get(2, 3).memory is masks.get(0, 300).memory
+
+    def test_stay_valid_when_a_longer_one_is_made(self):
+        masks = Masks()
+        short = masks.get(1, 2)
+        long = masks.get(999, 1000)
+        assert short.memory is not long.memory
+        assert short.array.tolist() == [True, False]
 
     def test_are_on_the_shards_own_device(self):
         """Even if two devices have the same name."""
@@ -232,12 +242,6 @@ class TestMasks:
         [step] = in_shards(Numbers(3), [CustomPlace(device) for device in devices], "pad", batch_size=4)
         for device, (_, numbers, mask) in zip(devices, step, strict=True):
             assert numbers._device is mask._device is device
-
-    def test_do_not_gather(self):
-        masks, device = Masks(), HostDevice()
-        for size in range(1, 1000):
-            masks.get(device, 0, size)
-        assert len(masks._made) < 100
 
     def test_do_not_take_a_fields_name(self):
         class Masked(Numbers):

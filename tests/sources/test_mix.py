@@ -9,7 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, Dataset, IterableDataset, MixDataset, RandomSampler, TensorDataset
+from gpuloader import (
+    BatchSampler,
+    ComposeDataset,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedBatchSampler,
+    IterableDataset,
+    MixDataset,
+    RandomSampler,
+    SequenceSampler,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 from gpuloader.order.mixed import AT_END, Mixed
 from tests.rank_loaders import loaders_of, numbers
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, name_workers
@@ -175,11 +189,6 @@ class TestLoaders:
         assert len(load(mix())) == 18  # 120 samples
         assert len(mix()) == 280
 
-    def test_a_sampler_of_the_users_reads_what_it_says(self):
-        dataset = mix()
-        assert samples(load(dataset, shuffle=False, sampler=[20, 0, 81])) == [1000, 0, 2001]
-        assert len(samples(load(dataset, shuffle=False, sampler=RandomSampler(dataset)))) == 280
-
     @pytest.mark.parametrize("cache", ["host", "device"])
     def test_a_cache_holds_every_sample_once_and_keeps_the_order(self, cache):
         cached = load(mix("repeat"), cache=cache)
@@ -197,10 +206,77 @@ class TestLoaders:
 
         assert counts(samples(load(MixDataset([range(10), Many()], [1, 1])))) == [10, 10, 0]
 
-    def test_a_mix_may_hold_arrays_and_mixes(self):
-        inner = MixDataset([TensorDataset(np.arange(3)), TensorDataset(np.arange(1000, 1003))], [1, 1])
-        loader = load(MixDataset([inner, TensorDataset(np.arange(2000, 2006))], [1, 1]))
-        assert counts([one for (batch,) in loader for one in batch.tolist()]) == [3, 3, 6]
+    def test_a_mix_may_hold_arrays(self):
+        parts = [TensorDataset(np.arange(3)), TensorDataset(np.arange(1000, 1006))]
+        loader = load(MixDataset(parts, [1, 2]))
+        assert counts([one for (batch,) in loader for one in batch.tolist()]) == [3, 6, 0]
+
+    def test_numbers_of_any_library_are_weights(self):
+        weights = mix(weights=np.array([1, 2, 3], np.float32)).weights
+        assert (weights.dtype, weights.tolist()) == (np.float64, [1, 2, 3])
+
+
+class TestWeightsAreNotLost:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (
+                lambda mix: Subset(mix, [0, 1]),
+                "a Subset would read the MixDataset without its weights: take subsets of its datasets first, "
+                r"then mix those; to do without the weights, pass ConcatDataset\(mix.datasets\)",
+            ),
+            (lambda mix: random_split(mix, [0.5, 0.5]), "random_split would .* split its datasets first"),
+            (
+                lambda mix: ConcatDataset(["a", mix]),
+                "a ConcatDataset would .* concatenate its datasets first",
+            ),
+            (lambda mix: mix + mix, "a ConcatDataset would .* concatenate its datasets first"),
+            (lambda mix: ComposeDataset([mix, range(280)]), "a ComposeDataset would .* compose its datasets"),
+            (lambda mix: MixDataset([mix, "ab"], [1, 1]), "a MixDataset would .* mix all datasets at once"),
+        ],
+    )
+    def test_in_another_dataset(self, make, message):
+        with pytest.raises(TypeError, match=message):
+            make(mix())
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"sampler": [20, 0, 81]},
+            {"sampler": iter([3])},
+            {"sampler": SequenceSampler(mix())},
+            {"sampler": RandomSampler(mix())},
+            {"sampler": mix(weights=(3, 2, 1)).default_sampler(shuffle=True)},
+            {"batch_size": 1, "batch_sampler": [[1, 2]]},
+            {"batch_size": 1, "batch_sampler": BatchSampler(mix(), shuffle=True, batch_size=4)},
+            {"batch_size": 1, "batch_sampler": DistributedBatchSampler(mix(), 4, 2, 0)},
+        ],
+    )
+    def test_by_another_sampler(self, options):
+        ((name, sampler),) = [(name, value) for name, value in options.items() if name != "batch_size"]
+        message = (
+            f"the {name}, of type {type(sampler).__name__}, would read the MixDataset without its weights: "
+            rf"leave it out, .*; for an order of your own, read ConcatDataset\(mix.datasets\)"
+        )
+        with pytest.raises(TypeError, match=message):
+            load(mix(), shuffle=False, **options)
+
+    def test_its_own_sampler_may_be_passed(self):
+        wanted = samples(load(mix()))
+        made = mix().default_sampler(shuffle=True)
+        assert samples(load(mix(), shuffle=False, sampler=made)) == wanted
+        grouped = BatchSampler(sampler=made, batch_size=5)
+        assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=grouped)) == wanted
+        of_a_loader = load(mix()).batch_sampler
+        assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=of_a_loader)) == wanted
+
+    def test_its_datasets_may_be_read_in_any_order(self):
+        loader = load(ConcatDataset(mix().datasets), shuffle=False, sampler=[20, 0, 81])
+        assert samples(loader) == [1000, 0, 2001]
+
+    def test_a_copy_of_a_loader_mixes_too(self):
+        again = pickle.loads(pickle.dumps(load(mix())))
+        assert samples(again) == samples(load(mix()))
 
 
 class Stream(IterableDataset):
@@ -212,9 +288,11 @@ class Stream(IterableDataset):
     [
         (([], []), "datasets must hold at least one dataset"),
         ((["a", ""], [1, 1]), "dataset 1 is empty; leave it out of the mix"),
-        ((["a", "b"], [1]), r"weights must be 2 numbers above 0, one per dataset, got \[1\]"),
-        ((["a", "b"], [1, 0]), r"weights must be 2 numbers above 0"),
-        ((["a", "b"], [1, -1]), "weights must be finite and 0 or more, got -1.0 at index 1"),
+        ((["a", "b"], [1]), "weights must be one number per dataset: 2, got 1"),
+        ((["a", "b"], []), "weights must be one number per dataset: 2, got 0"),
+        ((["a", "b"], [1, 0]), "weights must be finite and above 0, got 0.0 at index 1"),
+        ((["a", "b"], [1, -1]), "weights must be finite and above 0, got -1.0 at index 1"),
+        ((["a", "b"], [1, np.nan]), "weights must be finite and above 0, got nan at index 1"),
         ((["a", "b"], "no"), "weights must be a list of numbers"),
         ((["a", "b"], [1, 1], "end"), "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
         ((["a", "b"], [1, 1e-300], "repeat"), "an epoch would have .* the weights are too far from"),

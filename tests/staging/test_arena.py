@@ -32,7 +32,7 @@ class Locker:
             raise OSError("no more pages may be locked")
         self.calls.append(("lock", address, nbytes))
 
-    def page_unlock(self, address):
+    def page_unlock(self, address, memory):
         with open("/proc/self/maps") as maps:
             mapped = any(
                 int(start, 16) <= address < int(end, 16)

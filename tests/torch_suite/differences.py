@@ -59,6 +59,16 @@ DIFFERENCES = {
         "no warning; explain() says what limits the loop",
         "more workers pay if the dataset waits for a disk or a network",
     ),
+    "chained-arrays-match": (
+        "a batch of a ConcatDataset of float32 and float64 arrays has the wider dtype",
+        "a SampleError when the loader is made, which names both datasets",
+        "samples are written into the batch as they arrive",
+    ),
+    "read-once": (
+        "the second epoch over a generator object is empty",
+        "a ReaderError",
+        "a run that trains on nothing should not look like one that trains",
+    ),
     "no-warning-of-more-items": (
         "a warning if an iterable dataset yields more items than its length",
         "no warning",
@@ -76,7 +86,7 @@ DIFFERENCES = {
     ),
     "batches-have-no-gradient": (
         "a batch of tensors that require a gradient leads back to them",
-        "it has their numbers only",
+        "it has their values, with a warning; a collate_fn's results lead back, without worker processes",
         "batches lie in memory that is filled by workers and used again",
     ),
     "arrays-become-tensors": (

@@ -54,6 +54,19 @@ def test_numbers_become_a_tensor(lib, values):
     assert same(list(lib.DataLoader(values, len(values))), [expected])
 
 
+def test_a_chain_of_arrays_of_different_dtypes(lib):
+    parts = [lib.TensorDataset(torch.zeros(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    dataset = lib.ConcatDataset(parts)
+    if lib.differs("chained-arrays-match"):
+        with pytest.raises(RuntimeError, match=r"dataset 0 .* has float32, but dataset 1 .* has float64"):
+            lib.DataLoader(dataset, 4)
+    else:
+        ((numbers,),) = lib.DataLoader(dataset, 4)
+        assert numbers.dtype == torch.float64
+    apart = [numbers.dtype for (numbers,) in lib.DataLoader(dataset, 2)]
+    assert apart == [torch.float32, torch.float64]
+
+
 @pytest.mark.parametrize("values", [[1, 2.5], [True, 2]], ids=str)
 def test_numbers_of_different_types(lib, values):
     expected = torch.utils.data.default_collate(values)

@@ -1,6 +1,7 @@
 """Explanations of what limits a loop: from invented times, and from real loops that are slow by design."""
 
 import re
+import sys
 import time
 
 import numpy as np
@@ -139,7 +140,8 @@ def test_idle_workers_of_short_steps_are_one_too_many():
         assert advice.startswith("num_workers=0")
 
 
-def test_threads_that_share_the_interpreter_are_advised_to_be_processes():
+def test_threads_that_share_the_interpreter_are_advised_to_be_processes(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
     stats = times(wait=2.0, compute=1.0, fetch=12.0)
     for count in (2, 4, 8):
         advice = explain(stats, with_workers(count, worker_type="thread")).advice
@@ -147,6 +149,14 @@ def test_threads_that_share_the_interpreter_are_advised_to_be_processes():
         assert not any("worker_type='thread'" in one for one in advice)
         processes = explain(stats, with_workers(count)).advice
         assert not any("worker_type='process'" in one for one in processes)
+
+
+def test_threads_of_a_free_threaded_python_are_not_advised_to_be_processes(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    stats = times(wait=2.0, compute=1.0, fetch=12.0)
+    for count in (2, 4, 8):
+        advice = explain(stats, with_workers(count, worker_type="thread")).advice
+        assert not any("worker_type='process'" in one for one in advice)
 
 
 def test_one_worker_is_one_process():

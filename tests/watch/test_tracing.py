@@ -106,6 +106,18 @@ def test_a_span_is_marked_when_its_block_fails():
     assert [one.name for one in spans] == ["compute"]
 
 
+def test_a_thread_may_add_a_span_while_the_trace_is_converted():
+    """A worker that is in the middle of a sample when the trace ends still adds its span."""
+
+    class Growing(list):
+        def __iter__(self):
+            yield from super().__iter__()
+            self.append(Span("fetch", f"late {len(self)}", 1, 2))
+
+    events = chrome_trace(Growing([Span("compute", "MainThread", 1, 2)]))["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["compute"]
+
+
 def test_the_chrome_trace_has_microseconds_and_a_row_a_thread():
     spans = [Span("a", "one", 1_000, 3_500), Span("b", "two", 2_000, 2_000), Span("c", "one", 4_000, 5_000)]
     events = chrome_trace(spans)["traceEvents"]

@@ -13,16 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import DataFileError, SourceError, describe_error
-from gpuloader.sources.dataset_base import Dataset, check_index
-from gpuloader.sources.files.opening import (
-    ATTEMPTS,
-    PLAIN,
-    TIMEOUT,
-    Tries,
-    as_url,
-    is_remote,
-    persist,
-)
+from gpuloader.sources.block import each_row
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.files.opening import ATTEMPTS, PLAIN, TIMEOUT, Tries, as_url, is_remote, persist
+from gpuloader.sources.indexing import check_index, locate
+from gpuloader.sources.sample_fields import SampleFields, of_arrays
 
 T = TypeVar("T")
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
@@ -56,7 +51,9 @@ class StoredArrays(Dataset[dict[str, Any]]):
         self._held: tuple[int, Any, dict[str, Any]] | None = None
         self._stored: set[tuple[str, str]] = set()  # chunks that were found
         try:
-            lengths = {name: _count_rows(name, array) for name, array in self._arrays().items()}
+            arrays_here = self._arrays()
+            lengths = {name: _count_rows(name, array) for name, array in arrays_here.items()}
+            self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
             if not lengths:
                 raise DataFileError("there are no arrays at the top level; name those to read in arrays")
             if len(set(lengths.values())) > 1:
@@ -82,15 +79,24 @@ class StoredArrays(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        (sample,) = self.__getitems__([index])
-        return sample
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        found = locate(self, index)
+        if isinstance(found, int):
+            (sample,) = self.__getitems__([found])
+            return sample
+        return self._read_columns(np.fromiter(each_row(found), np.int64))
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Read several samples, reading each chunk of an array once."""
         rows = np.array([check_index(self, index) for index in indices], np.int64)
-        columns = {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+        columns = self._read_columns(rows)
         return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
+
+    def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        return {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+
+    def _sample_fields(self) -> SampleFields:
+        return self._fields
 
     def _take(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""
@@ -98,7 +104,8 @@ class StoredArrays(Dataset[dict[str, Any]]):
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
-        for part in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(runs)) + 1):
+        parts = np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(runs)) + 1)
+        for part in parts if len(wanted) else ():
             first, last = int(wanted[part[0]]), int(wanted[part[-1]])
             taken[part] = self._read(name, array, first, last + 1)[wanted[part] - first]
         return taken[places]
@@ -149,7 +156,11 @@ class StoredArrays(Dataset[dict[str, Any]]):
         except SourceError as error:
             cause = error.__cause__
             by_zarr = type(cause).__module__.startswith("zarr.") and isinstance(cause, ValueError)
-            if isinstance(cause, FileNotFoundError) or not (by_zarr or isinstance(cause, _DAMAGE)):
+            if (
+                cause is None
+                or isinstance(cause, FileNotFoundError)
+                or not (by_zarr or isinstance(cause, _DAMAGE))
+            ):
                 raise
             problem = f"the metadata are damaged: {describe_error(cause)}"
             raise DataFileError(problem, file=self._url, column=name) from cause

@@ -87,19 +87,22 @@ class ZarrDataset(StoredArrays):
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         if getattr(array, "fill_value", 0) is not None or not array.chunks:
             return
-        from zarr.core.sync import sync
-
         counts = [-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True)]
         rows = range(start // array.chunks[0], -(-stop // array.chunks[0]))
         for at in itertools.product(rows, *map(range, counts[1:])):
             key = array.metadata.encode_chunk_key(at)
-            path = array.store_path / key
             if (name, key) in self._stored:
                 continue
-            if not self._ask(lambda path=path: sync(path.exists()), name):
+            if not self._ask(partial(_exists, array.store_path / key), name):
                 raise DataFileError(
                     f"chunk {key!r} is missing, and the array declares no fill_value to take its place",
                     file=self._url,
                     column=name,
                 )
             self._stored.add((name, key))
+
+
+def _exists(path: Any) -> bool:
+    from zarr.core.sync import sync
+
+    return bool(sync(path.exists()))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gpuloader.base.errors import ReaderError
+from gpuloader.base.once import Steady, refuse_read
 
 Reader = Callable[[], Iterable[Any]]
 
@@ -48,11 +49,16 @@ def iterate(reader: Reader) -> Iterator[Any]:
     Raises
     ------
     ReaderError
-        The reader returned something that is not iterable.
+        The reader returned something that is not iterable, or a generator that has been read already.
     """
     items = reader()
+    refuse_read(
+        items,
+        "the reader returns",
+        "make a new one in every call, for example by writing the reader with yield",
+    )
     try:
-        return iter(items)
+        return Steady.of(iter(items))
     except TypeError:
         raise ReaderError(
             f"a reader must return an iterable, got {type(items).__name__}; use yield in it, or return a list"

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import LoaderError, ReaderError, WorkerError
@@ -91,9 +91,14 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     return read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
     """A process, a handle that becomes ready when it dies, our end of its pipe, and its send credits."""
+
+    # An iterator that is dropped in a reference cycle closes its workers when garbage is collected. If they
+    # were part of that garbage, their pipe might be finalized first, and `close` would close its descriptor
+    # again, which may belong to another file by then. Free-threaded Python finalizes in any order.
+    open_workers: ClassVar[set[_Worker]] = set()
 
     process: Any
     sentinel: int
@@ -127,13 +132,16 @@ class _Worker:
                 ) from error
             finally:
                 theirs.close()
-        return cls(process, open_sentinel(process), ours, room, os.getpid())
+        worker = cls(process, open_sentinel(process), ours, room, os.getpid())
+        cls.open_workers.add(worker)
+        return worker
 
     def close(self) -> None:
         if self.sentinel != self.process.sentinel:
             os.close(self.sentinel)
         close_process(self.process)
         self.pipe.close()
+        self.open_workers.discard(self)
 
     def receive(self) -> tuple[int, Any, str]:
         try:

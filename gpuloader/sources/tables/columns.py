@@ -12,6 +12,7 @@ from gpuloader.base.errors import DataFileError, SampleError, missing_package
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
+from gpuloader.fields.tensors import as_array
 from gpuloader.sources.block import Column, Rows, WholeList
 from gpuloader.sources.recognizing import is_instance
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
@@ -119,7 +120,10 @@ def _read(values: Any, name: str) -> tuple[Column, int]:
         raise DataFileError(f"expected one value per row, got {type(values).__name__}", column=name)
     if isinstance(values, Sequence):
         return _from_list(values, name), len(values)
-    array = np.asarray(values)
+    try:
+        array = as_array(values)
+    except SampleError as error:  # a tensor that is not dense
+        raise DataFileError(error.problem, column=name) from None
     return _from_array(array, name), len(array)
 
 
@@ -234,8 +238,8 @@ def _as_numbers(values: Sequence[Any]) -> Iterator[NDArray[Any] | None]:
             yield None
             continue
         try:
-            array = np.asarray(value)
-        except ValueError:  # lists of different lengths
+            array = as_array(value)
+        except ValueError:  # lists of different lengths, or a tensor that is not dense
             return
         if not array.ndim or (array.size and not is_stageable(array.dtype)):
             return

@@ -1,0 +1,106 @@
+"""The host's time per batch on a GPU's pipeline, without a GPU: calls of CUDA return at once and are counted.
+
+python benchmarks/gpu/host.py [--case NAME ...] [--batches N] [--repeats N] [--json]
+
+The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are
+those of CUDA per batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from benchmarks.gpu.counted_cuda import CountedRuntime, counted_cuda
+from gpuloader import DataLoader, TensorDataset
+from gpuloader.transforms import Normalize, OneHot, RandomCropFlip
+
+BATCH = 64
+STEPS = (RandomCropFlip("0", (28, 28)), Normalize("0", 0.5, 0.25, scale=1 / 255), OneHot("1", 10))
+
+Epochs = Callable[[], Iterable[Any]]
+
+
+def _ready(batches: int) -> Epochs:
+    """Return epochs of batches that are staged already: the pipeline alone."""
+    from benchmarks.gpu.ready import ReadyRoad
+
+    road = ReadyRoad(BATCH * 785)
+    return lambda: road.epoch(batches)
+
+
+def _from_generator(batches: int, output: str | None = None) -> Epochs:
+    batch = [np.zeros((BATCH, 784), np.uint8), np.zeros((BATCH, 1), np.int64)]
+    loader = DataLoader.from_generator(capacity=4, return_list=True, output=output)
+    loader.set_batch_generator(lambda: (batch for _ in range(batches)), places="gpu:0")
+    return lambda: loader
+
+
+def _dataset(batches: int, cache: str | None = None, transforms: tuple[Any, ...] = ()) -> Epochs:
+    pictures = np.zeros((batches * BATCH, 32, 32, 1), np.uint8)
+    rows = TensorDataset(pictures, np.arange(batches * BATCH) % 10)
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 0, "cache": cache}
+    loader = DataLoader(rows, places="gpu:0", transforms=list(transforms), **options)
+    return lambda: loader
+
+
+CASES: dict[str, Callable[[int], Epochs]] = {
+    "ready": _ready,
+    "from_generator": _from_generator,
+    "from_generator_torch": lambda batches: _from_generator(batches, "torch"),
+    "dataset": _dataset,
+    "cached": lambda batches: _dataset(batches, "device"),
+    "cached_augmented": lambda batches: _dataset(batches, "device", STEPS),
+}
+
+
+def measure(case: str, batches: int, repeats: int) -> dict[str, float]:
+    """Return the least microseconds and CUDA calls per batch of `repeats` epochs, after a warm one."""
+    with counted_cuda() as runtime:
+        epochs = CASES[case](batches)
+        _run(runtime, epochs())
+        gc.collect()
+        gc.disable()
+        runs = [_run(runtime, epochs()) for _ in range(repeats)]
+        gc.enable()
+    nanoseconds, calls = (min(run[kind] for run in runs) for kind in (0, 1))
+    return {"us": round(nanoseconds / batches / 1000, 2), "calls": round(calls / batches, 2)}
+
+
+def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int]:
+    begun, before = perf_counter_ns(), runtime.calls
+    for batch in epoch:
+        del batch
+    return perf_counter_ns() - begun, runtime.calls - before
+
+
+def main() -> None:
+    """Measure the chosen cases and print them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="the cases to measure")
+    parser.add_argument("--batches", type=int, default=500, help="batches per epoch")
+    parser.add_argument("--repeats", type=int, default=15, help="epochs to take the least of")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    found = {case: measure(case, options.batches, options.repeats) for case in options.case}
+    if options.json:
+        print(json.dumps(found))
+        return
+    for case, figures in found.items():
+        print(f"{case:22} {figures['us']:8.2f} µs {figures['calls']:8.2f} calls")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A program bound to the memory of one device slot, so that later batches there cost only the launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuloader.kernels.recording import Launch, record_launches
+from gpuloader.transforms.operations import GatherRows, GatherSpan, KernelCall
+from gpuloader.transforms.program import Program
+
+
+class BoundProgram:
+    """Launches a program over the same arrays, batch after batch.
+
+    The first time, every operation checks its arrays, chooses its grid and makes its arguments. The package's
+    own operations only launch kernels, so later their launches are repeated. A program with operations of the
+    user's runs in full each time.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    arrays : list of array
+        The device's arrays, one per field of the program's room.
+    """
+
+    def __init__(self, program: Program, arrays: list[Any]) -> None:
+        self.program = program
+        self._arrays = arrays
+        self._launches: list[Launch] | None = None
+
+    def launch(self, stream: Any) -> None:
+        """Launch the program on a stream of the device, which is the current one.
+
+        Raises
+        ------
+        LoaderError
+            A step can only run on the host.
+        """
+        if self._launches is not None:
+            for kernel, grid, block, arguments in self._launches:
+                kernel(grid, block, arguments, stream=stream)
+        elif all(is_repeatable(step.operation) for step in self.program.steps):
+            with record_launches() as launches:
+                self.program.run_on_device(self._arrays, stream)
+            self._launches = launches
+        else:
+            self.program.run_on_device(self._arrays, stream)
+
+
+def is_repeatable(operation: Any) -> bool:
+    """Return whether an operation does nothing on a device but launch kernels of the package."""
+    if isinstance(operation, KernelCall):
+        kernel = getattr(operation.kernel, "func", operation.kernel)
+        return str(getattr(kernel, "__module__", "")).startswith("gpuloader.kernels.")
+    return isinstance(operation, GatherRows | GatherSpan)

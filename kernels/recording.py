@@ -1,0 +1,42 @@
+"""Launches that are made once and repeated: a batch in the same memory needs no new checks or arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Launch = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
+"""A kernel, its grid and block, and its arguments."""
+
+
+class _Recording(threading.local):
+    launches: list[Launch] | None = None
+
+
+_recording = _Recording()
+
+
+@contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Collect the launches that this thread makes in the block, which run as usual.
+
+    >>> with record_launches() as launches:
+    ...     note_launch((print, (1,), (32,), ("argument",)))
+    >>> [arguments for kernel, grid, block, arguments in launches]
+    [('argument',)]
+    """
+    before = _recording.launches
+    launches: list[Launch] = []
+    _recording.launches = launches
+    try:
+        yield launches
+    finally:
+        _recording.launches = before
+
+
+def note_launch(launch: Launch) -> None:
+    """Add a launch that was made to the ones that are collected, if any are."""
+    if _recording.launches is not None:
+        _recording.launches.append(launch)

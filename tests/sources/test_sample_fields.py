@@ -1,0 +1,181 @@
+"""Datasets that are chained or mixed: those that do not fit together are found, and errors name them."""
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    MixDataset,
+    SampleError,
+    SequenceSampler,
+    Subset,
+    TableDataset,
+    TensorDataset,
+    TokenWindows,
+    data,
+)
+from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
+
+FLOATS = TensorDataset(np.zeros((3, 2), np.float32), np.arange(3))
+WIDER = TensorDataset(np.zeros((5, 2)), np.arange(5))
+
+
+def load(dataset, **options):
+    return DataLoader(dataset, **{"places": "cpu", "batch_size": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [FLOATS, WIDER],
+            r"field '0': dataset 0 \(TensorDataset\) has float32, but dataset 1 \(TensorDataset\) has float64"
+            ", and a batch may mix them: convert one of them, declare the field in feed_list",
+        ),
+        (
+            [FLOATS, Subset(FLOATS, [1]), Subset(WIDER, [0])],
+            r"field '0': dataset 0 \(TensorDataset\) has float32, but dataset 2 \(Subset\) has float64",
+        ),
+        (
+            [FLOATS, ConcatDataset([FLOATS, WIDER])],
+            r"dataset 0 \(TensorDataset\) has float32, but dataset 1.1 \(TensorDataset\) has float64",
+        ),
+        (
+            [FLOATS, TensorDataset(np.zeros((3, 4), np.float32), np.arange(3))],
+            r"field '0': dataset 0 \(TensorDataset\) has the shape \(2,\), but dataset 1 .* has \(4,\)",
+        ),
+        (
+            [FLOATS, TensorDataset(np.zeros((3, 2), np.float32))],
+            r"dataset 0 \(TensorDataset\) has samples that are tuples of 2, but dataset 1 .* has tuples of 1",
+        ),
+        (
+            [TableDataset({"x": [1], "name": ["a"]}), TableDataset({"x": [1], "title": ["a"]})],
+            r"that are dicts with the keys \['x', 'name'\], but dataset 1 .* with the keys \['x', 'title'\]",
+        ),
+        (
+            [TableDataset({"x": [1], "name": ["a"]}), TableDataset({"name": ["b"], "x": [1.5]})],
+            "field 'x': dataset 0 .* has int64, but dataset 1 .* has float64",
+        ),
+        (
+            [TableDataset({"x": ["a"]}), TableDataset({"x": [1]})],
+            "field 'x': dataset 0 .* has Python objects, but dataset 1 .* has int64",
+        ),
+        (
+            [TensorDataset(np.ones(2, bool)), TensorDataset(np.ones(2, np.uint8))],
+            "field '0': dataset 0 .* has bool, but dataset 1 .* has uint8",
+        ),
+        (
+            [TokenWindows(np.arange(8), 4), TokenWindows(np.arange(8), 3)],
+            r"field '0': dataset 0 \(TokenWindows\) has the shape \(4,\), but dataset 1 .* has \(3,\)",
+        ),
+        ([np.zeros(3), FLOATS], r"dataset 0 \(ndarray\) has samples that are single values, but dataset 1"),
+    ],
+)
+@pytest.mark.parametrize("compose", [ConcatDataset, lambda parts: MixDataset(parts, [1] * len(parts))])
+def test_what_does_not_fit_is_found_before_anything_is_read(parts, message, compose):
+    with pytest.raises(SampleError, match=message):
+        load(compose(parts), shuffle=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"collate_fn": list},
+        {"feed_list": [data("x", [None, 2]), data("y", [None], "int64")]},
+        {"batch_size": None},
+        {"batch_size": 1},
+        {"batch_size": 3},
+        {"batch_size": 1, "batch_sampler": [[0, 1], [5, 6]]},
+        {"sampler": [0, 1, 2]},
+    ],
+)
+def test_what_never_shares_a_batch_need_not_fit(options):
+    dataset = FLOATS + WIDER
+    read = sum(1 for _ in load(dataset, **options))
+    assert read > 0
+
+
+def test_an_order_that_mixes_them_is_refused_with_any_batch_size():
+    load(FLOATS + WIDER, batch_size=3)
+    with pytest.raises(SampleError, match="a batch may mix them"):
+        load(FLOATS + WIDER, batch_size=3, shuffle=True)
+    with pytest.raises(SampleError, match="a batch may mix them"):
+        load(FLOATS + WIDER, batch_size=1, cache="host")
+
+
+def test_fields_of_varying_length_may_have_any_shape():
+    def part(length):
+        return TensorDataset(np.ones((2, length)), np.zeros(2))
+
+    dataset = part(2) + part(3)
+    with pytest.raises(SampleError, match="name the field in pad or ragged if its length varies"):
+        load(dataset)
+    ((rows, _),) = load(dataset, pad={"0": 0})
+    assert rows.sum(axis=1).tolist() == [2, 2, 3, 3]
+
+
+def test_integers_of_any_size_fit():
+    dataset = TensorDataset(np.arange(2, dtype=np.uint16)) + TensorDataset(np.arange(2))
+    ((numbers,),) = load(dataset)
+    assert (numbers.dtype, numbers.tolist()) == (np.uint16, [0, 1, 0, 1])
+
+
+def test_empty_datasets_fit():
+    ((numbers,),) = load(TensorDataset(np.zeros((0, 7))) + TensorDataset(np.arange(3)))
+    assert numbers.tolist() == [0, 1, 2]
+
+
+class Unread(Dataset):
+    """Fails if a sample is read; what is known of it is its length."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise KeyError("label")
+
+
+def test_no_sample_of_a_users_dataset_is_read():
+    load(MixDataset([Unread(), FLOATS], [1, 1]), shuffle=True)
+
+
+class Shifted(TensorDataset):
+    def __getitem__(self, index):
+        return tuple(value.astype("float32") for value in super().__getitem__(index))
+
+
+def test_a_class_that_reads_in_its_own_way_is_not_judged_by_its_arrays():
+    dataset = TensorDataset(np.zeros(3, "float32")) + Shifted(np.arange(2))
+    ((numbers,),) = load(dataset, batch_size=5)
+    assert numbers.tolist() == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+class TestLateErrors:
+    def test_a_sample_that_does_not_fit_names_both_datasets(self, workers):
+        dataset = MixDataset([[1, 2], [1.5, 2.5]], [1, 1])
+        message = (
+            r"batch 0, sample 1, dataset index 2, field '0'.*expected int64 as in the batch's first sample, "
+            r"got float64; the sample is from dataset 1 \(list\), the batch's first from dataset 0 \(list\)$"
+        )
+        with pytest.raises(SampleError, match=message):
+            list(load(dataset, **workers))
+
+    def test_a_failure_names_the_dataset(self, workers):
+        dataset = ConcatDataset(["ab", Subset(ConcatDataset([[1], Unread()]), [4, 3])])
+        message = (
+            r"dataset index 2.*: the dataset raised KeyError: 'label'; the sample is from dataset 1.1 \(U"
+        )
+        with pytest.raises(SampleError, match=message) as caught:
+            list(load(dataset, batch_size=1, **workers))
+        assert caught.value.dataset_index == 2
+
+    def test_a_sampler_of_the_users_names_them_too(self, workers):
+        dataset = FLOATS + WIDER
+        message = r"the sample is from dataset 1 \(TensorDataset\), the batch's first from dataset 0"
+        sampler = SequenceSampler(dataset)
+        wrong = TensorDataset(np.zeros((3, 2), int), np.arange(3)) + WIDER
+        with pytest.raises(SampleError, match=message):
+            list(load(wrong, sampler=sampler, **workers))

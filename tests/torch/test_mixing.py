@@ -1,0 +1,93 @@
+"""Datasets and samplers of PyTorch around a mix: its weights must not be lost silently."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils import data as torch_data  # noqa: E402
+
+from gpuloader import MixDataset, SampleError  # noqa: E402
+from gpuloader.torch import BatchSampler, ConcatDataset, DataLoader, TensorDataset  # noqa: E402
+
+
+def mix():
+    return MixDataset([range(20), range(1000, 1060)], [1, 1])
+
+
+def samples(loader):
+    return [number for batch in loader for number in batch.tolist()]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda mix: torch_data.Subset(mix, [0, 1]),
+        lambda mix: torch_data.random_split(mix, [0.5, 0.5])[0],
+        lambda mix: torch_data.ConcatDataset([mix, range(3)]),
+        lambda mix: torch_data.Subset(torch_data.ConcatDataset([mix]), [0, 1]),
+        lambda mix: torch_data.StackDataset(mix, range(80)),
+        lambda mix: torch_data.StackDataset(x=mix, y=range(80)),
+        lambda mix: ConcatDataset([torch_data.Subset(mix, [0])]),
+    ],
+)
+def test_our_loader_finds_a_mix_inside_pytorchs_datasets(wrap):
+    with pytest.raises(TypeError, match=r"a \w+ would read the MixDataset without its weights: split or"):
+        DataLoader(wrap(mix()), 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mix: torch_data.RandomSampler(mix),
+        lambda mix: torch_data.SequentialSampler(mix),
+        lambda mix: torch_data.DistributedSampler(mix, 2, 0),
+        lambda mix: torch_data.WeightedRandomSampler([1.0] * 80, 10),
+    ],
+)
+def test_our_loader_refuses_pytorchs_samplers(make):
+    sampler = make(mix())
+    with pytest.raises(TypeError, match=f"the sampler, of type {type(sampler).__name__}, would read the Mix"):
+        DataLoader(mix(), 4, sampler=sampler)
+    grouped = torch_data.BatchSampler(sampler, 4, False)
+    with pytest.raises(TypeError, match="the batch_sampler, of type BatchSampler, would read the MixDataset"):
+        DataLoader(mix(), batch_sampler=grouped)
+
+
+def test_its_own_sampler_in_pytorchs_batch_sampler():
+    wanted = samples(DataLoader(mix(), 4))
+    own = mix().default_sampler(shuffle=False)
+    for kind in (BatchSampler, torch_data.BatchSampler):
+        assert samples(DataLoader(mix(), batch_sampler=kind(own, 4, False))) == wanted
+
+
+def test_pytorchs_loader_mixes_with_the_sampler_of_the_mix():
+    dataset = mix()
+    loader = torch_data.DataLoader(dataset, 4, sampler=dataset.default_sampler(shuffle=True))
+    found = samples(loader)
+    assert sorted(found)[:20] == list(range(20))
+    assert len([one for one in found if one >= 1000]) == 20
+    assert len(loader) == 10
+
+
+def test_pytorchs_tensor_datasets_are_compared():
+    parts = [kind(torch.zeros(3, dtype=dtype)) for kind, dtype in zip(KINDS, DTYPES, strict=True)]
+    message = r"dataset 0 \(TensorDataset\) has torch.bfloat16, but dataset 1 \(TensorDataset\) has float32"
+    for kind in (ConcatDataset, torch_data.ConcatDataset):
+        with pytest.raises(SampleError, match=message):
+            DataLoader(kind(parts), 4)
+
+
+KINDS, DTYPES = (TensorDataset, torch_data.TensorDataset), (torch.bfloat16, torch.float32)
+
+
+def test_late_errors_name_the_datasets_of_pytorchs_concat():
+    dataset = torch_data.Subset(torch_data.ConcatDataset([[1, 2], [np.float32(0.5)]]), [0, 2])
+    with pytest.raises(SampleError, match=r"the sample is from dataset 1 \(list\), the batch's first from"):
+        list(DataLoader(dataset, 2))
+
+
+def test_samplers_of_indices_are_no_batch_samplers():
+    sampler = torch_data.RandomSampler(range(4))
+    with pytest.raises(TypeError, match="a RandomSampler yields single indices: pass it as sampler, with a"):
+        DataLoader(range(4), batch_sampler=sampler)
