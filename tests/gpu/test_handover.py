@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, TensorDataset, record_stream
-from gpuloader.devices.cuda import CudaDevice
+from gpuloader.devices.cuda_calls import CudaCalls
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named, as_cupy
@@ -219,7 +219,7 @@ class TestUnderLoad:
         """The tests above can fail: a loader without waits corrupts the batches that they read."""
         import cupy
 
-        monkeypatch.setattr(CudaDevice, "wait", lambda self, stream, event: None)
+        monkeypatch.setattr(CudaCalls, "wait", lambda self, stream, event: None)
         sums, expected = sum_behind_kernels(cupy.cuda.Stream(non_blocking=True))
         assert sums != expected
 
