@@ -12,7 +12,7 @@ from gpuloader.base.errors import SampleError
 from gpuloader.collate.leaves import all_leaves
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.casting import cast
-from gpuloader.fields.convert import as_numbers
+from gpuloader.fields.convert import IF_A_LIST, as_numbers
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.transforms.program import Programmer
@@ -150,7 +150,8 @@ def _find_steps(structure: Structure, field: int, samples: Sequence[Any]) -> Arr
         try:
             array = as_numbers(value)
             if not array.ndim:
-                raise SampleError("expected an array of varying length, got a number")
+                advice = f"; {IF_A_LIST}" if structure.is_flat else ""
+                raise SampleError(f"expected an array of varying length, got a number{advice}")
         except SampleError as error:
             error.index = index
             raise

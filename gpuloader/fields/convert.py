@@ -23,10 +23,16 @@ EXACT = 2**53
 """All integers up to this one are float64 numbers."""
 
 IF_IT_VARIES = (
-    "if its length varies, name the field in ragged or pad, or choose batches of samples of equal length "
-    "(bucketing) with a batch_sampler"
+    "if its length varies, name the field in ragged or pad, such as pad={'0': 0} for field '0', or choose "
+    "batches of samples of equal length (bucketing) with a batch_sampler"
 )
 """The ways out of samples of different shapes in one batch, for error messages."""
+
+IF_A_LIST = (
+    "each entry of a list or tuple is a field; if the sample is a single sequence of varying length, return "
+    "an array, and pass pad={'0': 0} or ragged=['0']"
+)
+"""What to do about samples that are lists of different lengths, for error messages."""
 
 
 def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:

@@ -243,6 +243,8 @@ def _is_captured(pipeline: Pipeline) -> bool:
 
 
 def _finish(pipeline: Pipeline, road: Road, recycle: Callable[[Road], None] | None) -> None:
+    if road.process != os.getpid():
+        return  # its copies run in the parent
     pipeline.finish()
     if recycle is not None and road.ring.rearm():
         recycle(road)

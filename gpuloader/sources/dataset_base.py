@@ -21,7 +21,7 @@ from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.sources.indexing import check_index, locate
 from gpuloader.sources.joining import join_samples
 from gpuloader.sources.own_order import refuse_mix
-from gpuloader.sources.recognizing import is_frame
+from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, values_by_position
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
@@ -266,20 +266,34 @@ def count_items(dataset: object) -> int:
         raise BadTypeOrValue(f"{problem} {describe_error(error)}") from error
 
 
-def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
+def check_map_style(name: str, dataset: object, *, by_key: bool = False) -> MapStyle[Any]:
     """Return `dataset` if it is map-style, else raise `TypeError`.
+
+    Parameters
+    ----------
+    name : str
+        What to call the dataset in an error.
+    dataset : object
+        The dataset. A series of pandas is returned as its values, which are read by position, not by label.
+    by_key : bool
+        Whether the samples are read by key or label. If not, a dict whose keys are text is refused.
 
     >>> check_map_style("dataset", "abc")
     'abc'
     """
+    kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
-        raise BadType(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
+        raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
     if is_frame(dataset):
-        kind = type(dataset).__name__
         raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
+    if not by_key and is_dict_of_columns(dataset):
+        raise TypeError(
+            f"{name} must have samples at the indices 0, 1, 2, …, got a {kind} whose keys are text; if its "
+            "values are columns, pass TableDataset(columns); if they are samples, pass list(samples.values())"
+        )
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
-        raise BadType(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
-    return cast("MapStyle[Any]", dataset)
+        raise BadType(f"{name} must have __getitem__ and __len__, got {kind}")
+    return cast("MapStyle[Any]", dataset if by_key else values_by_position(dataset))
 
 
 def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:

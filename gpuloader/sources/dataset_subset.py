@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,13 @@ class Subset(Dataset[S]):
     _by_key = False
 
     def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
-        self.dataset: MapStyle[S] = check_map_style("dataset", dataset)
         refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
-        count = len(dataset)
+        count = len(check_map_style("dataset", dataset, by_key=True))
         listed: Any = range(*indices.indices(count)) if isinstance(indices, slice) else indices
-        self._by_key = hasattr(dataset, "keys") or _are_keys(listed)
+        by_key = _are_keys(listed)
+        is_empty = isinstance(listed, Sized) and not len(listed)
+        self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=by_key or is_empty)
+        self._by_key = by_key or hasattr(self.dataset, "keys")
         if self._by_key:
             self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
             return

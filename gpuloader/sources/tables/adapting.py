@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuloader.sources.array_rows import reads_like
 from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
-from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, is_instance
+from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, is_instance, values_by_position
 from gpuloader.sources.tables.table import TableDataset
 
 
@@ -46,6 +46,8 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
         from gpuloader.sources.tables.huggingface_streams import adapt_stream
 
         return adapt_stream(value)
+    if not by_key:
+        value = values_by_position(value)
     if is_frame(value) or (is_dict_of_columns(value) and not by_key):
         return TableDataset(value)
     return _adapt_inside(value)

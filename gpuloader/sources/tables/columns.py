@@ -201,15 +201,23 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     """Return a column of Python values: numbers, lists of numbers, or anything else as it is."""
     first = next((value for value in values if value is not None), None)
     if isinstance(first, bool | int | float | complex | np.generic):
-        array = np.asarray(values)
-        if array.ndim == 1 and is_stageable(array.dtype):
+        given = [value for value in values if value is not None]
+        array = _as_row_of_numbers(given)
+        if array is not None:
+            refuse_nulls(len(values) - len(given), len(values), name)
             return array
-        missing = sum(value is None for value in values)
-        if missing and is_stageable(np.asarray([value for value in values if value is not None]).dtype):
-            refuse_nulls(missing, len(values), name)
     elif isinstance(first, list | tuple) or hasattr(first, "__array__"):
         return _from_sequences(values, name)
     return Listed(list(values))
+
+
+def _as_row_of_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
+    """Return values as an array of one dimension; None unless all are numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists among them
+        return None
+    return array if array.ndim == 1 and is_stageable(array.dtype) else None
 
 
 def _from_sequences(values: Sequence[Any], name: str) -> Column:

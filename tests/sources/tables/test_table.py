@@ -555,3 +555,48 @@ def test_columns_in_chunks_are_joined():
     for indices in ([1, 2, 3], [5, 0], []):
         found = Block([Part(columns, as_rows(words, indices, 6))]).columns()
         assert (found["x"].tolist(), found["word"]) == (indices, [words[index] for index in indices])
+
+
+class TestSeries:
+    """A series of pandas is read by position: its index may have gaps, as after a filter."""
+
+    @pytest.fixture(
+        params=["int16", "float64", "Int64", "category", "str", "object", "bool", "datetime64[ns]"]
+    )
+    def series(self, request):
+        pandas = pytest.importorskip("pandas")
+        values = {
+            "str": ["a", "b", "c", "d"],
+            "object": ["a", None, 3, [4]],
+            "category": ["u", "v", "u", "v"],
+        }
+        held = pandas.Series(values.get(request.param, [1, 0, 1, 1]), dtype=request.param)
+        filtered = held[[False, True, True, True]]
+        assert list(filtered.index) == [1, 2, 3]
+        return filtered
+
+    def test_as_a_column(self, series):
+        table = TableDataset({"x": series})
+        assert [row["x"] for row in table] == [row["x"] for row in TableDataset({"x": series.tolist()})]
+        assert len(column(load({"x": series, "row": [0, 1, 2]}), "x")) == 3
+
+    def test_as_the_dataset(self, series):
+        expected = list(series)
+        joined = (
+            series,
+            Subset(series, [0, 1, 2]),
+            ConcatDataset([series[:1], series[1:]]),
+            Subset(ConcatDataset([series]), range(3)),
+        )
+        for dataset in joined:
+            loader = load(dataset, batch_size=None, collate_fn=lambda sample: [sample])
+            assert [sample for (sample,) in loader] == expected
+        parts = random_split(series, [2, 1], seed=0)
+        assert [series.iloc[index] for part in parts for index in part.indices] == [
+            one for part in parts for one in part
+        ]
+
+    def test_labels_are_keys(self):
+        pandas = pytest.importorskip("pandas")
+        series = pandas.Series([1, 2], index=["a", "b"])
+        assert list(Subset(series, ["b"])) == [2]
