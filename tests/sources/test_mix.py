@@ -307,3 +307,14 @@ def test_bad_values(arguments, message):
 def test_iterable_datasets_have_no_order_to_mix():
     with pytest.raises(TypeError, match="dataset 1 must be map-style, got the IterableDataset Stream"):
         MixDataset(["a", Stream()], [1, 1])
+
+
+def test_the_description_tells_what_it_holds():
+    assert repr(mix("repeat", weights=(1, 2.5, 3))) == (
+        "<MixDataset: 280 samples of 3 datasets with the weights 1, 2.5, 3; 434 per epoch, at_end='repeat'>"
+    )
+    many = MixDataset(["a"] * 20, np.ones(20))
+    assert repr(many) == (
+        "<MixDataset: 20 samples of 20 datasets with the weights 1, 1, 1, 1, 1, 1, 1, 1, …; 20 per epoch, "
+        "at_end='stop'>"
+    )
