@@ -294,6 +294,7 @@ class Stream(IterableDataset):
         ((["a", "b"], [1, -1]), "weights must be finite and above 0, got -1.0 at index 1"),
         ((["a", "b"], [1, np.nan]), "weights must be finite and above 0, got nan at index 1"),
         ((["a", "b"], "no"), "weights must be a list of numbers"),
+        ((["a", "b"], None), "weights must be a list of numbers, got NoneType of shape"),
         ((["a", "b"], [1, 1], "end"), "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
         ((["a", "b"], [1, 1e-300], "repeat"), "an epoch would have .* the weights are too far from"),
     ],
@@ -302,6 +303,24 @@ def test_bad_values(arguments, message):
     datasets, weights, *at_end = arguments
     with pytest.raises(ValueError, match=message):
         MixDataset(datasets, weights, **({"at_end": at_end[0]} if at_end else {}))
+
+
+@pytest.mark.parametrize("compose", [ConcatDataset, ComposeDataset, lambda parts: MixDataset(parts, [1, 1])])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"a": range(3), "b": range(3)}, "datasets must be a list of datasets, got a dict; pass its values"),
+        (
+            TensorDataset(np.zeros(2)),
+            "datasets must be a list of datasets, got the dataset TensorDataset",
+        ),
+        ("ab", "datasets must be a list of datasets, got the text 'ab'"),
+        ([{"x": [1, 2]}, {"x": [3, 4]}], r"dataset 0 .* got a dict whose .* pass TableDataset\(columns\)"),
+    ],
+)
+def test_what_is_no_list_of_datasets(compose, parts, message):
+    with pytest.raises(TypeError, match=message):
+        compose(parts)
 
 
 def test_iterable_datasets_have_no_order_to_mix():
