@@ -17,13 +17,13 @@ _CHUNK = 4096
 """Entries computed at once; at about this size, the overhead of NumPy's calls equals their work."""
 
 
-def as_plain(values: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
+def as_plain(values: Any, dtype: DTypeLike) -> NDArray[Any]:
     """Return values as an array, without a copy where possible; a tensor in `dtype` if NumPy lacks its own.
 
     >>> as_plain([1, 2], np.float64)
     array([1, 2])
     """
-    return tensor_array(values, np.dtype(dtype)) if is_tensor(values) else np.asarray(values)
+    return tensor_array(values.detach(), np.dtype(dtype)) if is_tensor(values) else np.asarray(values)
 
 
 def as_indices(name: str, indices: ArrayLike) -> Indices:
