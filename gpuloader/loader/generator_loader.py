@@ -10,10 +10,11 @@ from typing import Any
 
 from gpuloader.base.checks import THREAD, check_count, check_read_ahead
 from gpuloader.base.errors import BadValue, Misuse
+from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.batches import BatchStager
 from gpuloader.collate.samples import SampleListStager, SampleStager
-from gpuloader.collate.stream import Reached, StagedBatch, stage_all
+from gpuloader.collate.stream import Reached, StagedBatch, check_takes_state, stage_all
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.places import Place, parse_places
 from gpuloader.fetch.base import Fetch
@@ -74,7 +75,9 @@ class GeneratorLoader(Driven, Measured):
         self._meter = Meter()
         self._delivery: Delivery | None = None
         self._reader: Reader | None = None
+        self._kind = ""
         self._stream: Stream | None = None
+        self._token = object()
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(lambda epoch: Progress(None, epoch))
 
@@ -127,6 +130,7 @@ class GeneratorLoader(Driven, Measured):
             reader,
             places,
             lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
+            f"samples, in batches of {size}",
             items_a_batch=size,
         )
 
@@ -144,7 +148,9 @@ class GeneratorLoader(Driven, Measured):
         [[0, 1], [2, 3]]
         """
         feeds, meter = self._feeds, self._meter
-        return self._set(reader, places, lambda ring: SampleListStager(feeds, ring, meter))
+        return self._set(
+            reader, places, lambda ring: SampleListStager(feeds, ring, meter), "lists of samples"
+        )
 
     def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
         """Read ready batches, each a list or tuple of arrays that share their first dimension.
@@ -161,13 +167,14 @@ class GeneratorLoader(Driven, Measured):
         [0.0, 6.0]
         """
         feeds, meter = self._feeds, self._meter
-        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter))
+        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter), "batches")
 
     def _set(
         self,
         reader: Callable[[], Any],
         places: Any,
         stager: Callable[[Ring], Any],
+        kind: str,
         items_a_batch: int = 1,
     ) -> GeneratorLoader:
         source = check_reader(reader)
@@ -185,13 +192,23 @@ class GeneratorLoader(Driven, Measured):
         )
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
-        self._reader = source
+        self._reader, self._kind = source, kind
         self._stream = lambda ring, progress: stage_all(
-            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own)
+            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
         )
         # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
         self._idle = deque(maxlen=1)
         return self
+
+    def __repr__(self) -> str:
+        fields = (
+            "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
+        )
+        parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
+        parts.append(f"up to {self._capacity} batches ahead" if self._read_ahead else "nothing read ahead")
+        if self._delivery is not None:
+            parts.append(f"on {', '.join(device.name for device in self._delivery.devices)}")
+        return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     def _choose_places(self, places: Any) -> tuple[Place, ...]:
         if places is None:
@@ -240,9 +257,12 @@ class GeneratorLoader(Driven, Measured):
         progress = read_state(state)
         if progress.seed is not None:
             raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
+        if progress.own is not None and self._reader is not None:
+            check_takes_state(self._reader)
         self._course.resume(progress)
 
     def _begin(self) -> Epoch:
+        check_not_reading(self._token)
         if self._stream is None or self._delivery is None or self._reader is None:
             raise Misuse(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "

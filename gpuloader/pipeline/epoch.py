@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -10,10 +9,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.exiting import at_exit, end_if_exiting
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
@@ -23,6 +23,8 @@ from gpuloader.staging.ring import Ring
 from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
+
+_EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ class Epoch:
         with self._lock:
             pipeline = self._pipeline
             if pipeline is None:
+                end_if_exiting()
                 raise StopIteration
             if pipeline.copies:
                 self._refuse_capture(pipeline)
@@ -169,11 +172,13 @@ class Epoch:
                 presented = self._present(pipeline.next_step())
             except QueueClosed:
                 self.close()
+                end_if_exiting()
                 if self._ended is not None:
                     self._ended()
                 raise StopIteration from None
             except Exception:
                 self.close()
+                end_if_exiting()
                 raise
             finally:
                 pop_range(nvtx)
@@ -255,8 +260,16 @@ def _finish_postponed() -> None:
                 _finish(*closing)
 
 
-@atexit.register
 def _close_running() -> None:
+    deadline = monotonic() + _EXIT_TIME
     for epoch in list(_running):
-        epoch.close()
+        # A daemon thread may be waiting for a batch; whatever ends the workers ends its epoch.
+        if epoch._lock.acquire(timeout=max(deadline - monotonic(), 0)):
+            try:
+                epoch.close()
+            finally:
+                epoch._lock.release()
     _finish_postponed()
+
+
+at_exit(_close_running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from gpuloader.base.errors import (
@@ -16,6 +16,7 @@ from gpuloader.base.errors import (
     describe_error,
 )
 from gpuloader.base.once import refuse_read
+from gpuloader.order.agreement import find_classes
 from gpuloader.sources.block import each_row
 from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.sources.indexing import check_index, locate
@@ -326,19 +327,32 @@ def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> M
     return read
 
 
+def _check_list(datasets: object) -> None:
+    """Raise `TypeError` if iterating yields keys, letters or samples instead of datasets."""
+    expected = "datasets must be a list of datasets"
+    if isinstance(datasets, Mapping):
+        raise BadType(f"{expected}, got a {type(datasets).__name__}; pass its values")
+    if isinstance(datasets, str | bytes):
+        raise BadType(f"{expected}, got the text {datasets!r}")
+    if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
+        raise BadType(f"{expected}, got the dataset {type(datasets).__name__}; pass a list of it and others")
+
+
 def check_all(outer: object, datasets: Iterable[object], instead_of_a_mix: str) -> list[MapStyle[Any]]:
     """Return the datasets that `outer` is composed of as a list.
 
     Raises
     ------
     TypeError
-        One is not map-style, or is a `MixDataset`, whose weights `outer` would not keep.
+        They are not in a list, or one is not map-style, or is a `MixDataset`, whose weights `outer` would
+        not keep.
     ValueError
         There are none.
 
     >>> check_all(None, ["ab", [1, 2, 3]], "")
     ['ab', [1, 2, 3]]
     """
+    _check_list(datasets)
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
         raise BadValue("datasets must hold at least one dataset, got none")

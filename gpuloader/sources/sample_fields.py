@@ -116,6 +116,20 @@ def _name(dtype: np.dtype[Any] | None) -> str:
     return "Python objects" if dtype is None else describe_dtype(dtype)
 
 
+def describe_field(field: Field) -> str:
+    """Return the dtype of a field, and its shape if it is not a number.
+
+    >>> describe_field((np.dtype("float32"), ())), describe_field((np.dtype("int64"), (2,)))
+    ('float32', 'int64 of shape (2,)')
+    >>> describe_field((np.dtype("int64"), None)), describe_field((None, None))
+    ('int64 of varying shape', 'Python objects')
+    """
+    dtype, shape = field
+    if dtype is None or shape == ():
+        return _name(dtype)
+    return f"{_name(dtype)} of {'varying shape' if shape is None else f'shape {shape}'}"
+
+
 def _describe(fields: SampleFields) -> str:
     if fields.kind == "value":
         return "single values"

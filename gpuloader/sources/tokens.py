@@ -77,6 +77,7 @@ class TokenWindows(Dataset[NDArray[Any]]):
             )
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)
+        self._within = documents is not None
         bounds = _as_bounds(documents, len(self.tokens))
         sizes = np.diff(bounds)
         counts = np.maximum((sizes - self.length) // self.stride + 1, 0)
@@ -95,6 +96,14 @@ class TokenWindows(Dataset[NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def __repr__(self) -> str:
+        count = len(self._starts.first)
+        within = f" within {count:,} documents" if self._within else ""
+        return (
+            f"<{type(self).__name__}: {len(self):,} windows of {self.length:,} tokens, at a stride of "
+            f"{self.stride:,}{within}; {len(self.tokens):,} tokens of {self.tokens.dtype}>"
+        )
 
     def _array_rows(self) -> ArrayRows:
         windows = sliding_window_view(self.tokens, self.length)

@@ -12,8 +12,10 @@ from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.indexing import as_rows, locate
-from gpuloader.sources.sample_fields import SampleFields, of_columns
+from gpuloader.sources.sample_fields import SampleFields, describe_field, of_columns
 from gpuloader.sources.tables.columns import read_columns
+
+_SHOWN = 8  # columns in a description
 
 
 class TableDataset(Dataset[dict[str, Any]]):
@@ -58,6 +60,8 @@ class TableDataset(Dataset[dict[str, Any]]):
     ({'x': np.float64(1.5), 'name': 'b'}, 3, ('x', 'name'))
     >>> table[[2, 0]]
     {'x': array([2.5, 0.5]), 'name': ['c', 'a']}
+    >>> table
+    <TableDataset: 3 rows of x (float64), name (Python objects)>
     >>> for batch in DataLoader(table, places="cpu", batch_size=2):
     ...     print(batch)
     {'x': array([0.5, 1.5]), 'name': ['a', 'b']}
@@ -69,8 +73,20 @@ class TableDataset(Dataset[dict[str, Any]]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """The names of the columns, in the table's order."""
         return tuple(self._columns)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, as a data frame calls them; the same as `names`."""
+        return self.names
+
+    def __repr__(self) -> str:
+        fields = self._sample_fields().fields.items()
+        columns = [f"{name} ({describe_field(field)})" for name, field in fields]
+        count = "1 row" if len(self) == 1 else f"{len(self):,} rows"
+        more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+        return f"<{type(self).__name__}: {count} of {', '.join(columns[:_SHOWN])}{more}>"
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
         if isinstance(index, str):

@@ -607,3 +607,19 @@ class TestSeries:
         pandas = pytest.importorskip("pandas")
         series = pandas.Series([1, 2], index=["a", "b"])
         assert list(Subset(series, ["b"])) == [2]
+
+
+def test_the_description_tells_what_it_holds():
+    table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
+    assert repr(table) == (
+        "<TableDataset: 1 row of x (float64), box (int64 of shape (2,)), name (Python objects)>"
+    )
+    ragged = TableDataset({"tokens": [[1], [2, 3]]})
+    assert repr(ragged) == "<TableDataset: 2 rows of tokens (int64 of varying shape)>"
+    wide = TableDataset({f"c{number}": [1] for number in range(10)})
+    assert repr(wide).endswith("c6 (int64), c7 (int64) and 2 more>")
+
+
+def test_the_columns_are_those_of_the_table_in_its_order():
+    table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
+    assert table.columns == table.names == ("x", "box", "name")
