@@ -1,8 +1,9 @@
 """The names of ``torch.utils.data``, so that a PyTorch program runs after changing only its import line.
 
 Replace ``from torch.utils.data import DataLoader`` with ``from gpuloader.torch import DataLoader``. PyTorch
-is imported when it is first needed. Its names that this package does not have, such as ``DistributedSampler``
-and ``StackDataset``, can be imported from here too, and are PyTorch's own.
+is imported when it is first needed. The base classes ``Dataset``, ``IterableDataset`` and ``Sampler`` are
+PyTorch's own, and the datasets and samplers here derive from them. Names that this package does not have,
+such as ``DistributedSampler`` and ``StackDataset``, can be imported from here too, and are PyTorch's as well.
 """
 
 from typing import TYPE_CHECKING
@@ -14,24 +15,23 @@ if __name__ == "torch":
 else:
     from gpuloader.base.lazy import import_on_demand
     from gpuloader.loader.torch_loader import DataLoader, default_collate, default_convert, random_split
-    from gpuloader.order.batch_sampler import BatchSampler
-    from gpuloader.order.sampler import Sampler, SequenceSampler
-    from gpuloader.order.torch_samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
     from gpuloader.order.worker_info import get_worker_info
-    from gpuloader.sources.dataset import (
-        ChainDataset,
-        ConcatDataset,
-        Dataset,
-        IterableDataset,
-        Subset,
-        TensorDataset,
-    )
 
     if TYPE_CHECKING:
+        from torch.utils.data import Dataset as Dataset
         from torch.utils.data import DistributedSampler as DistributedSampler
+        from torch.utils.data import IterableDataset as IterableDataset
+        from torch.utils.data import Sampler as Sampler
         from torch.utils.data import StackDataset as StackDataset
 
-    SequentialSampler = SequenceSampler
+        from gpuloader.order.torch_samplers import (
+            BatchSampler,
+            RandomSampler,
+            SequentialSampler,
+            SubsetRandomSampler,
+            WeightedRandomSampler,
+        )
+        from gpuloader.sources.torch_datasets import ChainDataset, ConcatDataset, Subset, TensorDataset
 
     __all__ = [
         "BatchSampler",
@@ -53,23 +53,34 @@ else:
         "random_split",
     ]
 
+    _SAMPLERS = (
+        "BatchSampler",
+        "RandomSampler",
+        "Sampler",
+        "SequentialSampler",
+        "SubsetRandomSampler",
+        "WeightedRandomSampler",
+    )
+    _DATASETS = ("ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "Subset", "TensorDataset")
+    _THEIRS = (
+        "DFIterDataPipe",
+        "DataChunk",
+        "DistributedSampler",
+        "IterDataPipe",
+        "MapDataPipe",
+        "StackDataset",
+        "argument_validation",
+        "functional_datapipe",
+        "guaranteed_datapipes_determinism",
+        "non_deterministic",
+        "runtime_validation",
+        "runtime_validation_disabled",
+    )
     __getattr__ = import_on_demand(
         __name__,
-        dict.fromkeys(
-            [
-                "DFIterDataPipe",
-                "DataChunk",
-                "DistributedSampler",
-                "IterDataPipe",
-                "MapDataPipe",
-                "StackDataset",
-                "argument_validation",
-                "functional_datapipe",
-                "guaranteed_datapipes_determinism",
-                "non_deterministic",
-                "runtime_validation",
-                "runtime_validation_disabled",
-            ],
-            "torch.utils.data",
-        ),
+        {
+            **dict.fromkeys(_SAMPLERS, "gpuloader.order.torch_samplers"),
+            **dict.fromkeys(_DATASETS, "gpuloader.sources.torch_datasets"),
+            **dict.fromkeys(_THEIRS, "torch.utils.data"),
+        },
     )

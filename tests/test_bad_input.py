@@ -255,3 +255,28 @@ def test_keyboard_interrupt_in_the_consumer():
     wait_until(lambda: not loader_threads())
     reader.allow(4)
     assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize(
+    ("samples", "options"),
+    [
+        ([[1, 2], [3]], {}),
+        ([(1.0, 2.0), (3.0,)], {}),
+        ([["a", "b"], ["c"]], {}),
+        ([[1, 2], [3]], {"pad": {"0": 0}}),
+    ],
+    ids=str,
+)
+def test_lists_of_different_lengths_say_how_to_make_them_one_field(samples, options):
+    with pytest.raises(SampleError) as caught:
+        list(DataLoader(samples, places="cpu", batch_size=2, **options))
+    assert "return an array, and pass pad={'0': 0} or ragged=['0']" in str(caught.value)
+    if isinstance(samples[0][0], int):
+        arrays = [np.array(sample) for sample in samples]
+        [padded] = DataLoader(arrays, places="cpu", batch_size=2, pad={"0": 0})
+        assert padded.tolist() == [[1, 2], [3, 0]]
+
+
+def test_an_array_of_another_length_names_its_field_as_it_is_to_be_written():
+    with pytest.raises(SampleError, match=r"field '0': .* such as pad=\{'0': 0\} for field '0'"):
+        list(DataLoader([np.arange(2), np.arange(3)], places="cpu", batch_size=2))

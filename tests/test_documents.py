@@ -256,6 +256,20 @@ def test_links_lead_somewhere(path):
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
+def anchors(path):
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)", text_of(path), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+def test_anchors_lead_to_a_heading_in_the_repository_too(path):
+    """Only the site has anchors of docstrings; there, links to documents of the root lead to its copies."""
+    for file, anchor in re.findall(r"\]\((?!https:)([^)#\s]*)#([^)\s]+)\)", text_of(path)):
+        if not anchor.startswith("gpuloader."):
+            assert anchor in anchors(path.parent / file if file else path), f"{file}#{anchor}"
+
+
 def test_the_tests_that_the_pages_name_exist():
     for path in DOCS:
         for file, names in re.findall(r"`(tests/[\w/.]+)((?:::\w+)*)`", path.read_text()):

@@ -82,6 +82,19 @@ def test_documents_of_the_root_are_pages_whose_links_lead_to_pages():
             assert (DOCS / target).exists(), target
 
 
+def test_links_to_documents_of_the_root_lead_to_their_pages():
+    for name, text, expected in (
+        (
+            "index.md",
+            "[a](../CONTRIBUTING.md#the-rooms) [b](faq.md)",
+            "[a](contributing.md#the-rooms) [b](faq.md)",
+        ),
+        ("reference/index.md", "[a](../../CHANGELOG.md)", "[a](../changelog.md)"),
+        ("reference/index.md", "[a](../faq.md) `CHANGELOG.md`", "[a](../faq.md) `CHANGELOG.md`"),
+    ):
+        assert pages.on_page_markdown(text, page=page(name)) == expected
+
+
 def test_drawings_are_put_into_the_page():
     html = pages.on_page_content('<p><img alt="A road." src="../images/road.svg" /></p>')
     assert html.startswith('<p><svg role="img" aria-label="A road." class="drawing"')

@@ -26,7 +26,7 @@ class CountedRuntime:
         self.calls = 0
         self.CUDARuntimeError = errors
         self._memory: dict[int, Any] = {}
-        results = dict.fromkeys(("getDevice", "eventQuery", "ctxGetCurrent"), 0)
+        results: dict[str, Any] = {"getDevice": 0, "eventQuery": 0, "ctxGetCurrent": 1}
         results |= dict.fromkeys(
             ("eventRecord", "streamWaitEvent", "memcpyAsync", "eventSynchronize", "setDevice", "hostRegister")
         )
@@ -74,6 +74,7 @@ def _fake_torch(default: _Stream) -> dict[str, ModuleType]:
         is_initialized=lambda: True,
         is_current_stream_capturing=lambda: False,
     )
+    vars(torch)["_C"] = SimpleNamespace(_cuda_getCurrentRawStream=lambda _: default.ptr)
     vars(dlpack)["from_dlpack"] = lambda capsule: capsule
     return {"torch": torch, "torch.utils": utils, "torch.utils.dlpack": dlpack}
 

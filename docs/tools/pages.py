@@ -13,6 +13,9 @@ WHOLE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """Pages whose text is a document in the repository root."""
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
+_TO_ROOT = re.compile(
+    rf"\]\(((?:\.\./)+)({'|'.join(map(re.escape, WHOLE.values()))})(?=[#)])"
+)
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]*?)(images/[\w-]+\.svg)"[^>]*>')
 _CELL = re.compile(r"(?<=<code>)[\w./:]+(?=</code>[^\n]*</td>)")
 _LOADED = re.compile(
@@ -21,10 +24,10 @@ _LOADED = re.compile(
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return a page's Markdown. A page of the root gets its text, with links adjusted."""
+    """Return a page's Markdown, with links to and from documents of the root adjusted."""
     source = WHOLE.get(page.file.src_uri)
     if source is None:
-        return markdown
+        return _TO_ROOT.sub(_lead_to_page, markdown)
     return _LINK.sub(_relink, (ROOT / source).read_text())
 
 
@@ -33,6 +36,12 @@ def _relink(found: re.Match[str]) -> str:
     anchor = f"#{anchor}" if anchor else ""
     pages = {name: page for page, name in WHOLE.items()} | {"README.md": "index.md"}
     return f"]({pages.get(target, target.removeprefix('docs/'))}{anchor})"
+
+
+def _lead_to_page(found: re.Match[str]) -> str:
+    up, document = found.groups()
+    page = next(page for page, name in WHOLE.items() if name == document)
+    return f"]({up.removeprefix('../')}{page}"
 
 
 def on_page_content(html: str, **_: Any) -> str:

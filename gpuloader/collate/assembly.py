@@ -7,6 +7,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,8 @@ class Assembler:
 
     def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
         self.dataset = dataset
-        self.collation = collation
+        # A gradient leads back to tensors of the process that computed it.
+        self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.keeps = collation.keeps  # computed once, because it is asked for every batch
         self.forms = KnownForms(collation)

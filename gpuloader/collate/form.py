@@ -12,7 +12,7 @@ from gpuloader.base.errors import SampleError
 from gpuloader.collate.leaves import all_leaves
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.casting import cast
-from gpuloader.fields.convert import as_numbers
+from gpuloader.fields.convert import IF_A_LIST, as_numbers
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.transforms.program import Programmer
@@ -38,6 +38,9 @@ class Collation:
         Plans what the transforms do to a batch; None if there are no transforms.
     on_host : bool
         Whether transforms run where the batch is fetched (a CPU place) or after its copy to a device.
+    keeps_gradients : bool
+        Whether tensors that the function returns are delivered as they are if they require a gradient. If
+        not, they are staged like any other, without it.
     """
 
     feeds: tuple[FeedSpec, ...] | None = None
@@ -47,6 +50,7 @@ class Collation:
     pads: Mapping[str, float] | None = None
     programmer: Programmer | None = None
     on_host: bool = True
+    keeps_gradients: bool = False
 
     @property
     def whole(self) -> bool:
@@ -146,7 +150,8 @@ def _find_steps(structure: Structure, field: int, samples: Sequence[Any]) -> Arr
         try:
             array = as_numbers(value)
             if not array.ndim:
-                raise SampleError("expected an array of varying length, got a number")
+                advice = f"; {IF_A_LIST}" if structure.is_flat else ""
+                raise SampleError(f"expected an array of varying length, got a number{advice}")
         except SampleError as error:
             error.index = index
             raise

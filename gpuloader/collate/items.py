@@ -243,10 +243,14 @@ class ItemStream:
         return staged
 
     def _read(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of the whole pass, and note their end."""
-        yield from self._assembler.read(
-            items, lambda count: (self._number, 0 if self._in_blocks else count % self._size)
-        )
+        """Yield the items of the whole pass, and note their end; close them if the pass ends early."""
+        try:
+            yield from self._assembler.read(
+                items, lambda count: (self._number, 0 if self._in_blocks else count % self._size)
+            )
+        except GeneratorExit:
+            close_items(items)  # the dataset may hold them too, so that they do not end by themselves
+            raise
         self._ended = True
 
     def _read_state(self, number: int) -> Any:

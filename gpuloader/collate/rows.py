@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.targets import UNFIT, RowPlaces, Target, make_target, row_places
-from gpuloader.fields.convert import Conversion, as_numbers, convert, convert_alike, convert_dtype
+from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, convert, convert_alike, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Views
@@ -225,8 +225,10 @@ def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> 
             f"expected a tuple with one value per field, got {type(sample).__name__}", index=index
         )
     if feeds is not None and len(sample) != len(feeds):
-        names = ", ".join(feed.name for feed in feeds)
-        raise SampleError(f"expected {len(feeds)} fields ({names}), got {len(sample)}", index=index)
+        names = [feed.name for feed in feeds]
+        advice = f"; {IF_A_LIST}" if names == [*map(str, range(len(names)))] else ""  # not declared
+        problem = f"expected {len(feeds)} fields ({', '.join(names)}), got {len(sample)}{advice}"
+        raise SampleError(problem, index=index)
     if not sample:
         raise SampleError("expected one value per field, got an empty tuple", index=index)
     return sample

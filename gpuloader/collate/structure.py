@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.blank import Blank
-from gpuloader.fields.convert import IF_IT_VARIES
+from gpuloader.fields.convert import IF_A_LIST, IF_IT_VARIES
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import can_stage
@@ -72,7 +72,9 @@ class Branch:
                 return [value[key] for key in self.keys]
             except KeyError:
                 pass
-        advice = f"; {IF_IT_VARIES}" if self.keys is None and isinstance(value, list | tuple) else ""
+        advice = ""
+        if self.keys is None and isinstance(value, list | tuple):
+            advice = f"; {IF_IT_VARIES if self.name else IF_A_LIST}"
         raise SampleError(
             f"expected {_describe(self)} as in the batch's first sample, got {_describe_value(value)}"
             f"{advice}",

@@ -15,6 +15,7 @@ from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.fields.tensors import needs_gradient
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 
@@ -26,9 +27,9 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     feeds; the batch of a ``collate_fn`` keeps its dtypes.
 
     Without feeds, Python's numbers stay what they are, such as a count that a ``collate_fn`` returns along
-    with its arrays, and so do tensors that are not dense. NumPy's numbers stay in the result of a
-    ``collate_fn``, and are arrays without dimensions in an unbatched sample. Containers keep their classes,
-    except that tuples in an unbatched sample become lists.
+    with its arrays, and so do tensors that are not dense, and those that require a gradient if the collation
+    keeps it. NumPy's numbers stay in the result of a ``collate_fn``, and are arrays without dimensions in an
+    unbatched sample. Containers keep their classes, except that tuples in an unbatched sample become lists.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     by_user = collation.function is not None
     structure = Structure.of(
         value,
-        staged=is_proper_array if by_user else is_proper_value,
+        staged=_find_staged(collation),
         may_be_empty=True,
         keeps_tuples=by_user,
     )
@@ -67,6 +68,15 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     for view, array in zip(slot.views(layout), arrays, strict=True):
         np.copyto(view, array)
     return StagedBatch(slot, layout, tuple(levels), number, structure, tuple(objects))
+
+
+def _find_staged(collation: Collation) -> Callable[[Any], bool]:
+    """Return a function that says whether a value is staged, or stays a Python object."""
+    if collation.function is None:
+        return is_proper_value
+    if not collation.keeps_gradients:
+        return is_proper_array
+    return lambda value: not needs_gradient(value) and is_proper_array(value)
 
 
 def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:

@@ -39,7 +39,46 @@ DeviceMemory = Any
 """Memory on a device; freed when nothing refers to it any more, but not before its last use has run."""
 
 
-class Device(Protocol):
+class DeviceCalls(Protocol):
+    """The calls that are made for every batch."""
+
+    def event(self, *, timed: bool = False) -> Event:
+        """Return a new event, which counts as reached until it is recorded; `timed` ones record the time."""
+
+    def copy_async(
+        self, target: DeviceMemory, source: HostMemory, nbytes: int, stream: Stream, offset: int = 0
+    ) -> None:
+        """Enqueue a copy of the first `nbytes` on `stream`, to `offset` bytes after the start of `target`.
+
+        The caller must not change `source` until the copy has run.
+        """
+
+    def captures(self, stream: Stream) -> bool:
+        """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Mark the current end of `stream`; this replaces an earlier mark of the event."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Make later work on `stream` wait for the event's current mark; the host never waits."""
+
+    def query(self, event: Event) -> bool:
+        """Return whether the mark is reached; raise `LoaderError` if the device has failed."""
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        """Return the seconds between two timed events that have been reached."""
+
+    def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
+        """Enqueue a program on `stream`; it computes within `memory`."""
+
+    def keep(self, stream: Stream) -> Stream:
+        """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
+
+    def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
+        """Return one array per field over device memory; each of their views keeps `lease` alive."""
+
+
+class Device(DeviceCalls, Protocol):
     """A device's memory, streams and events.
 
     Every method may be called from any thread; none changes the calling thread's current device or
@@ -59,8 +98,8 @@ class Device(Protocol):
     direct: bool
     locker: PageLocker | None
 
-    def current(self) -> AbstractContextManager[object]:
-        """Return a block for several calls of one thread, in which each of them costs less."""
+    def current(self) -> AbstractContextManager[DeviceCalls]:
+        """Return a block of one thread that yields the device's calls, which cost less there."""
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory; raise `StagingMemoryError` if there is too little."""
@@ -68,52 +107,17 @@ class Device(Protocol):
     def stream(self) -> Stream:
         """Return a new stream; only events order it with respect to others."""
 
-    def event(self, *, timed: bool = False) -> Event:
-        """Return a new event, which counts as reached until it is recorded; `timed` ones record the time."""
-
-    def copy_async(
-        self, target: DeviceMemory, source: HostMemory, nbytes: int, stream: Stream, offset: int = 0
-    ) -> None:
-        """Enqueue a copy of the first `nbytes` on `stream`, to `offset` bytes after the start of `target`.
-
-        The caller must not change `source` until the copy has run.
-        """
-
-    def captures(self, stream: Stream) -> bool:
-        """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
-
-    def is_capturing(self) -> bool:
-        """Return whether the calling thread captures a graph on one of its current streams."""
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """Mark the current end of `stream`; this replaces an earlier mark of the event."""
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Make later work on `stream` wait for the event's current mark; the host never waits."""
-
-    def query(self, event: Event) -> bool:
-        """Return whether the mark is reached; raise `LoaderError` if the device has failed."""
+    def is_capturing(self, stream: Stream = None) -> bool:
+        """Return whether the thread captures a graph, or `stream` is captured by anybody."""
 
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until the mark is reached."""
 
-    def elapsed(self, start: Event, end: Event) -> float:
-        """Return the seconds between two timed events that have been reached."""
-
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
         """Return the arrays that programs compute with, one per field; they keep the memory alive."""
-
-    def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
-        """Enqueue a program on `stream`; it computes within `memory`."""
-
-    def keep(self, stream: Stream) -> Stream:
-        """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
-
-    def holds(self, memory: DeviceMemory, array: Any) -> bool:
-        """Return whether an array, of whichever library, lies in `memory`."""
 
     def consumer_stream(self) -> Stream:
         """Return the stream that the calling thread currently computes on."""
 
-    def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
-        """Return one array per field over device memory; each of their views keeps `lease` alive."""
+    def holds(self, memory: DeviceMemory, array: Any) -> bool:
+        """Return whether an array, of whichever library, lies in `memory`."""

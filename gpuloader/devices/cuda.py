@@ -1,36 +1,29 @@
 """One GPU through CuPy; apart from the kernels, the only module of the package that imports CuPy.
 
-Why it calls CUDA the way it does:
-
-- Copy streams are non-blocking, so only events order them.
-- Events carry no timing unless requested, which makes waiting for them cheapest.
-- It calls `runtime.eventQuery` instead of `Event.done`, which takes a failed device for a busy one.
-- Memory comes from `cudaMalloc`. CuPy's pool would give a freed block to the next copy while kernels may
-  still read it; `cudaFree` waits for them. It would also end a capture, so it is postponed during one.
+`cuda_calls.py` has the calls, and says why they are made the way they are. This module makes the GPU the
+thread's current device around them, turns CUDA's errors into the package's own, and takes care of forks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, PlaceError, StagingMemoryError, describe_error
+from gpuloader.base.errors import PlaceError, describe_error
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
+from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_context import Context
-from gpuloader.devices.cuda_failures import CAPTURED, explain_absence, tell_capture, translate
-from gpuloader.devices.foreign_arrays import as_stream, find_address
+from gpuloader.devices.cuda_failures import explain_absence, translate
 from gpuloader.devices.foreign_places import is_torch_capturing
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
-from gpuloader.transforms.bound import BoundProgram
 from gpuloader.transforms.program import Program
 
 _import_error = ""
@@ -40,12 +33,7 @@ except ImportError as error:
     cupy = None
     _import_error = str(error)
 
-_HOST_TO_DEVICE = 1
 _REGISTER_PORTABLE = 1
-_OUT_OF_MEMORY = 2
-_EVENT_NOT_READY = 600
-_MOST_BOUND = 8
-_LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 
 _forked = False
 
@@ -137,77 +125,39 @@ def _refuse_fork(index: int) -> None:
 class _Current:
     """A block in which a GPU is the thread's current device; turns CUDA's errors into the package's own."""
 
-    __slots__ = ("_before", "_context", "_index")
+    __slots__ = ("_before", "_calls", "_context", "_index")
 
-    def __init__(self, index: int, context: Context) -> None:
+    def __init__(self, index: int, context: Context, calls: CudaCalls) -> None:
         self._index = index
         self._context = context
+        self._calls = calls
         self._before: int | None = None
 
-    def __enter__(self) -> None:
-        _refuse_fork(self._index)
+    def __enter__(self) -> CudaCalls:
+        if _forked:
+            _refuse_fork(self._index)
         try:
             self._before = self._context.enter()
         except Exception as error:
             raise translate(cupy, self._index, error) or error from error
+        return self._calls
+
+    def had_context(self) -> bool:
+        """Return whether the thread had a context before the block; without one it captures nothing."""
+        return self._context.has_any() if self._before is None else bool(self._before)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._context.leave(self._before)
-        except Exception as second:
-            if error is None:  # otherwise keep the first error: a failed device refuses every later call
-                raise translate(cupy, self._index, second) or second from second
+        if self._before is not None:
+            try:
+                self._context.leave(self._before)
+            except Exception as second:
+                if error is None:  # otherwise keep the first error: a failed device refuses every later call
+                    raise translate(cupy, self._index, second) or second from second
         failure = None if error is None else translate(cupy, self._index, error)
         if failure is not None:
             raise failure from error
-
-
-class _ThreadsStream:
-    """The per-thread default stream of one thread, to which any thread may refer.
-
-    Its handle means the stream of the thread that makes the call. In other threads the legacy default stream
-    stands for it: it waits for all blocking streams, and per-thread default streams are blocking.
-    """
-
-    @property
-    def ptr(self) -> int:
-        """The handle that the calling thread can record events on."""
-        return _PER_THREAD if _this_thread.stream is self else _LEGACY
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.stream = _ThreadsStream()
-
-
-_this_thread = _Thread()
-
-
-class CudaMemory:
-    """Device memory; freed by `cudaFree`, which waits for the kernels that still use it.
-
-    Attributes
-    ----------
-    nbytes : int
-        The size in bytes.
-    address : int
-        The device pointer.
-    bound : dict
-        The programs that run over the memory, by their id.
-    """
-
-    __slots__ = ("_free", "address", "bound", "nbytes")
-
-    def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
-        self._free = free
-        self.nbytes = nbytes
-        self.address = address
-        self.bound: dict[int, BoundProgram] = {}
-
-    def __del__(self) -> None:
-        self._free(self.address)
 
 
 class CudaDevice:
@@ -225,33 +175,24 @@ class CudaDevice:
         self.name = f"gpu:{index}"
         self.locker: PageLocker | None = self
         self.index = index
-        self._index = index
         self._runtime = cupy.cuda.runtime
         self._context = Context(cupy, index)
+        self._calls = CudaCalls(cupy, index, self._free)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
 
     def current(self) -> _Current:
-        """Return a block in which this GPU is the thread's current device; it costs little if it already is.
+        """Return a block in which this GPU is the thread's current device, and that yields its calls.
 
-        No other GPU is touched; CUDA's errors in the block become the package's own.
+        It costs little if the GPU is current already. No other GPU is touched. CUDA's errors in the block
+        become the package's own.
         """
-        return _Current(self._index, self._context)
+        return _Current(self.index, self._context, self._calls)
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         self._reclaim()
-        with self.current():
-            try:
-                return CudaMemory(self._runtime.malloc(max(nbytes, 1)), nbytes, self._free)
-            except self._runtime.CUDARuntimeError as error:
-                if error.status != _OUT_OF_MEMORY:
-                    raise
-                free, total = self._runtime.memGetInfo()
-                raise StagingMemoryError(
-                    f"cannot allocate {nbytes:,} bytes on {self.name} ({error}); {free:,} of {total:,} bytes "
-                    "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
-                    "cupy.get_default_memory_pool().free_all_blocks()"
-                ) from error
+        with self.current() as calls:
+            return calls.alloc(nbytes)
 
     def _free(self, address: int) -> None:
         self._discard(self._runtime.free, address)
@@ -276,124 +217,87 @@ class CudaDevice:
 
     def stream(self) -> Any:
         """Return a new non-blocking stream."""
-        with self.current():
-            return cupy.cuda.Stream(non_blocking=True)
+        with self.current() as calls:
+            return calls.stream()
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
-        with self.current():
-            return cupy.cuda.Event(block=True, disable_timing=not timed)
+        with self.current() as calls:
+            return calls.event(timed=timed)
 
     def copy_async(
         self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any, offset: int = 0
     ) -> None:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
-        if nbytes:
-            with self.current():  # as in `record`: the stream may be the default stream
-                address = target.address + offset
-                self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+        with self.current() as calls:
+            calls.copy_async(target, source, nbytes, stream, offset)
 
     def record(self, event: Any, stream: Any) -> None:
-        """Record `event` on `stream`; do nothing in a forked child, which only releases what it inherited."""
-        if _forked:
-            return
-        with self.current():  # handle 0 means the default stream of the current device
-            self._runtime.eventRecord(event.ptr, stream.ptr)
+        """Record `event` on `stream`."""
+        with self.current() as calls:
+            calls.record(event, stream)
 
     def wait(self, stream: Any, event: Any) -> None:
         """Make `stream` wait for `event` on the device."""
-        with self.current():
-            self._runtime.streamWaitEvent(stream.ptr, event.ptr)
+        with self.current() as calls:
+            calls.wait(stream, event)
 
     def captures(self, stream: Any) -> bool:
         """Return whether `stream` is being captured, so that work put on it would become part of a graph."""
-        if _forked:
-            return False
-        with self.current():  # handle 0 means the default stream of the current device
-            try:
-                return bool(self._runtime.streamIsCapturing(stream.ptr))
-            except self._runtime.CUDARuntimeError as error:
-                if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
-                    return True
-                raise
+        with self.current() as calls:
+            return calls.captures(stream)
 
-    def is_capturing(self) -> bool:
-        """Return whether the calling thread captures a graph on its current stream of CuPy or PyTorch."""
-        return self.captures(self.consumer_stream()) or is_torch_capturing()
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
+        block = self.current()
+        with block as calls:
+            in_use = block.had_context()
+            own = calls.consumer_stream()
+            if calls.captures(own) or (
+                stream is not None and stream.ptr != own.ptr and calls.captures(stream)
+            ):
+                return True
+        return in_use and is_torch_capturing()  # PyTorch would create a context to answer
 
     def query(self, event: Any) -> bool:
-        """Return whether the work before `event` has run.
-
-        Raises
-        ------
-        LoaderError
-            The device reports an error.
-        """
-        with self.current():
-            status: int = self._runtime.eventQuery(event.ptr)
-        if status in CAPTURED:
-            raise tell_capture(self.name, f"CUDA error {status}")
-        if status not in (0, _EVENT_NOT_READY):
-            raise LoaderError(f"{self.name} failed with CUDA error {status} while waiting for a copy")
-        return status == 0
+        """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""
+        with self.current() as calls:
+            return calls.query(event)
 
     def synchronize(self, event: Any) -> None:
-        """Block the calling thread, with the GIL released, until the work before `event` has run.
-
-        In a forked child, return at once: the work it inherited runs in its parent.
-        """
-        if not _forked:
-            with self.current():
-                self._runtime.eventSynchronize(event.ptr)
+        """Block the calling thread, with the GIL released, until the work before `event` has run."""
+        with self.current() as calls:
+            calls.synchronize(event)
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Return the seconds between two timed events that have been reached, to half a microsecond."""
-        with self.current():
-            milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
-        return milliseconds / 1000
+        with self.current() as calls:
+            return calls.elapsed(start, end)
 
     def keep(self, stream: Any) -> Any:
         """Return a stream of CuPy or of another library in a form that any thread can record on."""
-        found = stream if hasattr(stream, "ptr") else as_stream(stream)
-        return _this_thread.stream if found.ptr == _PER_THREAD else found
+        return self._calls.keep(stream)
 
     def holds(self, memory: CudaMemory, array: Any) -> bool:
         """Return whether an array of CuPy, or a tensor of another library, lies in `memory`."""
-        address = find_address(array)
-        return address is not None and memory.address <= address < memory.address + max(memory.nbytes, 1)
+        return self._calls.holds(memory, array)
 
     def consumer_stream(self) -> Any:
         """Return CuPy's current stream of the calling thread on this device."""
-        return cupy.cuda.get_current_stream(self._index)
+        return self._calls.consumer_stream()
 
     def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one CuPy array per field; each of their views keeps `lease` alive."""
-        return self._arrays(memory, layout, lease)
+        return self._calls.views(memory, layout, lease)
 
     def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
         """Return one CuPy array per field; they keep the memory alive."""
-        return self._arrays(memory, layout, memory)
-
-    def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
-        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, owner, self._index)
-        start = cupy.cuda.MemoryPointer(unowned, 0)
-        return [cupy.ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+        return self._calls.arrays(memory, layout)
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
-        """Launch a program's kernels on `stream`; they compute within `memory`.
-
-        What a program needs for that, apart from the stream, is made once per region of memory.
-        """
-        bound = memory.bound.get(id(program))
-        if bound is None:
-            if len(memory.bound) >= _MOST_BOUND:
-                memory.bound.clear()  # for batches that keep changing size
-            # The arrays do not keep the memory, because that keeps them.
-            bound = memory.bound[id(program)] = BoundProgram(
-                program, self._arrays(memory, program.room, None)
-            )
-        with self.current():
-            bound.launch(stream)
+        """Launch a program's kernels on `stream`; they compute within `memory`."""
+        with self.current() as calls:
+            calls.run(program, memory, stream)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""

@@ -43,6 +43,10 @@ class Context:
         if before is not None:
             self._driver.ctxSetCurrent(before)
 
+    def has_any(self) -> bool:
+        """Return whether the calling thread has a current context, of any device."""
+        return bool(self._driver.ctxGetCurrent())
+
     def _find(self) -> int:
         """Return the primary context, which the runtime may create now.
 

@@ -58,9 +58,9 @@ class HostDevice:
         self.name = "cpu" if locker is None else "gpu_pinned"
         self.locker = locker
 
-    def current(self) -> AbstractContextManager[object]:
+    def current(self) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
-        return nullcontext()
+        return nullcontext(self)
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""
@@ -84,7 +84,7 @@ class HostDevice:
         """Return False: there are no graphs."""
         return False
 
-    def is_capturing(self) -> bool:
+    def is_capturing(self, stream: str = _ONLY_STREAM) -> bool:
         """Return False: there are no graphs."""
         return False
 

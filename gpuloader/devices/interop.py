@@ -123,17 +123,15 @@ class CopiedOutput:
         return copies
 
 
-def find_capture(device: Device, output: Output) -> LoaderError | None:
+def find_capture(device: Device, stream: Stream) -> LoaderError | None:
     """Return the error for a batch that is requested while the calling thread captures a graph, or None.
 
     It asks for the states of streams alone, because many other calls, by any thread, would invalidate the
-    capture. Those are the stream on which the batch will be used, and CuPy's and PyTorch's current ones.
+    capture. Those are `stream`, on which the batch will be used, and CuPy's and PyTorch's current ones.
     """
-    if device.direct:
+    if device.direct or not device.is_capturing(stream):
         return None
-    if device.is_capturing() or device.captures(output.stream()):
-        return tell_capture(device.name, "its stream is being captured")
-    return None
+    return tell_capture(device.name, "its stream is being captured")
 
 
 def check_output(name: object) -> str | None:
@@ -189,12 +187,25 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
     if name == "jax":
         return CopiedOutput(device, wrap, lambda array: module.numpy.array(array, copy=True))
     streams = module.cuda if name == "torch" else module.device.cuda
+    return ForeignOutput(wrap, own or _current_stream(streams, getattr(module, "_C", None), index))
+
+
+def _current_stream(streams: Any, internals: Any, index: int | None) -> Callable[[], Stream]:
+    """Return a function that returns the framework's current stream on a device, in the calling thread."""
+    raw: Any = getattr(internals, "_cuda_getCurrentRawStream", None)  # PyTorch's, which makes no object
+    latest: ForeignStream | None = None
 
     def current() -> Stream:
-        stream = streams.current_stream(index)
-        return ForeignStream(stream.cuda_stream, stream)
+        nonlocal latest
+        found = latest
+        if raw is None or found is None:  # the first call initializes PyTorch
+            stream = streams.current_stream(index)
+            found = latest = ForeignStream(stream.cuda_stream, stream)
+        elif (ptr := raw(index)) != found.ptr:
+            found = latest = ForeignStream(ptr)
+        return found
 
-    return ForeignOutput(wrap, own or current)
+    return current
 
 
 def _import(name: str) -> Any:

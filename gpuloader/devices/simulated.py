@@ -170,9 +170,9 @@ class SimulatedDevice:
         self._default = self.stream()
         self._current = threading.local()
 
-    def current(self) -> AbstractContextManager[object]:
+    def current(self) -> AbstractContextManager[SimulatedDevice]:
         """Return a block that changes nothing."""
-        return nullcontext()
+        return nullcontext(self)
 
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""
@@ -257,7 +257,7 @@ class SimulatedDevice:
         """Return False: there are no graphs."""
         return False
 
-    def is_capturing(self) -> bool:
+    def is_capturing(self, stream: SimulatedStream | None = None) -> bool:  # noqa: ARG002
         """Return False: there are no graphs."""
         return False
 

@@ -20,10 +20,16 @@ Conversion = Callable[[object, np.dtype[Any], Dims], Array]
 """`convert` or `convert_alike`: returns a value as an array of a dtype and shape, or raises `SampleError`."""
 
 IF_IT_VARIES = (
-    "if its length varies, name the field in ragged or pad, or choose batches of samples of equal length "
-    "(bucketing) with a batch_sampler"
+    "if its length varies, name the field in ragged or pad, such as pad={'0': 0} for field '0', or choose "
+    "batches of samples of equal length (bucketing) with a batch_sampler"
 )
 """The ways out of samples of different shapes in one batch, for error messages."""
+
+IF_A_LIST = (
+    "each entry of a list or tuple is a field; if the sample is a single sequence of varying length, return "
+    "an array, and pass pad={'0': 0} or ragged=['0']"
+)
+"""What to do about samples that are lists of different lengths, for error messages."""
 
 
 def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:

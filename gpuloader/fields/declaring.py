@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from numpy.typing import DTypeLike
 
@@ -167,19 +168,19 @@ def data(
 
 
 def resolve_feeds(feed_list: object, program: Program | None = None) -> tuple[FeedSpec, ...]:
-    """Return the feed specs of a feed list, whose entries are specs or names declared with `data`.
+    """Return the feed specs of a feed list.
 
     Parameters
     ----------
-    feed_list : list of FeedSpec or str
-        The feeds.
+    feed_list : list of FeedSpec, str or variable of Paddle
+        The feeds: declared with `data`, their names, or what ``paddle.static.data`` returned.
     program : Program or None
         Where to look names up; None means the current program.
 
     Raises
     ------
     TypeError
-        `feed_list` is not a list, or an entry is neither a spec nor a string.
+        `feed_list` is not a list, or an entry is something else.
     ValueError
         The list is empty, or a name is unknown or occurs twice.
 
@@ -204,8 +205,21 @@ def resolve_feeds(feed_list: object, program: Program | None = None) -> tuple[Fe
 def _resolve_feed(entry: object, program: Program) -> FeedSpec:
     if isinstance(entry, FeedSpec):
         return entry
-    if not isinstance(entry, str):
+    if isinstance(entry, str):
+        return program.var(entry)
+    found = _read_variable(entry) if type(entry).__module__.startswith("paddle.") else None
+    if found is None:
         raise TypeError(
-            f"feed_list must contain feed specs or names, got {type(entry).__name__}; see gpuloader.data"
+            "feed_list must contain feeds declared with gpuloader.data or paddle.static.data, or their "
+            f"names, got {type(entry).__name__}"
         )
-    return program.var(entry)
+    return FeedSpec(*found)
+
+
+def _read_variable(variable: Any) -> tuple[str, list[int], str, int] | None:
+    """Return name, shape, dtype and level of what ``paddle.static.data`` returned; None for anything else."""
+    try:
+        dtype = str(variable.dtype).rpartition(".")[2]
+        return variable.name, list(variable.shape), dtype, getattr(variable, "lod_level", None) or 0
+    except Exception:  # Paddle raises its own errors for values that no such call declared
+        return None

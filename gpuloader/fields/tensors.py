@@ -7,6 +7,7 @@ whose only field has the torch dtype's name, so that no bits are ever taken for 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -21,6 +22,11 @@ from gpuloader.fields.spec import Array
 _PREFIX = "torch."
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 """The integers of each size that hold bits; every release of torch exchanges these with NumPy."""
+_DETACHED = (
+    "a tensor that requires a gradient is delivered without it, because a loader copies the values of "
+    "samples into batches; pass tensor.detach(). Results of a collate_fn keep their gradients with "
+    "output='torch', on a CPU place and without worker processes"
+)
 
 
 def is_tensor(value: object) -> bool:
@@ -35,6 +41,15 @@ def is_tensor(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def needs_gradient(value: object) -> bool:
+    """Return whether a value is torch's tensor and requires a gradient.
+
+    >>> needs_gradient(np.zeros(2))
+    False
+    """
+    return is_tensor(value) and bool(getattr(value, "requires_grad", False))
+
+
 def can_stage(value: object) -> bool:
     """Return whether a value is anything but a tensor that is sparse, nested, quantized or on another device.
 
@@ -45,20 +60,20 @@ def can_stage(value: object) -> bool:
 
 
 def _find_obstacle(tensor: Any) -> str:
-    """Return why a tensor cannot be staged, for an error message; empty if it can."""
+    """Return why a tensor cannot be staged and what can, for an error message; empty if it can."""
     if tensor.is_nested:
-        return "a nested tensor"
+        return "a nested tensor; pass tensor.unbind()"
     if tensor.layout is not sys.modules["torch"].strided:
-        return f"a tensor of layout {tensor.layout}"
+        return f"a tensor of layout {tensor.layout}; pass tensor.to_dense()"
     if tensor.is_quantized:
-        return "a quantized tensor"
-    return "" if tensor.device.type == "cpu" else f"a tensor on {tensor.device}"
+        return "a quantized tensor; pass tensor.dequantize()"
+    return "" if tensor.device.type == "cpu" else f"a tensor on {tensor.device}; pass tensor.cpu()"
 
 
 def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
     """Return a tensor's numbers as an array, sharing its memory where possible.
 
-    The gradient is left behind, and pending conjugations and negations are carried out.
+    Pending conjugations and negations are carried out. The gradient is left behind, with a warning.
 
     Parameters
     ----------
@@ -79,14 +94,26 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
         return array
     if obstacle := _find_obstacle(tensor):
         raise SampleError(
-            f"expected a dense tensor in host memory, got {obstacle}; only a collate_fn may return one, and "
-            "it is delivered as it is"
+            f"expected a dense tensor in host memory, got {obstacle}, or return it from a collate_fn, whose "
+            "results are delivered as they are"
         )
+    if tensor.requires_grad:
+        # Python shows a warning of one text and line once per process.
+        warnings.warn(_DETACHED, UserWarning, stacklevel=2)
     plain = tensor.detach().resolve_conj().resolve_neg()
     with suppress(TypeError):  # a dtype that NumPy lacks
         array = plain.numpy()
         return array
     return _as_bits(plain) if wanted is None or torch_name(wanted) is not None else _widen(plain, wanted)
+
+
+def as_array(values: Any) -> Array:
+    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as their bits.
+
+    >>> as_array([1, 2]).shape
+    (2,)
+    """
+    return tensor_array(values) if is_tensor(values) else np.asarray(values)
 
 
 def _as_bits(tensor: Any) -> Array:

@@ -293,6 +293,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             pad=pad,
             transforms=transforms,
             on_host=delivery.on_host,
+            output=output,
         )
         self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
         chosen = sampler is not None or batch_sampler is not None

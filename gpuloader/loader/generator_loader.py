@@ -75,6 +75,7 @@ class GeneratorLoader(Driven, Measured):
         self._meter = Meter()
         self._delivery: Delivery | None = None
         self._reader: Reader | None = None
+        self._kind = ""
         self._stream: Stream | None = None
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(lambda epoch: Progress(None, epoch))
@@ -128,6 +129,7 @@ class GeneratorLoader(Driven, Measured):
             reader,
             places,
             lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
+            f"samples, in batches of {size}",
             items_a_batch=size,
         )
 
@@ -145,7 +147,9 @@ class GeneratorLoader(Driven, Measured):
         [[0, 1], [2, 3]]
         """
         feeds, meter = self._feeds, self._meter
-        return self._set(reader, places, lambda ring: SampleListStager(feeds, ring, meter))
+        return self._set(
+            reader, places, lambda ring: SampleListStager(feeds, ring, meter), "lists of samples"
+        )
 
     def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
         """Read ready batches, each a list or tuple of arrays that share their first dimension.
@@ -162,13 +166,14 @@ class GeneratorLoader(Driven, Measured):
         [0.0, 6.0]
         """
         feeds, meter = self._feeds, self._meter
-        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter))
+        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter), "batches")
 
     def _set(
         self,
         reader: Callable[[], Any],
         places: Any,
         stager: Callable[[Ring], Any],
+        kind: str,
         items_a_batch: int = 1,
     ) -> GeneratorLoader:
         source = check_reader(reader)
@@ -186,13 +191,23 @@ class GeneratorLoader(Driven, Measured):
         )
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
-        self._reader = source
+        self._reader, self._kind = source, kind
         self._stream = lambda ring, progress: stage_all(
             source, stager(ring), Reached(progress.batches, items_a_batch, progress.own)
         )
         # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
         self._idle = deque(maxlen=1)
         return self
+
+    def __repr__(self) -> str:
+        fields = (
+            "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
+        )
+        parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
+        parts.append(f"up to {self._capacity} batches ahead" if self._read_ahead else "nothing read ahead")
+        if self._delivery is not None:
+            parts.append(f"on {', '.join(device.name for device in self._delivery.devices)}")
+        return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     def _choose_places(self, places: Any) -> tuple[Place, ...]:
         if places is None:

@@ -43,6 +43,7 @@ def check_collation(
     pad: Mapping[str, float] | None,
     transforms: Sequence[Transform] = (),
     on_host: bool = True,
+    output: str | None = None,
 ) -> Collation:
     """Return how to collate samples.
 
@@ -81,7 +82,8 @@ def check_collation(
         from gpuloader.transforms.pictures import fuse  # imported late: its kernels are slow to import
 
         programmer = Programmer(fuse(transforms))
-    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host)
+    keeps_gradients = on_host and output == "torch"
+    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients)
 
 
 def check_parts(

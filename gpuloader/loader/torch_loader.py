@@ -230,4 +230,7 @@ def random_split(
         import torch
 
         generator = torch.default_generator
-    return dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
+    from gpuloader.sources.torch_datasets import Subset
+
+    parts = dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
+    return [Subset(dataset, part.indices) for part in parts]

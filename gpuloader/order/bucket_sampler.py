@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.base.checks import check_count, check_flags
 from gpuloader.base.errors import BadValue
 from gpuloader.order.batch_sampler import BatchSampler
-from gpuloader.order.computed import Computed, Indices
+from gpuloader.order.computed import Computed, Indices, as_plain
 from gpuloader.order.generators import draw_seed
 from gpuloader.order.order import InOrder, Mapped, Order, Shuffled, iterate
 from gpuloader.order.permutation import BUCKETED, derive_key, sort_hashes
@@ -178,7 +178,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
 def _as_lengths(lengths: Any) -> NDArray[Any]:
     expected = "lengths must be a list of numbers, one per sample"
     try:
-        array = np.asarray(lengths)
+        array = as_plain(lengths, np.float64)
     except ValueError as error:
         raise ValueError(f"{expected}: {error}; for a dataset, pass key=len or a function like it") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):

@@ -6,14 +6,24 @@ from collections.abc import Sized
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.base.errors import BadValue
+from gpuloader.fields.tensors import is_tensor, tensor_array
 
 Indices = NDArray[np.int64]
 
 _CHUNK = 4096
 """Entries computed at once; at about this size, the overhead of NumPy's calls equals their work."""
+
+
+def as_plain(values: Any, dtype: DTypeLike) -> NDArray[Any]:
+    """Return values as an array, without a copy where possible; a tensor in `dtype` if NumPy lacks its own.
+
+    >>> as_plain([1, 2], np.float64)
+    array([1, 2])
+    """
+    return tensor_array(values.detach(), np.dtype(dtype)) if is_tensor(values) else np.asarray(values)
 
 
 def as_indices(name: str, indices: ArrayLike) -> Indices:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import BadValue
-from gpuloader.order.computed import Computed, Indices, as_indices, check_fields, check_slice
+from gpuloader.order.computed import Computed, Indices, as_indices, as_plain, check_fields, check_slice
 from gpuloader.order.permutation import (
     DRAWN,
     PERMUTED,
@@ -210,11 +210,12 @@ def as_weights(
     """
     try:
         # NumPy 2 warns if it is asked to copy a tensor of PyTorch, so it first gets a view.
-        array = np.array(np.asarray(weights), np.float64)
+        array = np.array(as_plain(weights, np.float64), np.float64)
     except (TypeError, ValueError) as error:
         raise BadValue(f"weights must be a list of numbers, got {type(weights).__name__}: {error}") from None
     if array.ndim != 1:
-        raise BadValue(f"weights must be a list of numbers, got shape {array.shape}")
+        got = f"{type(weights).__name__} of shape {array.shape}"
+        raise BadValue(f"weights must be a list of numbers, got {got}")
     if bad := np.flatnonzero(~((array >= 0 if zero else array > 0) & (array < np.inf))).tolist():
         least = "0 or more" if zero else "above 0"
         raise BadValue(f"weights must be finite and {least}, got {array[bad[0]]} at index {bad[0]}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 from gpuloader.order.ranks import find_rank
+
+WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worker")
+"""Where PyTorch and Paddle keep the information about their worker processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ def get_worker_info() -> WorkerInfo | None:
     If the loader divides the epoch among ranks (``shard``), every dataset must yield all items in the same
     order on every rank and worker. A call in ``__iter__`` then returns worker 0 of 1, on rank 0 of 1.
 
+    In a worker process of PyTorch's or Paddle's own loader, this returns what their function returns.
+
     Examples
     --------
     >>> from gpuloader import DataLoader, IterableDataset
@@ -78,7 +84,25 @@ def get_worker_info() -> WorkerInfo | None:
     >>> sorted(int(square[0]) for square in loader)
     [0, 1, 4, 9, 16, 25]
     """
+    return _present.info or _find_foreign()
+
+
+def own_worker_info() -> WorkerInfo | None:
+    """Return information about the calling worker of a loader of this package, or None in any other thread.
+
+    >>> own_worker_info() is None
+    True
+    """
     return _present.info
+
+
+def _find_foreign() -> WorkerInfo | None:
+    """Return information about this worker process of PyTorch's or Paddle's loader, or None."""
+    for name in WORKER_MODULES:
+        found: Any = getattr(sys.modules.get(name), "_worker_info", None)
+        if found is not None:
+            return WorkerInfo(found.id, found.num_workers, found.seed, found.dataset)
+    return None
 
 
 def find_share(*, of_ranks: bool = True) -> tuple[int, int]:

@@ -134,6 +134,8 @@ def _is_captured(pipeline: Pipeline) -> bool:
 
 
 def _finish(remains: Remains) -> None:
+    if remains.road.process != os.getpid():
+        return  # its copies run in the parent
     remains.pipeline.finish()
     if remains.is_whole and remains.road.ring.rearm():
         remains.idle.append(remains.road)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from time import perf_counter_ns
 
-from gpuloader.devices.base import Device, Event, Stream
+from gpuloader.devices.base import Device, DeviceCalls, Event, Stream
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import COPIES, is_tracing, mark
 
@@ -38,7 +38,7 @@ class CopyTimer:
         self._spare: list[Event] = []
         self._under_way: deque[tuple[Event, Event, int, bool]] = deque()
 
-    def begin(self) -> Event:
+    def begin(self, device: DeviceCalls) -> Event:
         """Record the start of the next copy; return None if this copy is not timed."""
         tracing = is_tracing()
         self._issued += 1
@@ -49,28 +49,28 @@ class CopyTimer:
         elif self._anchor is None:
             self._set_anchor()
         begun = self._event()
-        self._device.record(begun, self._stream)
+        device.record(begun, self._stream)
         return begun
 
-    def end(self, begun: Event) -> None:
+    def end(self, device: DeviceCalls, begun: Event) -> None:
         """Record the end of the copy whose start `begin` returned."""
         if begun is None:
             return
         done = self._event()
-        self._device.record(done, self._stream)
+        device.record(done, self._stream)
         traced = self._anchor is not None
         self._under_way.append((begun, done, 1 if traced else EVERY, traced))
 
-    def collect(self) -> None:
+    def collect(self, device: DeviceCalls) -> None:
         """Count every timed copy that has finished."""
         under_way = self._under_way
-        while under_way and self._device.query(under_way[0][1]):
+        while under_way and device.query(under_way[0][1]):
             begun, done, weight, traced = under_way.popleft()
-            seconds = self._device.elapsed(begun, done)
+            seconds = device.elapsed(begun, done)
             self._meter.copy += int(seconds * 1e9) * weight
             if traced and self._anchor is not None:
                 event, time = self._anchor
-                start = time + int(self._device.elapsed(event, begun) * 1e9)
+                start = time + int(device.elapsed(event, begun) * 1e9)
                 mark("copy", start, start + int(seconds * 1e9), self._row)
             self._spare += begun, done
 

@@ -75,7 +75,7 @@ class Delivery:
     def refuse_capture(self) -> None:
         """Raise `LoaderError` if the calling thread captures a graph, before anything else is called."""
         for device, output in zip(self.devices, self.outputs, strict=True):
-            if (error := find_capture(device, output)) is not None:
+            if (error := find_capture(device, output.stream())) is not None:
                 raise error
 
     @property

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from gpuloader.base.errors import StagingMemoryError
-from gpuloader.devices.base import Device, DeviceMemory, Event, Stream
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import GROWTH
 
@@ -48,22 +48,23 @@ class DeviceSlot:
                 self._released.append(self.device.event())
             self.streams.append(kept)
 
-    def is_captured(self) -> bool:
-        """Return whether one of its streams is being captured; then nothing may be recorded on it."""
-        return any(self.device.captures(stream) for stream in self.streams)
+    def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
+        """Return whether one of its streams, other than `known`, is being captured."""
+        return any(stream != known and device.captures(stream) for stream in self.streams)
 
-    def release(self) -> None:
+    def release(self, device: DeviceCalls) -> None:
         """Mark the end of the user's work on every stream; if this raises, it may be called again."""
         for event, stream in zip(self._released, self.streams):  # noqa: B905 - an earlier user had more streams
-            self.device.record(event, stream)
+            device.record(event, stream)
         self._waiting = len(self.streams)
         self.streams = []
 
-    def await_release(self, stream: Stream) -> None:
+    def await_release(self, device: DeviceCalls, stream: Stream) -> None:
         """Make later work on `stream` wait for the last user's."""
-        for event in self._released[: self._waiting]:
-            self.device.wait(stream, event)
-        self._waiting = 0
+        if self._waiting:
+            for event in self._released[: self._waiting]:
+                device.wait(stream, event)
+            self._waiting = 0
 
 
 _all: weakref.WeakSet[DeviceSlot] = weakref.WeakSet()
@@ -137,8 +138,8 @@ class DeviceSlots:
             return self._device.alloc(nbytes)
 
     def lend(self, slot: DeviceSlot, stream: Stream) -> Lease:
-        """Return a lease of the slot to a user who computes on `stream`."""
-        slot.streams = [self._device.keep(stream)]
+        """Return a lease of the slot to a user who computes on `stream`, which the device keeps."""
+        slot.streams = [stream]
         return Lease(slot, self.freed)
 
     def give_back(self, slot: DeviceSlot) -> None:
@@ -146,14 +147,17 @@ class DeviceSlots:
         self._out -= 1
         self.free.append(slot)
 
-    def drain(self) -> None:
-        """Take back the slots whose lease has ended; those used on a stream that is captured come later."""
+    def drain(self, device: DeviceCalls, stream: Stream) -> None:
+        """Take back the slots whose lease has ended; those used on a stream that is captured come later.
+
+        `stream` is known not to be captured.
+        """
         for _ in range(len(self.freed)):
             slot = self.freed[0]
-            if slot.is_captured():
+            if slot.is_captured(device, stream):
                 self.freed.rotate(-1)
                 continue
-            slot.release()  # if this raises, the slot stays for the next try
+            slot.release(device)  # if this raises, the slot stays for the next try
             self.freed.popleft()
             self.give_back(slot)
 

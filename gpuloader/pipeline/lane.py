@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.devices.base import Device, DeviceMemory, Event
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.interop import NativeOutput, Output, find_capture
 from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
@@ -104,12 +104,19 @@ class Lane:
         # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
         self._copying: deque[tuple[Event, Landing]] = deque()
         self._spare: list[Event] = []
+        self._stream: Stream = None
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
 
     def find_capture(self) -> LoaderError | None:
-        """Return the error for a batch that is requested while this thread captures a graph, or None."""
-        return find_capture(self.device, self._output)
+        """Return the error for a batch that is requested while this thread captures a graph, or None.
+
+        The consumer's stream that it asks about is the one of the next `drain` and `deliver`.
+        """
+        if self.device.direct:
+            return None
+        self._stream = self._output.stream()
+        return find_capture(self.device, self._stream)
 
     def compute(self, program: Program, memory: DeviceMemory) -> None:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
@@ -122,37 +129,47 @@ class Lane:
         """
         if self.device.direct:
             return Landing(staged, None, mask)
-        slot: DeviceSlot | None = None
         try:
             program = self._program(staged)
             nbytes = staged.layout.nbytes if program is None else program.room.nbytes
             mask_at = align(nbytes)
             slot = self._slots.take(nbytes if mask is None else mask_at + mask.bytes.size)
-            slot.await_release(self._copy_stream)
-            begun = self._timer.begin()
-            if mask is not None:
-                self.device.copy_async(slot.memory, mask, mask.bytes.size, self._copy_stream, mask_at)
-            self.device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, self._copy_stream)
-        except BaseException:  # whichever call failed, no copy reads from the slot
+        except BaseException:
             self._ring.release(staged.slot)
-            if slot is not None:
-                self._slots.give_back(slot)
             raise
         landing = Landing(staged, slot, mask, mask_at)
-        copied = landing.ready = self._spare.pop() if self._spare else self.device.event()
-        self.device.record(copied, self._copy_stream)
-        self._copying.append((copied, landing))
-        self._timer.end(begun)
-        if program is not None:
-            try:
-                self.device.run(program, slot.memory, self._copy_stream)
-                self.device.record(slot.ready, self._copy_stream)
-            except BaseException:
-                self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
-                raise
-            landing.ready = slot.ready
-            staged.layout, staged.levels = program.delivered, program.levels
+        with self.device.current() as device:
+            self._copy(device, landing, slot)
+            if program is not None:
+                self._run(device, landing, slot, program)
         return landing
+
+    def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot) -> None:
+        staged, mask, stream = landing.staged, landing.mask, self._copy_stream
+        try:
+            slot.await_release(device, stream)
+            begun = self._timer.begin(device)
+            if mask is not None:
+                device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
+            device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, stream)
+        except BaseException:  # whichever call failed, no copy reads from the host slot
+            self._ring.release(staged.slot)
+            self._slots.give_back(slot)
+            raise
+        copied = landing.ready = self._spare.pop() if self._spare else device.event()
+        device.record(copied, stream)
+        self._copying.append((copied, landing))
+        self._timer.end(device, begun)
+
+    def _run(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
+        try:
+            device.run(program, slot.memory, self._copy_stream)
+            device.record(slot.ready, self._copy_stream)
+        except BaseException:
+            self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
+            raise
+        landing.ready = slot.ready
+        landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
     def _program(self, staged: StagedBatch) -> Program | None:
         if self.programmer is None or staged.structure is None:
@@ -168,15 +185,17 @@ class Lane:
         staged, slot = landing.staged, landing.slot
         if slot is None:
             return self.lease(staged, landing.mask)
-        try:
-            stream = self._output.stream()
-            if landing.ready is not None:
-                self.device.wait(stream, landing.ready)
-        except BaseException:
-            self._slots.give_back(slot)
-            raise
-        with self.device.current():
-            arrays = self.device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
+        with self.device.current() as device:
+            try:
+                stream = self._output.stream() if self._stream is None else self._stream
+                self._stream = None
+                if landing.ready is not None:
+                    device.wait(stream, landing.ready)
+                stream = device.keep(stream)
+            except BaseException:
+                self._slots.give_back(slot)
+                raise
+            arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
             return self._output.convert(arrays, landing.ready)
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
@@ -196,10 +215,11 @@ class Lane:
 
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
-        self._slots.drain()
-        while self._copying and self.device.query(self._copying[0][0]):
-            self._end_oldest_copy()
-        self._timer.collect()
+        with self.device.current() as device:
+            self._slots.drain(device, self._stream)
+            while self._copying and device.query(self._copying[0][0]):
+                self._end_oldest_copy()
+            self._timer.collect(device)
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
@@ -258,9 +278,9 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         write(view)
     if device.direct:
         return lease_views(slot, layout, deque())
-    if (error := find_capture(device, NativeOutput(device))) is not None:
-        raise error
     stream, done = device.consumer_stream(), device.event()
+    if (error := find_capture(device, stream)) is not None:
+        raise error
     memory = device.alloc(layout.nbytes)
     device.copy_async(memory, slot, layout.nbytes, stream)
     device.record(done, stream)

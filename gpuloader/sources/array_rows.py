@@ -78,6 +78,24 @@ def own_method(dataset: object, name: str) -> Any:
     for kind in type(dataset).__mro__:
         if name in vars(kind):
             return getattr(dataset, name, None)
-        if any(other in vars(kind) for other in ("__getitem__", "__getitems__", "__len__")):
+        if _reads(kind):
             return None
     return None
+
+
+def reads_like(dataset: object, *bases: type) -> bool:
+    """Return whether a dataset is one of these classes, or derived from one without another way of reading.
+
+    >>> reads_like([1, 2], list), reads_like([1, 2], tuple)
+    (True, False)
+    """
+    for kind in type(dataset).__mro__:
+        if kind in bases:
+            return True
+        if _reads(kind):
+            return False
+    return False
+
+
+def _reads(kind: type) -> bool:
+    return any(name in vars(kind) for name in ("__getitem__", "__getitems__", "__len__"))

@@ -8,7 +8,7 @@ these indices, or raises `IndexError`. The loader then copies from the columns s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.tensors import tensor_over, torch_name
 
 Rows = slice | NDArray[np.int64]
 """Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""
@@ -129,6 +130,8 @@ class Block:
     >>> block = Block([Part(columns, slice(3, 4)), Part(columns, np.array([1, 0]))])
     >>> [(sample["image"].tolist(), int(sample["label"])) for sample in block]
     [([6, 7], 3), ([2, 3], 1), ([0, 1], 0)]
+    >>> block.columns()["label"]
+    array([3, 1, 0])
     """
 
     __slots__ = ("parts",)
@@ -146,8 +149,7 @@ class Block:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for part in self.parts:
-            rows = part.rows
-            for row in range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist():
+            for row in each_row(part.rows):
                 sample = {name: _value(column, row) for name, column in part.columns.items()}
                 for name, dtype in part.dtypes.items():
                     sample[name] = np.asarray(sample[name], dtype)[()]
@@ -162,13 +164,58 @@ class Block:
             found += [(piece, rows, part.dtypes.get(name)) for piece, rows in cuts]
         return found
 
+    def columns(self) -> dict[str, Any]:
+        """Return the values of all samples by column: an array, a `Ragged` or a list for each."""
+        return {name: _join(self.pieces(name)) for name in self.names}
+
+
+def each_row(rows: Rows) -> Iterable[int]:
+    """Return the numbers of selected rows, one by one.
+
+    >>> list(each_row(slice(1, 3))), list(each_row(np.array([2, 0])))
+    ([1, 2], [2, 0])
+    """
+    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+
+
+def _join(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
+    """Return the selected rows of the pieces of a column together."""
+    kind = pieces[0][0]
+    kind = kind.piece(0) if isinstance(kind, Chunked) else kind
+    if isinstance(kind, np.ndarray):
+        parts = [_take(column, rows, kind) for column, rows, _ in pieces]
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        dtype = pieces[0][2]
+        return _as_seen(joined if dtype is None else joined.astype(dtype, copy=False))
+    if isinstance(kind, Ragged):
+        listed = [part for column, rows, _ in pieces for part in row_parts(column, rows)]
+        dtype = pieces[0][2] or kind.dtype
+        return Ragged.from_samples(listed, dtype, kind.values.shape[1:])
+    return [value for column, rows, _ in pieces for value in take_values(column, rows)]
+
+
+def _take(column: NDArray[Any] | Chunked, rows: Rows, like: NDArray[Any]) -> NDArray[Any]:
+    """Return rows of a column of arrays; `like` is one of its pieces."""
+    if not isinstance(column, Chunked):
+        return column[rows]
+    assert not isinstance(rows, slice)
+    taken = np.empty((len(rows), *like.shape[1:]), like.dtype)
+    for position, (piece, row) in enumerate(column.find(rows)):
+        taken[position] = piece[row]
+    return taken
+
+
+def _as_seen(values: NDArray[Any]) -> Any:
+    """Return values as the user sees them: bits of a dtype that only torch has as a tensor."""
+    return values if torch_name(values.dtype) is None else tensor_over(values)
+
 
 def _value(column: Column, row: int) -> Any:
     if isinstance(column, Chunked):
         [(piece, within)] = column.find(np.array([row]))
         return _value(piece, within)
     if isinstance(column, np.ndarray):
-        return column[row]
+        return column[row] if column.dtype.names is None else _as_seen(column[row : row + 1])[0]
     if isinstance(column, Ragged):
         (splits,) = column.row_splits
         return column.values[splits[row] : splits[row + 1]]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpuloader.base.errors import BadValue
+from gpuloader.sources.block import each_row
 from gpuloader.sources.dataset_base import (
     ChainDataset,
     ConcatDataset,
@@ -21,12 +22,13 @@ from gpuloader.sources.dataset_base import (
     Readable,
     S,
     check_all,
-    check_index,
     pass_on,
     read_many,
 )
 from gpuloader.sources.dataset_subset import Subset, random_split
 from gpuloader.sources.dataset_tensors import TensorDataset
+from gpuloader.sources.indexing import check_index, locate
+from gpuloader.sources.joining import join_samples
 
 __all__ = [
     "ChainDataset",
@@ -45,6 +47,9 @@ __all__ = [
 
 class ComposeDataset(Dataset[tuple[Any, ...]]):
     """Datasets side by side: a sample is a flat tuple of the fields of one sample from each dataset.
+
+    A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
+    joined field by field.
 
     Parameters
     ----------
@@ -74,9 +79,12 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
                     f"and dataset {position} has {length}"
                 )
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        position = check_index(self, index)
-        return _flatten(dataset[position] for dataset in self.datasets)
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return _flatten(dataset[rows] for dataset in self.datasets)
+        joined: tuple[Any, ...] = join_samples(self._read(list(each_row(rows))))
+        return joined
 
     def __len__(self) -> int:
         return len(self.datasets[0])

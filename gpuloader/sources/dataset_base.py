@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, ClassVar, Generic, Protocol, SupportsIndex, TypeVar, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from gpuloader.base.errors import (
-    BadIndex,
     BadType,
     BadTypeOrValue,
     BadValue,
@@ -21,9 +16,13 @@ from gpuloader.base.errors import (
     describe_error,
 )
 from gpuloader.base.once import refuse_read
+from gpuloader.order.agreement import find_classes
+from gpuloader.sources.block import each_row
 from gpuloader.sources.frameworks import is_iterable_only
+from gpuloader.sources.indexing import check_index, locate
+from gpuloader.sources.joining import join_samples
 from gpuloader.sources.own_order import refuse_mix
-from gpuloader.sources.recognizing import is_frame
+from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, values_by_position
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]
@@ -119,6 +118,9 @@ class IterableDataset(Dataset[S]):
 class ConcatDataset(Dataset[S]):
     """Map-style datasets one after another.
 
+    A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
+    joined field by field.
+
     Parameters
     ----------
     datasets : sequence of map-style datasets
@@ -141,8 +143,8 @@ class ConcatDataset(Dataset[S]):
     Examples
     --------
     >>> both = ConcatDataset(["ab", "cde"])
-    >>> both[2], both[-1], len(both)
-    ('c', 'e', 5)
+    >>> both[2], both[-1], both[1:4], len(both)
+    ('c', 'e', ['b', 'c', 'd'], 5)
     """
 
     _instead_of_a_mix: ClassVar[str] = "concatenate its datasets first, then mix those"
@@ -151,9 +153,13 @@ class ConcatDataset(Dataset[S]):
         self.datasets: list[MapStyle[S]] = check_all(self, datasets, self._instead_of_a_mix)
         self.cumulative_sizes = self.cumsum(self.datasets)
 
-    def __getitem__(self, index: int) -> S:
-        which, position = self._find(index)
-        return self.datasets[which][position]
+    def __getitem__(self, index: Any) -> S:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            which, position = self._find(rows)
+            return self.datasets[which][position]
+        joined: S = join_samples(self._read(list(each_row(rows))))
+        return joined
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
@@ -261,62 +267,34 @@ def count_items(dataset: object) -> int:
         raise BadTypeOrValue(f"{problem} {describe_error(error)}") from error
 
 
-def check_index(dataset: Sized, index: SupportsIndex) -> int:
-    """Return `index` counted from the front, or raise `IndexError` if it is out of range.
-
-    >>> check_index("abc", -1)
-    2
-    """
-    position, length = operator.index(index), len(dataset)
-    if not -length <= position < length:
-        kind = BadIndex if position < 0 else IndexError
-        raise kind(f"{type(dataset).__name__} of {length} samples has no sample {position}")
-    return position + length if position < 0 else position
-
-
-def select_many(index: object) -> slice | NDArray[Any] | None:
-    """Return what selects several rows of an array, or None if `index` stands for a single sample.
+def check_map_style(name: str, dataset: object, *, by_key: bool = False) -> MapStyle[Any]:
+    """Return `dataset` if it is map-style, else raise `TypeError`.
 
     Parameters
     ----------
-    index : object
-        The index that a dataset was asked for. A slice is returned as it is. A list, range, NumPy array or
-        tensor, of integers or of booleans, becomes a NumPy array. A number, of any type, is a single sample.
-
-    Raises
-    ------
-    TypeError
-        It holds neither integers nor booleans.
-
-    >>> select_many([2, 0]), select_many(slice(1, 3)), select_many(4)
-    (array([2, 0]), slice(1, 3, None), None)
-    """
-    if isinstance(index, slice):
-        return index
-    if not (isinstance(index, list | range) or getattr(index, "ndim", None)):
-        return None
-    found = np.asarray(index)
-    if not found.size:
-        return found.astype(np.int64)
-    if found.dtype.kind not in "iub":
-        raise TypeError(f"indices must be integers or booleans, got {type(index).__name__} of {found.dtype}")
-    return found
-
-
-def check_map_style(name: str, dataset: object) -> MapStyle[Any]:
-    """Return `dataset` if it is map-style, else raise `TypeError`.
+    name : str
+        What to call the dataset in an error.
+    dataset : object
+        The dataset. A series of pandas is returned as its values, which are read by position, not by label.
+    by_key : bool
+        Whether the samples are read by key or label. If not, a dict whose keys are text is refused.
 
     >>> check_map_style("dataset", "abc")
     'abc'
     """
+    kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
-        raise BadType(f"{name} must be map-style, got the IterableDataset {type(dataset).__name__}")
+        raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
     if is_frame(dataset):
-        kind = type(dataset).__name__
         raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
+    if not by_key and is_dict_of_columns(dataset):
+        raise TypeError(
+            f"{name} must have samples at the indices 0, 1, 2, …, got a {kind} whose keys are text; if its "
+            "values are columns, pass TableDataset(columns); if they are samples, pass list(samples.values())"
+        )
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
-        raise BadType(f"{name} must have __getitem__ and __len__, got {type(dataset).__name__}")
-    return cast("MapStyle[Any]", dataset)
+        raise BadType(f"{name} must have __getitem__ and __len__, got {kind}")
+    return cast("MapStyle[Any]", dataset if by_key else values_by_position(dataset))
 
 
 def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
@@ -349,19 +327,32 @@ def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> M
     return read
 
 
+def _check_list(datasets: object) -> None:
+    """Raise `TypeError` if iterating yields keys, letters or samples instead of datasets."""
+    expected = "datasets must be a list of datasets"
+    if isinstance(datasets, Mapping):
+        raise BadType(f"{expected}, got a {type(datasets).__name__}; pass its values")
+    if isinstance(datasets, str | bytes):
+        raise BadType(f"{expected}, got the text {datasets!r}")
+    if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
+        raise BadType(f"{expected}, got the dataset {type(datasets).__name__}; pass a list of it and others")
+
+
 def check_all(outer: object, datasets: Iterable[object], instead_of_a_mix: str) -> list[MapStyle[Any]]:
     """Return the datasets that `outer` is composed of as a list.
 
     Raises
     ------
     TypeError
-        One is not map-style, or is a `MixDataset`, whose weights `outer` would not keep.
+        They are not in a list, or one is not map-style, or is a `MixDataset`, whose weights `outer` would
+        not keep.
     ValueError
         There are none.
 
     >>> check_all(None, ["ab", [1, 2, 3]], "")
     ['ab', [1, 2, 3]]
     """
+    _check_list(datasets)
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
         raise BadValue("datasets must hold at least one dataset, got none")

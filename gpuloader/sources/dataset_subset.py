@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,17 @@ from gpuloader.order.generators import GeneratorLike, is_torch_generator
 from gpuloader.order.interleave import interleave
 from gpuloader.order.order import Shuffled
 from gpuloader.sources.array_rows import ArrayRows, array_source, own_method
-from gpuloader.sources.block import Block
+from gpuloader.sources.block import Block, each_row
 from gpuloader.sources.dataset_base import (
     Dataset,
     Many,
     MapStyle,
     S,
-    check_index,
     check_map_style,
     pass_on,
     read_many,
-    select_many,
 )
+from gpuloader.sources.indexing import check_index, check_rows, locate
 from gpuloader.sources.own_order import refuse_mix
 
 
@@ -58,7 +57,7 @@ class Subset(Dataset[S]):
     Notes
     -----
     As in PyTorch, a slice, or a list, NumPy array or tensor of positions, asks the dataset for a list of
-    indices at once, which a `TensorDataset` understands.
+    indices at once, which all datasets of this package understand.
 
     Examples
     --------
@@ -72,28 +71,24 @@ class Subset(Dataset[S]):
     _by_key = False
 
     def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
-        self.dataset: MapStyle[S] = check_map_style("dataset", dataset)
         refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
-        count = len(dataset)
+        count = len(check_map_style("dataset", dataset, by_key=True))
         listed: Any = range(*indices.indices(count)) if isinstance(indices, slice) else indices
-        self._by_key = hasattr(dataset, "keys") or _are_keys(listed)
+        by_key = _are_keys(listed)
+        is_empty = isinstance(listed, Sized) and not len(listed)
+        self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=by_key or is_empty)
+        self._by_key = by_key or hasattr(self.dataset, "keys")
         if self._by_key:
             self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
             return
         self.indices = listed
-        rows = as_indices("indices", listed)
-        outside = np.flatnonzero((rows < -count) | (rows >= count))
-        if outside.size:
-            raise IndexError(
-                f"{type(dataset).__name__} of {count} samples has no sample {rows[outside[0]]}, "
-                f"listed at position {outside[0]} of the indices"
-            )
+        check_rows(dataset, as_indices("indices", listed), count)
 
     def __getitem__(self, index: Any) -> S:
-        many = select_many(index)
-        if many is None:
-            return self.dataset[self._at(check_index(self, index))]
-        return self.dataset[[self._at(position) for position in np.arange(len(self))[many].tolist()]]
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return self.dataset[self._at(rows)]
+        return self.dataset[[self._at(row) for row in each_row(rows)]]
 
     def _at(self, position: int) -> Any:
         """Return the index or key at a position; an index is a Python integer, which every dataset takes."""
@@ -123,8 +118,7 @@ class Subset(Dataset[S]):
         source = None if self._by_key else array_source(self.dataset)
         if source is None:
             return None
-        indices = as_indices("indices", self.indices)
-        rows = np.where(indices < 0, indices + len(self.dataset), indices)
+        rows = check_rows(self.dataset, as_indices("indices", self.indices), len(self.dataset))
         return source._replace(rows=rows if source.rows is None else source.rows[rows])
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import is_tensor, tensor_array, tensor_over
+from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.dataset_base import Dataset, check_index, select_many
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import locate
 
 
 class TensorDataset(Dataset[tuple[Any, ...]]):
@@ -41,10 +41,11 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Notes
     -----
     As in PyTorch, a slice, or a list, NumPy array or tensor of indices or booleans, selects several rows at
-    once. The rows of tensors are tensors.
+    once. All datasets of this package take these. The rows of tensors are tensors.
 
     Examples
     --------
+    >>> import numpy as np
     >>> dataset = TensorDataset(np.zeros((2, 3)), [[7], [8]])
     >>> dataset[1]
     (array([0., 0., 0.]), array([8]))
@@ -83,8 +84,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         return tuple([as_array(tensor) for tensor in self.tensors])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        many = select_many(index)
-        rows = check_index(self, index) if many is None else many
+        rows = locate(self, index)
         return tuple([tensor[rows] for tensor in self.tensors])
 
     def __len__(self) -> int:
@@ -106,18 +106,11 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
             self.tensors = tuple(tensor_over(array) if was_tensor else array for array, was_tensor in pairs)
 
 
-def as_array(values: Any) -> NDArray[Any]:
-    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as their bits.
-
-    >>> as_array([1, 2]).shape
-    (2,)
-    """
-    return tensor_array(values) if is_tensor(values) else np.asarray(values)
-
-
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
+    held: Any = values
     try:
-        array = as_array(values)
+        # Its rows keep the gradient, so there is nothing to warn of yet.
+        array = as_array(held.detach() if needs_gradient(held) else held)
     except (TypeError, ValueError, RuntimeError) as error:  # SampleError: a tensor that is not dense
         raise TypeError(
             f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"

@@ -9,11 +9,10 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType
 from typing import Any
 
-from gpuloader.order.worker_info import WorkerInfo, get_worker_info
+from gpuloader.order.worker_info import WORKER_MODULES, WorkerInfo, own_worker_info
 from gpuloader.sources.recognizing import is_instance
 
 _DATA_MODULES = ("torch.utils.data", "paddle.io")
-_WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worker")
 _COLLATING = "torch.utils.data._utils.collate"
 
 _lock = threading.Lock()
@@ -36,7 +35,7 @@ def tell_worker(info: WorkerInfo) -> None:
     Otherwise a dataset that divides its files by it would yield all of them in every worker. Not for worker
     threads, because both frameworks keep this information per process: see `answering_threads`.
     """
-    for name in _WORKER_MODULES:
+    for name in WORKER_MODULES:
         module: Any = sys.modules.get(name)
         # Neither attribute is public, so a release that moved them is no reason to fail.
         with suppress(AttributeError, TypeError):
@@ -58,7 +57,7 @@ def answering_threads() -> Iterator[None]:
     global _answered
     with _lock:
         _answered += 1
-        for name in _WORKER_MODULES:
+        for name in WORKER_MODULES:
             _replace(sys.modules.get(name))
     try:
         yield
@@ -87,7 +86,7 @@ def _ask() -> Any:
 
 def _make_finder(module: Any) -> Callable[[], Any]:
     def find() -> Any:
-        info = get_worker_info()
+        info = own_worker_info()
         # In a worker, PyTorch's collate function puts each batch into shared memory, for a process to send.
         if info is None or sys._getframe(2).f_globals.get("__name__") == _COLLATING:
             return module._worker_info
@@ -102,5 +101,5 @@ def has_told_torch() -> bool:
     >>> has_told_torch()
     False
     """
-    ask = getattr(sys.modules.get(_WORKER_MODULES[0]), "get_worker_info", None)
+    ask = getattr(sys.modules.get(WORKER_MODULES[0]), "get_worker_info", None)
     return ask is not None and ask() is not None

@@ -14,6 +14,8 @@ from gpuloader.order.sampler import Sampler
 from gpuloader.sources.dataset import ConcatDataset
 from gpuloader.sources.dataset_base import MapStyle, S
 
+_SHOWN = 8  # weights in a description
+
 
 class MixDataset(ConcatDataset[S]):
     """Several map-style datasets, mixed in proportion to their weights.
@@ -77,6 +79,15 @@ class MixDataset(ConcatDataset[S]):
                 f"dataset {int(np.flatnonzero(sizes == 0)[0])} is empty; leave it out of the mix"
             )
         self.default_sampler(shuffle=False)  # raises if the epoch would be too long
+
+    def __repr__(self) -> str:
+        weights = ", ".join(f"{weight:g}" for weight in self.weights[:_SHOWN])
+        more = ", …" if len(self.weights) > _SHOWN else ""
+        epoch = len(self.default_sampler(shuffle=False))
+        return (
+            f"<{type(self).__name__}: {len(self):,} samples of {len(self.datasets)} datasets with the "
+            f"weights {weights}{more}; {epoch:,} per epoch, at_end={self.at_end!r}>"
+        )
 
     def default_sampler(self, shuffle: bool) -> Sampler[int]:
         """Return the sampler with which loaders read the mix, unless they are given another.

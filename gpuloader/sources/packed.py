@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
 from gpuloader.base.platforms import open_memory_file, reserve, seal
+from gpuloader.sources.block import each_row
+from gpuloader.sources.indexing import locate
 
 _CHUNK = 1 << 16  # items that are pickled at a time
 _ALIGNMENT = 8
@@ -28,7 +30,8 @@ class PackedList(Sequence[Any]):
 
     A list of millions of strings or tuples costs each worker a copy of it: a forked worker copies the pages
     in which it counts references, and any other worker unpickles the items. A packed list unpickles an item
-    when it is asked for, which takes about 1 µs, and touches nothing else.
+    when it is asked for, which takes about 1 µs, and touches nothing else. A slice, or a list, array or
+    tensor of indices or booleans, returns a list of items.
 
     Parameters
     ----------
@@ -90,14 +93,12 @@ class PackedList(Sequence[Any]):
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        count = len(self._ends)
-        if not -count <= index < count:
-            raise IndexError(f"index {index} is out of range: the list has {count} items")
-        index %= count
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        found = locate(self, index)
+        return self._item(found) if isinstance(found, int) else list(map(self._item, each_row(found)))
+
+    def _item(self, index: int) -> Any:
         return pickle.loads(self._data[self._ends.item(index - 1) if index else 0 :])
 
     def __repr__(self) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpuloader.order.agreement import find_classes
+from gpuloader.sources.array_rows import reads_like
 from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
-from gpuloader.sources.mix import MixDataset
 from gpuloader.sources.own_order import refuse_mix
 
 
@@ -35,12 +35,12 @@ def refuse_hidden_mix(dataset: object) -> None:
 def chained(dataset: object) -> Sequence[Any]:
     """Return the datasets that a dataset reads one after another; none if it is not such a dataset.
 
-    A class derived from one of those that are known may read in another way, so it counts as another class.
+    A class derived from one of those that are known counts as another class if it reads in another way.
 
     >>> chained(ConcatDataset(["ab", "cd"])), chained("ab")
     (['ab', 'cd'], ())
     """
-    if type(dataset) in (ConcatDataset, MixDataset, *find_classes("ConcatDataset")):
+    if reads_like(dataset, ConcatDataset, *find_classes("ConcatDataset")):
         found: Sequence[Any] = getattr(dataset, "datasets", ())
         return found
     return ()
@@ -72,7 +72,7 @@ def _find(dataset: Any, index: object) -> tuple[list[int], Any] | None:
     """Return the numbers of the datasets on the way to a sample, and the last of them."""
     numbers: list[int] = []
     while isinstance(index, int | np.integer):
-        if type(dataset) in (Subset, *find_classes("Subset")):
+        if reads_like(dataset, Subset, *find_classes("Subset")):
             dataset, index = dataset.dataset, dataset.indices[index]
             continue
         parts = chained(dataset)

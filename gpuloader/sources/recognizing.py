@@ -34,6 +34,15 @@ def is_frame(value: object) -> bool:
     return any(is_instance(value, module, *names) for module, names in _FRAMES.items())
 
 
+def values_by_position(value: Any) -> Any:
+    """Return the values of a series of pandas, which are read by position and not by label; others unchanged.
+
+    >>> values_by_position([1, 2])
+    [1, 2]
+    """
+    return value.array if is_instance(value, "pandas", "Series") else value
+
+
 def is_dict_of_columns(value: object) -> bool:
     """Return whether a value is a dict whose keys are all text, as that of a table's columns.
 

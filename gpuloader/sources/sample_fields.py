@@ -12,12 +12,11 @@ from gpuloader.base.errors import SampleError
 from gpuloader.fields.casting import find_kind
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
-from gpuloader.fields.tensors import can_stage, describe_dtype, is_tensor
+from gpuloader.fields.tensors import as_array, can_stage, describe_dtype, is_tensor
 from gpuloader.order.agreement import find_classes
-from gpuloader.sources.array_rows import array_source, own_method
+from gpuloader.sources.array_rows import array_source, own_method, reads_like
 from gpuloader.sources.block import Chunked, Column
 from gpuloader.sources.dataset import Subset
-from gpuloader.sources.dataset_tensors import as_array
 from gpuloader.sources.parts import chained
 
 Field = tuple[np.dtype[Any] | None, tuple[int, ...] | None]
@@ -117,6 +116,20 @@ def _name(dtype: np.dtype[Any] | None) -> str:
     return "Python objects" if dtype is None else describe_dtype(dtype)
 
 
+def describe_field(field: Field) -> str:
+    """Return the dtype of a field, and its shape if it is not a number.
+
+    >>> describe_field((np.dtype("float32"), ())), describe_field((np.dtype("int64"), (2,)))
+    ('float32', 'int64 of shape (2,)')
+    >>> describe_field((np.dtype("int64"), None)), describe_field((None, None))
+    ('int64 of varying shape', 'Python objects')
+    """
+    dtype, shape = field
+    if dtype is None or shape == ():
+        return _name(dtype)
+    return f"{_name(dtype)} of {'varying shape' if shape is None else f'shape {shape}'}"
+
+
 def _describe(fields: SampleFields) -> str:
     if fields.kind == "value":
         return "single values"
@@ -137,10 +150,9 @@ def find_fields(dataset: Any) -> SampleFields | None:
     tell: Callable[[], SampleFields] | None = own_method(dataset, "_sample_fields")
     if tell is not None:
         return tell()
-    kinds = (Subset, *find_classes("Subset"))
-    if type(dataset) in kinds:
+    if reads_like(dataset, Subset, *find_classes("Subset")):
         return None if chained(dataset.dataset) else find_fields(dataset.dataset)
-    if type(dataset) in find_classes("TensorDataset"):
+    if reads_like(dataset, *find_classes("TensorDataset")):
         kind, tensors = "tuple", dataset.tensors
     elif isinstance(dataset, np.ndarray) or is_tensor(dataset):
         kind, tensors = "value", (dataset,)

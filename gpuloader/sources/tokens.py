@@ -12,14 +12,16 @@ from gpuloader.base.checks import check_count
 from gpuloader.fields.spec import is_stageable
 from gpuloader.order.computed import Indices, as_indices
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.dataset_base import Dataset, check_index
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import locate
 
 
 class TokenWindows(Dataset[NDArray[Any]]):
     """Windows of equal length over an array of tokens; a sample is one window.
 
     The loader copies the windows of a batch straight into its slot and runs no Python code per window. The
-    array may be a memory-mapped file larger than the memory.
+    array may be a memory-mapped file larger than the memory. A slice, or a list, array or tensor of indices
+    or booleans, selects several windows at once, as one array.
 
     Parameters
     ----------
@@ -73,6 +75,7 @@ class TokenWindows(Dataset[NDArray[Any]]):
             )
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)
+        self._within = documents is not None
         bounds = _as_bounds(documents, len(self.tokens))
         sizes = np.diff(bounds)
         counts = np.maximum((sizes - self.length) // self.stride + 1, 0)
@@ -81,12 +84,24 @@ class TokenWindows(Dataset[NDArray[Any]]):
             raise ValueError(f"no window of {self.length} tokens fits: {what} {sizes.max(initial=0)}")
         self._starts = WindowStarts(bounds[:-1][counts > 0], counts[counts > 0], self.stride)
 
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        start = int(self._starts[np.array([check_index(self, index)])][0])
-        return self.tokens[start : start + self.length]
+    def __getitem__(self, index: Any) -> NDArray[Any]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            start = int(self._starts[np.array([rows])][0])
+            return self.tokens[start : start + self.length]
+        windows: NDArray[Any] = sliding_window_view(self.tokens, self.length)[self._starts[rows]]
+        return windows
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def __repr__(self) -> str:
+        count = len(self._starts.first)
+        within = f" within {count:,} documents" if self._within else ""
+        return (
+            f"<{type(self).__name__}: {len(self):,} windows of {self.length:,} tokens, at a stride of "
+            f"{self.stride:,}{within}; {len(self.tokens):,} tokens of {self.tokens.dtype}>"
+        )
 
     def _array_rows(self) -> ArrayRows:
         windows = sliding_window_view(self.tokens, self.length)

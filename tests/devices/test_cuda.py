@@ -25,7 +25,7 @@ from gpuloader import (
     record_stream,
 )
 from gpuloader.base.errors import StagingMemoryError
-from gpuloader.devices import cuda, cuda_context, cuda_failures, opening
+from gpuloader.devices import cuda, cuda_calls, cuda_context, cuda_failures, opening
 from gpuloader.devices.opening import cuda_places, default_place, open_device
 from gpuloader.devices.places import CPUPlace
 from gpuloader.pipeline import epoch as pipeline_epoch
@@ -156,7 +156,7 @@ def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime):
 
 def test_a_consumer_that_does_not_wait_reads_what_is_not_there_yet(runtime, monkeypatch):
     """The fake runtime detects missing waits: without them, kernels read too early."""
-    monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
+    monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
         seen = []
@@ -404,6 +404,15 @@ class TestContexts:
         device = open_device(CUDAPlace(3))
         event = device.event()
         assert self.in_a_fresh_thread(lambda: getattr(device, method)(event)) == 0
+        assert runtime.contexts == {3}
+
+    def test_nor_by_asking_torch_about_a_capture(self, runtime, monkeypatch):
+        """PyTorch asks about its own current device, which in a fresh thread is the first one."""
+        states = SimpleNamespace(
+            is_initialized=lambda: True, is_current_stream_capturing=lambda: runtime.streamIsCapturing(0)
+        )
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=states))
+        assert self.in_a_fresh_thread(lambda: list(load(5, places="gpu:3"))) == 0
         assert runtime.contexts == {3}
 
     def test_the_default_place_of_a_rank(self, runtime):
@@ -717,7 +726,7 @@ class TestAStreamBeingCaptured:
                 with pytest.raises(LoaderError, match=REFUSED):
                     next(epoch)
             asked = {name for name, count in runtime.calls.items() if count > before.get(name, 0)}
-            assert asked <= {"getDevice", "streamIsCapturing"}
+            assert asked <= {"getDevice", "ctxGetCurrent", "streamIsCapturing"}
         numbers += [self.number(runtime, batch) for batch in epoch]
         assert numbers == list(range(10))
 
@@ -940,7 +949,7 @@ def test_the_default_place_is_the_best_present(runtime):
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():
     """The fake must not hide a misspelled name."""
-    source = inspect.getsource(cuda) + inspect.getsource(cuda_context)
+    source = inspect.getsource(cuda) + inspect.getsource(cuda_calls) + inspect.getsource(cuda_context)
     used = set(re.findall(r"(?:self\._runtime|cupy\.cuda\.runtime)\.(\w+)", source))
     assert {"memcpyAsync", "eventRecord", "hostRegister"} <= used
     assert [name for name in used if not hasattr(cupy.cuda.runtime, name)] == []
@@ -948,7 +957,7 @@ def test_every_name_the_device_uses_is_in_the_real_cupy():
     assert used == {"ctxGetCurrent", "ctxSetCurrent"}
     assert [name for name in used if not hasattr(cupy.cuda.driver, name)] == []
     failures = inspect.getsource(cuda_failures)
-    used = set(re.findall(r"cupy\.cuda\.(\w+)", source)) | set(re.findall(r"[^.]cuda\.(\w+)\.", failures))
+    used = set(re.findall(r"\bcuda\.(\w+)", source)) | set(re.findall(r"[^.]cuda\.(\w+)\.", failures))
     assert {"runtime", "driver", "memory", "compiler"} <= used
     assert {"Stream", "Event", "UnownedMemory"} <= used
     assert [name for name in used if not hasattr(cupy.cuda, name)] == []

@@ -7,7 +7,7 @@ import pytest
 
 from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices import cuda
+from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
 from gpuloader.kernels import shuffle
@@ -124,7 +124,7 @@ def test_a_batch_dropped_at_once_is_read_before_the_next_is_computed_there(runti
 
 def test_without_the_order_of_streams_it_is_not(runtime, monkeypatch):
     """The fake runtime detects missing waits."""
-    monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
+    monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
         seen = []

@@ -9,7 +9,7 @@ import pytest
 
 from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices import cuda
+from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.host import HostDevice
 from gpuloader.devices.interop import CopiedOutput, ForeignStream, open_output
 from gpuloader.testing import simulated_places
@@ -108,7 +108,7 @@ class TestOnAHost:
         loader = DataLoader(numbers(8), places="cpu", batch_size=4, output=name)
         epoch = iter(loader)
         batch = next(epoch)
-        ring = epoch._epoch._road.ring
+        ring = epoch._epoch._remains.road.ring
         part = batch[1:] if name != "jax" else batch  # JAX has no views
         del batch
         gc.collect()
@@ -366,6 +366,7 @@ def fake_framework(request, monkeypatch, runtime):
     module = ModuleType(request.param)
     if request.param == "torch":
         module.cuda = SimpleNamespace(current_stream=current_stream, is_initialized=lambda: False)
+        module._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: current[index].ptr)
     else:
         module.device = SimpleNamespace(cuda=SimpleNamespace(current_stream=current_stream))
     dlpack = ModuleType(f"{request.param}.utils.dlpack")
@@ -378,13 +379,13 @@ def fake_framework(request, monkeypatch, runtime):
 
 def log_calls(monkeypatch, name):
     calls = []
-    original = getattr(cuda.CudaDevice, name)
+    original = getattr(cuda_calls.CudaCalls, name)
 
     def call(self, *arguments):
         calls.append(arguments)
         return original(self, *arguments)
 
-    monkeypatch.setattr(cuda.CudaDevice, name, call)
+    monkeypatch.setattr(cuda_calls.CudaCalls, name, call)
     return calls
 
 
@@ -431,7 +432,7 @@ class TestOnAGpu:
 
     def test_without_the_waits_it_goes_wrong(self, runtime, fake_framework, monkeypatch):
         stream = fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
-        monkeypatch.setattr(cuda.CudaDevice, "wait", lambda self, stream, event: None)
+        monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
         seen = []
         for tensor in DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name):
             seen.append(runtime.launch_read(tensor.array, stream.ptr))

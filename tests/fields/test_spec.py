@@ -63,7 +63,7 @@ class TestDeclaring:
         [
             ("image", TypeError, "must be a list of feeds, got str"),
             (3, TypeError, "must be a list of feeds, got int"),
-            ([3], TypeError, "feed specs or names, got int"),
+            ([3], TypeError, "gpuloader.data or .*, or their names, got int"),
             ([], ValueError, "feed_list is empty"),
             (["never declared"], ValueError, "no feed named 'never declared'"),
             ([FeedSpec("a", [None]), FeedSpec("a", [None, 1])], ValueError, r"\['a'\] more than once"),

@@ -80,14 +80,14 @@ def say(capsys, request):
 @pytest.fixture
 def landed(monkeypatch):
     """Return a list that collects the device addresses of every delivered batch's fields in the slot."""
-    from gpuloader.devices.cuda import CudaDevice
+    from gpuloader.devices.cuda_calls import CudaCalls
 
     addresses = []
-    original = CudaDevice.views
+    original = CudaCalls.views
 
     def views(self, memory, layout, lease):
         addresses.append([memory.address + field.offset for field in layout.fields])
         return original(self, memory, layout, lease)
 
-    monkeypatch.setattr(CudaDevice, "views", views)
+    monkeypatch.setattr(CudaCalls, "views", views)
     return addresses

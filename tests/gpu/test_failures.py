@@ -1,5 +1,6 @@
 """Failures on hardware raise the package's errors, and the device still works afterwards if CUDA permits."""
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -68,47 +69,48 @@ class TestGraphsOfTorch:
         found += [torch.from_dlpack(rows).cpu().numpy() for [rows] in epoch]
         np.testing.assert_array_equal(np.concatenate(found), ROWS.arrays[0])
 
-    def test_leaving_a_loop(self, torch):
+    @pytest.fixture
+    def capture(self, torch):
+        """Return a context that captures a graph, and checks afterwards that the graph computes."""
+
+        @contextlib.contextmanager
+        def begin():
+            static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                doubled = static * 2
+                yield
+            graph.replay()
+            assert doubled.tolist() == [2, 2, 2, 2]
+
+        return begin
+
+    def test_leaving_a_loop(self, capture):
         loader = load(output="torch")
         epoch = iter(loader)
         next(epoch)
-        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            doubled = static * 2
+        with capture():
             with pytest.raises(LoaderError, match=REFUSED):
                 for _ in epoch:
                     pass
             del epoch
-        graph.replay()
-        assert doubled.tolist() == [2, 2, 2, 2]
         assert len(list(loader)) == 16
 
-    def test_dropping_batches(self, torch):
+    def test_dropping_batches(self, capture):
         """During the capture nothing is called for them, and their memory is used again afterwards."""
         epoch = iter(load(output="torch"))
         kept = [next(epoch) for _ in range(6)]
-        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            doubled = static * 2
+        with capture():
             kept.clear()
-        graph.replay()
-        assert doubled.tolist() == [2, 2, 2, 2]
         assert len(list(epoch)) == 10
 
-    def test_dropping_the_last_batches_of_a_loader_and_a_loader(self, torch):
+    def test_dropping_the_last_batches_of_a_loader_and_a_loader(self, capture):
         """Their memory is freed later; `cudaFree` and `cudaHostUnregister` would end the capture."""
         kept, loaders = list(load(output="torch")), [load(output="torch")]
         kept += list(loaders[0])
-        static, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            doubled = static * 2
+        with capture():
             kept.clear()
             loaders.clear()
-        graph.replay()
-        assert doubled.tolist() == [2, 2, 2, 2]
         assert len(list(load())) == 16
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, TensorDataset, record_stream
-from gpuloader.devices.cuda import CudaDevice
+from gpuloader.devices.cuda_calls import CudaCalls
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named, as_cupy
@@ -136,30 +136,25 @@ class TestUnderLoad:
             pytest.skip("this torch's streams have no __cuda_stream__")
         check_behind_kernels(torch, stream, load(output="torch", stream=stream))
 
-    def test_torch_on_a_further_stream(self, torch):
-        """The side stream is far behind the stream that batches are delivered to."""
+    def clone_on_a_side_stream(self, torch, note):
+        """Clone each batch on a stream that is far behind the one it is delivered to; `note` tells of it."""
         side, kept = torch.cuda.Stream(), []
         for images, labels in load(output="torch"):
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 spin(SPIN, stream=as_cupy(side))
                 kept.append(images.clone())
-            record_stream(labels, side)
+            note(images, side)
             del images, labels
         side.synchronize()
-        check(kept)
+        return kept
+
+    def test_torch_on_a_further_stream(self, torch):
+        check(self.clone_on_a_side_stream(torch, record_stream))
 
     def test_torchs_own_record_stream_does_nothing(self, torch):
         """If this fails, PyTorch has learnt it, and the guide can say so."""
-        side, kept = torch.cuda.Stream(), []
-        for images, labels in load(output="torch"):
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                spin(SPIN, stream=as_cupy(side))
-                kept.append(images.clone())
-            images.record_stream(side)
-            del images, labels
-        side.synchronize()
+        kept = self.clone_on_a_side_stream(torch, torch.Tensor.record_stream)
         with pytest.raises(AssertionError):
             check(kept)
 
@@ -219,7 +214,7 @@ class TestUnderLoad:
         """The tests above can fail: a loader without waits corrupts the batches that they read."""
         import cupy
 
-        monkeypatch.setattr(CudaDevice, "wait", lambda self, stream, event: None)
+        monkeypatch.setattr(CudaCalls, "wait", lambda self, stream, event: None)
         sums, expected = sum_behind_kernels(cupy.cuda.Stream(non_blocking=True))
         assert sums != expected
 

@@ -109,7 +109,9 @@ def count_calls(monkeypatch, *names):
 
     functions = {name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")}
     functions |= {name: counting(name) for name in names}
-    monkeypatch.setattr(device, "_runtime", SimpleNamespace(**functions))
+    counted = SimpleNamespace(**functions)
+    monkeypatch.setattr(device, "_runtime", counted)
+    monkeypatch.setattr(device._calls, "_runtime", counted)
     return calls
 
 

@@ -365,3 +365,24 @@ class TestArguments:
     def test_no_source(self):
         with pytest.raises(LoaderError, match="no source"):
             iter(DataLoader.from_generator(capacity=1))
+
+
+class TestDescription:
+    def test_before_and_after_a_source_is_set(self):
+        feeds = [data("image", [None, 2]), data("label", [None], "int64")]
+        loader = DataLoader.from_generator(feed_list=feeds, capacity=4)
+        assert repr(loader) == (
+            "<GeneratorLoader: no source yet with the fields image, label; up to 4 batches ahead>"
+        )
+        loader.set_sample_generator(list, batch_size=32, places="cpu")
+        assert repr(loader) == (
+            "<GeneratorLoader: a reader of samples, in batches of 32 with the fields image, label; up to 4 "
+            "batches ahead; on cpu>"
+        )
+
+    def test_without_fields(self):
+        loader = DataLoader.from_generator(capacity=2, use_double_buffer=False)
+        loader.set_batch_generator(list, places="cpu")
+        assert repr(loader) == "<GeneratorLoader: a reader of batches; nothing read ahead; on cpu>"
+        loader.set_sample_list_generator(list, places="cpu")
+        assert repr(loader).startswith("<GeneratorLoader: a reader of lists of samples; ")

@@ -134,6 +134,14 @@ class TestDatasets:
         with pytest.raises(ReaderError, match="the dataset is a generator, which can be read only once"):
             list(loader)
 
+    @pytest.mark.parametrize("options", [INLINE, {"use_buffer_reader": "thread"}, ONE_THREAD])
+    def test_a_pass_that_ends_early_closes_what_the_dataset_holds(self, options):
+        items = numbers(100)
+        epoch = iter(load(Kept(items), **options))
+        next(epoch)
+        epoch.close()
+        assert list(items) == []
+
     def test_a_generator_that_was_read_before(self):
         items = numbers()
         list(items)

@@ -372,7 +372,7 @@ def test_a_slice_outside_is_an_error_that_names_it(order, start, stop):
             lambda: Weighted([1, 0], 2, False, 0, 0),
             "cannot draw 2 indices without replacement: 1 weights",
         ),
-        (lambda: Weighted([[1, 1]], 2, False, 0, 0), r"list of numbers, got shape \(1, 2\)"),
+        (lambda: Weighted([[1, 1]], 2, False, 0, 0), r"list of numbers, got list of shape \(1, 2\)"),
         (lambda: Weighted(["a"], 1, False, 0, 0), "list of numbers, got list: could not convert"),
         (lambda: Weighted([1e308, 1e308], 1, True, 0, 0), "may exceed the range of float64"),
         (lambda: Shard(InOrder(5), 0, 1, 0), "batch_size must be an integer of 1 or more, got 0"),

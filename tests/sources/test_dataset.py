@@ -1,4 +1,5 @@
 import pickle
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -652,3 +653,34 @@ def test_data_sets_pickle_and_iterate(dataset):
     again = pickle.loads(pickle.dumps(dataset))
     assert list(again) == list(dataset)
     assert len(list(dataset)) == len(dataset) == 4
+
+
+class TestDictsOfColumns:
+    """They have no samples at indices: nothing may take their columns for samples."""
+
+    COLUMNS: ClassVar = {"x": np.arange(4), "y": [1, 2, 3, 4]}
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda columns: random_split(columns, [3, 1]),
+            lambda columns: random_split(columns, [1, 1]),
+            lambda columns: random_split(columns, [0.5, 0.5]),
+            lambda columns: Subset(columns, [0, 1]),
+            lambda columns: Subset(columns, slice(0, 1)),
+            lambda columns: ConcatDataset([columns, columns]),
+            lambda columns: ComposeDataset([columns]),
+        ],
+    )
+    def test_they_are_refused(self, make):
+        with pytest.raises(
+            TypeError, match=r"dataset( 0)? must have samples .* pass TableDataset\(columns\)"
+        ):
+            make(self.COLUMNS)
+
+    def test_keys_and_numbered_samples_are_taken(self):
+        assert list(Subset({"a": 1, "b": 2}, ["b"])) == [2]
+        assert len(Subset({"a": 1}, [])) == 0
+        numbered = {0: "a", 1: "b"}
+        assert sorted(sample for part in random_split(numbered, [1, 1]) for sample in part) == ["a", "b"]
+        assert list(ConcatDataset([numbered])) == ["a", "b"]

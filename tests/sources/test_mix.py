@@ -294,6 +294,7 @@ class Stream(IterableDataset):
         ((["a", "b"], [1, -1]), "weights must be finite and above 0, got -1.0 at index 1"),
         ((["a", "b"], [1, np.nan]), "weights must be finite and above 0, got nan at index 1"),
         ((["a", "b"], "no"), "weights must be a list of numbers"),
+        ((["a", "b"], None), "weights must be a list of numbers, got NoneType of shape"),
         ((["a", "b"], [1, 1], "end"), "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
         ((["a", "b"], [1, 1e-300], "repeat"), "an epoch would have .* the weights are too far from"),
     ],
@@ -304,6 +305,35 @@ def test_bad_values(arguments, message):
         MixDataset(datasets, weights, **({"at_end": at_end[0]} if at_end else {}))
 
 
+@pytest.mark.parametrize("compose", [ConcatDataset, ComposeDataset, lambda parts: MixDataset(parts, [1, 1])])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"a": range(3), "b": range(3)}, "datasets must be a list of datasets, got a dict; pass its values"),
+        (
+            TensorDataset(np.zeros(2)),
+            "datasets must be a list of datasets, got the dataset TensorDataset",
+        ),
+        ("ab", "datasets must be a list of datasets, got the text 'ab'"),
+        ([{"x": [1, 2]}, {"x": [3, 4]}], r"dataset 0 .* got a dict whose .* pass TableDataset\(columns\)"),
+    ],
+)
+def test_what_is_no_list_of_datasets(compose, parts, message):
+    with pytest.raises(TypeError, match=message):
+        compose(parts)
+
+
 def test_iterable_datasets_have_no_order_to_mix():
     with pytest.raises(TypeError, match="dataset 1 must be map-style, got the IterableDataset Stream"):
         MixDataset(["a", Stream()], [1, 1])
+
+
+def test_the_description_tells_what_it_holds():
+    assert repr(mix("repeat", weights=(1, 2.5, 3))) == (
+        "<MixDataset: 280 samples of 3 datasets with the weights 1, 2.5, 3; 434 per epoch, at_end='repeat'>"
+    )
+    many = MixDataset(["a"] * 20, np.ones(20))
+    assert repr(many) == (
+        "<MixDataset: 20 samples of 20 datasets with the weights 1, 1, 1, 1, 1, 1, 1, 1, …; 20 per epoch, "
+        "at_end='stop'>"
+    )

@@ -28,7 +28,7 @@ def test_what_comes_out_is_what_went_in(items, part):
     for index in range(-len(items), len(items)):
         assert packed[index] == items[index]
     for beyond in (len(items), -len(items) - 1):
-        with pytest.raises(IndexError, match=f"index {beyond} is out of range: the list has {len(items)}"):
+        with pytest.raises(IndexError, match=f"PackedList of {len(items)} samples has no sample {beyond}"):
             packed[beyond]
 
 

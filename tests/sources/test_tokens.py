@@ -183,3 +183,14 @@ def test_no_such_window():
     with pytest.raises(IndexError, match="TokenWindows of 2 samples has no sample 2"):
         TokenWindows(range(9), 4)[2]
     assert TokenWindows(range(9), 4)[-1].tolist() == [4, 5, 6, 7]
+
+
+def test_the_description_tells_what_it_holds():
+    tokens = np.arange(10_000, dtype=np.uint16)
+    assert repr(TokenWindows(tokens, 4, stride=2)) == (
+        "<TokenWindows: 4,999 windows of 4 tokens, at a stride of 2; 10,000 tokens of uint16>"
+    )
+    assert repr(TokenWindows(tokens, 4, documents=[5_000, 9_998])) == (
+        "<TokenWindows: 2,499 windows of 4 tokens, at a stride of 4 within 2 documents; 10,000 tokens of "
+        "uint16>"
+    )

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 theirs = pytest.importorskip("torch.utils.data")
 
 import gpuloader as ours  # noqa: E402
+from tests.alike import same  # noqa: E402
 
 X, Y = torch.arange(12.0).reshape(4, 3), torch.arange(4)
 MASK = [True, False, True, False]
@@ -94,6 +95,51 @@ class TestTensorDataset:
     def test_tensors_that_cannot_be_read(self, tensor):
         with pytest.raises(TypeError, match="array 0: cannot make an array of numbers from Tensor"):
             ours.TensorDataset(tensor)
+
+
+OTHERS = {
+    "TableDataset": lambda: ours.TableDataset({"x": X.numpy(), "y": [str(row) for row in range(4)]}),
+    "TokenWindows": lambda: ours.TokenWindows(np.arange(12), 3),
+    "PackedList": lambda: ours.PackedList("abcd"),
+    "ConcatDataset": lambda: ours.ConcatDataset(
+        [ours.TensorDataset(X[:1], Y[:1]), ours.TensorDataset(X[1:], Y[1:])]
+    ),
+}
+
+
+class TestOtherDatasets:
+    @pytest.mark.parametrize("name", OTHERS)
+    @pytest.mark.parametrize("index", INDICES, ids=repr)
+    def test_they_are_indexed_like_a_tensor_dataset(self, name, index):
+        dataset = OTHERS[name]()
+        if name == "PackedList":
+            found = [int(Y["abcd".index(letter)]) for letter in dataset[index]]
+        else:
+            found = {
+                "TableDataset": lambda batch: list(batch["x"][..., 0].reshape(-1) / 3),
+                "TokenWindows": lambda batch: list(batch[..., 0].reshape(-1) / 3),
+                "ConcatDataset": lambda batch: batch[1].reshape(-1).tolist() if len(batch) else [],
+            }[name](dataset[index])
+        assert found == theirs.TensorDataset(X, Y)[index][1].reshape(-1).tolist()
+
+    @pytest.mark.parametrize("name", OTHERS)
+    @pytest.mark.parametrize(
+        "index", [[True], torch.tensor([True, False]), torch.ones(9, dtype=bool)], ids=repr
+    )
+    def test_a_mask_needs_one_boolean_per_sample(self, name, index):
+        with pytest.raises(IndexError, match="of 4 samples takes a mask of 4 booleans, got"):
+            OTHERS[name]()[index]
+
+    @pytest.mark.parametrize("name", OTHERS)
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_sampler_of_whole_batches(self, name, workers):
+        """PyTorch's loader reads them the same way."""
+        dataset = OTHERS[name]()
+        sampler = theirs.BatchSampler(theirs.SequentialSampler(dataset), 3, drop_last=False)
+        options = {"sampler": sampler, "batch_size": None}
+        found = list(ours.torch.DataLoader(dataset, num_workers=workers, **options))
+        assert all(map(same, found, theirs.DataLoader(dataset, **options)))
+        assert len(found) == 2
 
 
 class TestSubset:

@@ -3,6 +3,8 @@
 import collections
 import io
 import pickle
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader as Theirs  # noqa: E402
 from torch.utils.data import default_collate  # noqa: E402
 
 import gpuloader  # noqa: E402
-from gpuloader import LoaderError, SampleError  # noqa: E402
+from gpuloader import DataFileError, LoaderError, SampleError, TableDataset  # noqa: E402
 from gpuloader.fetch.processes.pickling import dump  # noqa: E402
 from gpuloader.torch import DataLoader, TensorDataset  # noqa: E402
 from tests.alike import same  # noqa: E402
@@ -24,6 +26,11 @@ LACKING = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32"]
 """Dtypes that NumPy lacks."""
 
 DTYPES = [*LACKING, "float16", "uint16", "uint32", "uint64", "bool", "complex64", "int8", "float64"]
+
+SPECIAL = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+}
 
 WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}]
 by_workers = pytest.mark.parametrize("workers", WORKERS, ids=["inline", "processes", "threads"])
@@ -66,6 +73,76 @@ class TestDtypes:
         for kind in (TensorDataset, torch.utils.data.TensorDataset):
             assert same(list(DataLoader(kind(*tensors), 2, **workers)), theirs)
 
+    @pytest.mark.parametrize("names", [{}, {"name": list("abcd")}], ids=["numbers", "text"])
+    @pytest.mark.parametrize("form", [torch.stack, list], ids=["tensor", "list"])
+    def test_columns_of_a_table(self, dtype, workers, names, form):
+        """As those of PyTorch's loader for the rows."""
+        rows = make(dtype)
+        columns = {"x": form(rows), **names}
+        theirs = list(Theirs([{name: held[row] for name, held in columns.items()} for row in range(4)], 3))
+        for table in (columns, TableDataset(columns), Rewritten(TableDataset(columns))):
+            assert same(list(DataLoader(table, 3, **workers)), theirs)
+
+
+class Rewritten(torch.utils.data.Dataset):
+    """The samples of a dataset, read by the user's own code."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        return dict(self.inner[index])
+
+
+class TestColumns:
+    @pytest.mark.parametrize("dtype", LACKING)
+    def test_dtypes_that_numpy_lacks_stay_tensors(self, dtype):
+        rows = torch.stack(make(dtype))
+        for column in (rows, list(rows)):
+            table = TableDataset({"x": column, "y": range(4)})
+            assert same(table[1]["x"], rows[1])
+            assert same(table[[2, 0]]["x"], rows[[2, 0]])
+            assert same(table[1:3]["x"], rows[1:3])
+            assert same(pickle.loads(pickle.dumps(table))[-1]["x"], rows[3])
+
+    def test_numbers_share_the_tensors_memory(self):
+        tensor = torch.zeros(3, dtype=torch.bfloat16)
+        table = TableDataset({"x": tensor})
+        tensor[1] = 5
+        assert table[1]["x"] == 5
+
+    def test_conjugates(self):
+        [batch] = DataLoader({"c": torch.tensor([1 + 2j, 3]).conj()}, 2)
+        assert batch["c"].tolist() == [1 - 2j, 3]
+
+    @pytest.mark.parametrize(
+        ("make_tensor", "advice"),
+        [
+            (SPECIAL["sparse"], "a tensor of layout torch.sparse_coo; pass tensor.to_dense()"),
+            (SPECIAL["quantized"], "a quantized tensor; pass tensor.dequantize()"),
+            (lambda: torch.zeros(2, device="meta"), "a tensor on meta; pass tensor.cpu()"),
+            (lambda: torch.nested.nested_tensor([torch.ones(2)]), "a nested tensor; pass tensor.unbind()"),
+        ],
+        ids=["sparse", "quantized", "meta", "nested"],
+    )
+    def test_tensors_that_are_no_column(self, make_tensor, advice):
+        tensor = make_tensor()
+        problem = f"expected a dense tensor in host memory, got {advice}"
+        with pytest.raises(DataFileError, match=re.escape(f"column 'x': {problem}")):
+            TableDataset({"x": tensor})
+        with pytest.raises(
+            TypeError, match=re.escape(f"array 0: cannot make an array of numbers from Tensor: {problem}")
+        ):
+            TensorDataset(tensor)
+
+    def test_arrays_of_numpy_cannot_hold_them(self):
+        """A loader of NumPy's arrays says so, with the field."""
+        with pytest.raises(LoaderError, match=r"torch.bfloat16 .*pass output='torch'"):
+            list(gpuloader.DataLoader({"x": torch.zeros(2, dtype=torch.bfloat16)}, places="cpu"))
+
 
 @by_workers
 class TestViews:
@@ -91,38 +168,127 @@ class TestViews:
             assert_alike([view] * 4, workers, batch_size=2)
 
 
-@by_workers
-class TestGradients:
-    """A batch is loaded, not computed: no gradient leads back from it."""
-
-    @pytest.mark.parametrize(
-        "sample",
-        [torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))],
-        ids=["leaf", "parameter"],
-    )
-    @pytest.mark.parametrize(
-        "options", [{"batch_size": 2}, {"batch_size": None}, {"batch_size": 2, "collate_fn": list}]
-    )
-    def test_numbers_are_delivered_without_them(self, workers, sample, options):
-        with torch.no_grad():
-            expected = list(Theirs([sample.detach()] * 4, **options))
-        assert same(list(DataLoader([sample] * 4, **options, **workers)), expected)
-
-    def test_what_was_computed_with_them(self, workers):
-        product = torch.ones(2, requires_grad=True) * 3
-        for function in (None, torch.stack):
-            [batch] = DataLoader([product] * 2, 2, collate_fn=function)
-            assert batch.tolist() == [[3, 3], [3, 3]]
-            assert not batch.requires_grad
-        tensors = TensorDataset(torch.stack([product] * 2))
-        [[batch]] = DataLoader(tensors, 2, **workers)
-        assert batch.tolist() == [[3, 3], [3, 3]]
-
-
-SPECIAL = {
-    "sparse": lambda: torch.eye(2).to_sparse(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+WEIGHTS = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+SAMPLES = {
+    "leaf": lambda: torch.ones(2, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+    "result": lambda: torch.ones(2, requires_grad=True) * 1,
 }
+DETACHED = pytest.mark.filterwarnings("ignore:a tensor that requires a gradient:UserWarning")
+
+
+class TestGradientsOfSamples:
+    """A loader copies values: a gradient stays behind, with a warning."""
+
+    @DETACHED
+    @by_workers
+    @pytest.mark.parametrize("kind", SAMPLES)
+    @pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None}], ids=str)
+    def test_values_are_delivered(self, workers, kind, options):
+        sample = SAMPLES[kind]()
+        expected = list(Theirs([sample.detach()] * 4, **options))
+        assert same(list(DataLoader(Repeated(sample), **options, **workers)), expected)
+
+    @pytest.mark.parametrize("kind", SAMPLES)
+    @pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None}], ids=str)
+    def test_a_warning_says_so(self, kind, options):
+        for dataset in (Repeated(SAMPLES[kind]()), [{"x": SAMPLES[kind]()}] * 2):
+            with pytest.warns(
+                UserWarning, match=r"requires a gradient is delivered without it.*tensor.detach\(\)"
+            ):
+                list(DataLoader(dataset, **options))
+
+    def test_it_comes_once(self):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("default")
+            list(DataLoader(Repeated(SAMPLES["leaf"]()), 2))
+        assert len(found) == 1
+
+    def test_rows_of_a_tensor_dataset_keep_it_and_batches_do_not(self):
+        dataset = TensorDataset(torch.stack([SAMPLES["leaf"]()] * 4), torch.arange(4))
+        assert dataset[0][0].requires_grad
+        assert dataset[[1, 2]][0].requires_grad
+        with pytest.warns(UserWarning, match="requires a gradient"):
+            loader = DataLoader(dataset, 2)
+        assert not any(batch.requires_grad for batch, _ in loader)
+
+    @pytest.mark.parametrize("column", [torch.stack, list], ids=["tensor", "list"])
+    def test_columns_of_a_table(self, column):
+        with pytest.warns(UserWarning, match="requires a gradient"):
+            [batch] = DataLoader({"w": column([SAMPLES["leaf"]()] * 2)}, 2)
+        assert batch["w"].tolist() == [[1, 1], [1, 1]]
+
+
+class Repeated(torch.utils.data.Dataset):
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.sample
+
+
+def weigh(samples):
+    return {"x": torch.stack(samples) * WEIGHTS, "count": len(samples), "plain": torch.stack(samples)}
+
+
+def return_weights(samples):
+    return WEIGHTS
+
+
+class TestGradientsOfResults:
+    """What a collate_fn returns is the user's own, as long as it stays in the process."""
+
+    IN_PROCESS = pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[2]], ids=["inline", "threads"])
+
+    @IN_PROCESS
+    def test_they_lead_back_as_in_pytorch(self, workers):
+        for loader in (
+            DataLoader([torch.ones(2)] * 4, 4, collate_fn=weigh, **workers),
+            Theirs([torch.ones(2)] * 4, 4, collate_fn=weigh),
+        ):
+            [batch] = loader
+            WEIGHTS.grad = None
+            batch["x"].sum().backward()
+            assert WEIGHTS.grad.tolist() == [4, 4]
+            assert not batch["plain"].requires_grad
+        WEIGHTS.grad = None
+
+    @IN_PROCESS
+    @pytest.mark.parametrize("function", [lambda batch: WEIGHTS, lambda batch: (WEIGHTS * 2, 1)])
+    def test_they_are_the_functions_own_tensors(self, workers, function):
+        [batch] = DataLoader([0, 1], 2, collate_fn=function, **workers)
+        [theirs] = Theirs([0, 1], 2, collate_fn=function)
+        assert type(batch) is type(theirs)
+        if isinstance(batch, torch.Tensor):
+            assert batch is WEIGHTS
+        else:
+            assert type(batch[0].grad_fn) is type(theirs[0].grad_fn)
+
+    @pytest.mark.parametrize("batch_size", [2, None])
+    def test_an_iterable_dataset(self, batch_size):
+        loader = DataLoader(
+            iter([torch.ones(2)] * 2), batch_size, collate_fn=lambda batch: (WEIGHTS * 2, batch)
+        )
+        assert all(batch[0].requires_grad for batch in loader)
+
+    @DETACHED
+    @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+    def test_workers_deliver_their_values(self, start_method):
+        """PyTorch's loader waits forever for the first of these; a leaf would arrive as a leaf of its own."""
+        options = {"num_workers": 1, "start_method": start_method}
+        [batch] = DataLoader([torch.ones(2)] * 4, 4, collate_fn=weigh, **options)
+        assert batch["x"].tolist() == [[2, 3]] * 4
+        assert not batch["x"].requires_grad
+        [batch] = DataLoader([0, 1], 2, collate_fn=return_weights, **options)
+        assert (type(batch), batch.requires_grad) == (torch.Tensor, False)
+
+    def test_other_outputs_deliver_their_values_with_a_warning(self):
+        with pytest.warns(UserWarning, match="requires a gradient"):
+            [batch] = gpuloader.DataLoader([torch.ones(2)] * 2, places="cpu", batch_size=2, collate_fn=weigh)
+        assert batch["x"].tolist() == [[2, 3]] * 2
 
 
 @by_workers

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import data as torch_data  # noqa: E402
 
-from gpuloader import MixDataset, SampleError  # noqa: E402
+from gpuloader import BucketSampler, MixDataset, SampleError, WeightedRandomSampler  # noqa: E402
 from gpuloader.torch import BatchSampler, ConcatDataset, DataLoader, TensorDataset  # noqa: E402
 
 
@@ -91,3 +91,26 @@ def test_samplers_of_indices_are_no_batch_samplers():
     sampler = torch_data.RandomSampler(range(4))
     with pytest.raises(TypeError, match="a RandomSampler yields single indices: pass it as sampler, with a"):
         DataLoader(range(4), batch_sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.tensor([1, 3]),
+        torch.tensor([1.0, 3.0], requires_grad=True),
+        torch.tensor([1.0, 3.0], dtype=torch.bfloat16),
+    ],
+)
+def test_weights_may_be_tensors(weights):
+    assert MixDataset(["a", "b"], weights).weights.tolist() == [1, 3]
+    assert WeightedRandomSampler(weights, 1).weights.tolist() == [1, 3]
+
+
+def test_lengths_may_be_tensors():
+    assert BucketSampler(torch.tensor([2.0, 1.0], requires_grad=True), 2).lengths.tolist() == [2, 1]
+
+
+def test_a_dataset_of_pytorch_is_no_list_of_datasets():
+    dataset = torch_data.TensorDataset(torch.zeros(2))
+    with pytest.raises(TypeError, match="datasets must be a list of datasets, got the dataset TensorDataset"):
+        ConcatDataset(dataset)

@@ -13,6 +13,7 @@ import gpuloader
 import gpuloader.torch as drop_in
 
 PACKAGE = Path(gpuloader.__file__).parent
+BASES = ["Dataset", "IterableDataset", "Sampler"]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
@@ -41,10 +42,12 @@ def test_its_classes_are_those_of_the_package():
     assert issubclass(drop_in.DataLoader, gpuloader.DataLoader)
     for name in set(drop_in.__all__) & set(gpuloader.__all__) - {"random_split"}:
         ours, its = getattr(gpuloader, name), getattr(drop_in, name)
-        # Those that read PyTorch's global seed are classes of their own.
-        own = name == "DataLoader" or (name.endswith("RandomSampler"))
-        assert (issubclass(its, ours) and its is not ours) if own else its is ours, name
-    assert drop_in.SequentialSampler is gpuloader.SequenceSampler
+        if name == "get_worker_info":
+            assert its is ours
+        elif name not in BASES:
+            assert issubclass(its, ours), name
+            assert its is not ours, name
+    assert issubclass(drop_in.SequentialSampler, gpuloader.SequenceSampler)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -60,6 +63,26 @@ def test_every_name_of_torch_can_be_imported_from_here():
     assert [name for name in public if not hasattr(drop_in, name)] == []
     assert drop_in.DistributedSampler is theirs.DistributedSampler
     assert drop_in.StackDataset is theirs.StackDataset
+
+
+@needs_torch
+def test_base_classes_are_pytorchs_own():
+    import torch.utils.data as theirs
+
+    for name in BASES:
+        assert getattr(drop_in, name) is getattr(theirs, name)
+
+
+def test_without_pytorch_base_classes_are_those_of_the_package():
+    code = """
+        import sys
+        sys.modules["torch"] = None
+        import numpy, gpuloader, gpuloader.torch as drop_in
+        print(all(getattr(drop_in, name) is getattr(gpuloader, name) for name in %r))
+        print(drop_in.TensorDataset(numpy.arange(3))[1], list(drop_in.SequentialSampler("ab")))
+    """
+    done = run(textwrap.dedent(code % BASES))
+    assert done.stdout == "True\n(np.int64(1),) [0, 1]\n", done.stderr
 
 
 class TestInThePackagesFolder:

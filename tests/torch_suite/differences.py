@@ -86,7 +86,7 @@ DIFFERENCES = {
     ),
     "batches-have-no-gradient": (
         "a batch of tensors that require a gradient leads back to them",
-        "it has their numbers only",
+        "it has their values, with a warning; a collate_fn's results lead back, without worker processes",
         "batches lie in memory that is filled by workers and used again",
     ),
     "arrays-become-tensors": (

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import DataFileError, SourceError, describe_error, missing_package
-from gpuloader.sources.dataset_base import Dataset, check_index
+from gpuloader.sources.block import each_row
+from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote, open_source, persist
+from gpuloader.sources.indexing import check_index, locate
 from gpuloader.sources.sample_fields import SampleFields, of_arrays
 
 
@@ -70,15 +72,21 @@ class StoredArrays(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        (sample,) = self.__getitems__([index])
-        return sample
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        found = locate(self, index)
+        if isinstance(found, int):
+            (sample,) = self.__getitems__([found])
+            return sample
+        return self._read_columns(np.fromiter(each_row(found), np.int64))
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Read several samples, reading each chunk of an array once."""
         rows = np.array([check_index(self, index) for index in indices], np.int64)
-        columns = {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+        columns = self._read_columns(rows)
         return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
+
+    def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        return {name: self._take(name, array, rows) for name, array in self._arrays().items()}
 
     def _sample_fields(self) -> SampleFields:
         return self._fields
@@ -89,7 +97,8 @@ class StoredArrays(Dataset[dict[str, Any]]):
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
-        for part in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(runs)) + 1):
+        parts = np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(runs)) + 1)
+        for part in parts if len(wanted) else ():
             first, last = int(wanted[part[0]]), int(wanted[part[-1]])
             taken[part] = self._read(name, array, first, last + 1)[wanted[part] - first]
         return taken[places]

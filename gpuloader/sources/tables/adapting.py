@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from gpuloader.sources.array_rows import reads_like
 from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
-from gpuloader.sources.mix import MixDataset
-from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, is_instance
+from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, is_instance, values_by_position
 from gpuloader.sources.tables.table import TableDataset
 
 
@@ -46,6 +46,8 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
         from gpuloader.sources.tables.huggingface_streams import adapt_stream
 
         return adapt_stream(value)
+    if not by_key:
+        value = values_by_position(value)
     if is_frame(value) or (is_dict_of_columns(value) and not by_key):
         return TableDataset(value)
     return _adapt_inside(value)
@@ -53,15 +55,14 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
 
 def _adapt_inside(value: Any) -> Any:
     """Return a dataset that is made of others with these adapted; the user's own stays as it is."""
-    kind = type(value)
-    if kind is Subset:
+    if reads_like(value, Subset):
         inner = as_dataset(value.dataset, by_key=True)
         if inner is value.dataset:
             return value
         changed = copy.copy(value)
         changed.dataset = inner
         return changed
-    if kind not in (ConcatDataset, ComposeDataset, MixDataset):
+    if not reads_like(value, ConcatDataset, ComposeDataset):
         return value
     datasets = [as_dataset(one, by_key=True) for one in value.datasets]
     if all(one is given for one, given in zip(datasets, value.datasets, strict=True)):

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import DataFileError, missing_package
+from gpuloader.base.errors import DataFileError, SampleError, missing_package
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
+from gpuloader.fields.tensors import as_array
 from gpuloader.sources.block import Column, Rows, WholeList
 from gpuloader.sources.recognizing import is_instance
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
@@ -113,7 +114,10 @@ def _read(values: Any, name: str) -> tuple[Column, int]:
         raise DataFileError(f"expected one value per row, got {type(values).__name__}", column=name)
     if isinstance(values, Sequence):
         return _from_list(values, name), len(values)
-    array = np.asarray(values)
+    try:
+        array = as_array(values)
+    except SampleError as error:  # a tensor that is not dense
+        raise DataFileError(error.problem, column=name) from None
     return _from_array(array, name), len(array)
 
 
@@ -191,15 +195,23 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     """Return a column of Python values: numbers, lists of numbers, or anything else as it is."""
     first = next((value for value in values if value is not None), None)
     if isinstance(first, bool | int | float | complex | np.generic):
-        array = np.asarray(values)
-        if array.ndim == 1 and is_stageable(array.dtype):
+        given = [value for value in values if value is not None]
+        array = _as_row_of_numbers(given)
+        if array is not None:
+            refuse_nulls(len(values) - len(given), len(values), name)
             return array
-        missing = sum(value is None for value in values)
-        if missing and is_stageable(np.asarray([value for value in values if value is not None]).dtype):
-            refuse_nulls(missing, len(values), name)
     elif isinstance(first, list | tuple) or hasattr(first, "__array__"):
         return _from_sequences(values, name)
     return Listed(list(values))
+
+
+def _as_row_of_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
+    """Return values as an array of one dimension; None unless all are numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists among them
+        return None
+    return array if array.ndim == 1 and is_stageable(array.dtype) else None
 
 
 def _from_sequences(values: Sequence[Any], name: str) -> Column:
@@ -228,8 +240,8 @@ def _as_numbers(values: Sequence[Any]) -> Iterator[NDArray[Any] | None]:
             yield None
             continue
         try:
-            array = np.asarray(value)
-        except ValueError:  # lists of different lengths
+            array = as_array(value)
+        except ValueError:  # lists of different lengths, or a tensor that is not dense
             return
         if not array.ndim or (array.size and not is_stageable(array.dtype)):
             return

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.order.computed import Indices
-from gpuloader.sources.block import Block, Chunked, Column, Part, Rows
+from gpuloader.sources.block import Block, Chunked, Column, Part, Rows, each_row
 from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import as_rows, locate
 from gpuloader.sources.sample_fields import SampleFields, of_columns
 from gpuloader.sources.tables.arrow import check_nulls, column_of
-from gpuloader.sources.tables.table import as_rows
 
 TABLES = ("arrow", "pandas", "polars")
 TENSORS = ("numpy", "torch", "tensorflow", "jax")
@@ -72,8 +72,11 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return next(iter(self.take_block([index])))
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return next(iter(self.take_block([rows])))
+        return self.take_block(list(each_row(rows))).columns()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples at once."""

@@ -13,9 +13,9 @@ from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.dataset_base import IterableDataset
 from gpuloader.sources.frameworks import has_told_torch
+from gpuloader.sources.indexing import as_rows
 from gpuloader.sources.tables.arrow import check_nulls, columns_of
 from gpuloader.sources.tables.huggingface import TABLES, choose_dtypes, lies_in_columns
-from gpuloader.sources.tables.table import as_rows
 
 
 def adapt_stream(dataset: Any) -> HuggingFaceStream:

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.block import Block, Part, Rows
-from gpuloader.sources.dataset_base import Dataset, check_index
-from gpuloader.sources.sample_fields import SampleFields, of_columns
+from gpuloader.sources.block import Block, Part
+from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.indexing import as_rows, locate
+from gpuloader.sources.sample_fields import SampleFields, describe_field, of_columns
 from gpuloader.sources.tables.columns import read_columns
+
+_SHOWN = 8  # columns in a description
 
 
 class TableDataset(Dataset[dict[str, Any]]):
@@ -25,13 +28,17 @@ class TableDataset(Dataset[dict[str, Any]]):
     Columns of lists of numbers become arrays of more dimensions if all lists have the same length, and need
     the loader's `ragged` or `pad` if not. Text stays text: a batch holds a list of it, with None for nulls.
     So does any other value, such as a date. Categories become their values; pass ``frame["name"].cat.codes``
-    to train on their numbers. An index of pandas is not read.
+    to train on their numbers. An index of pandas is not read. Tensors of dtypes that NumPy lacks, such as
+    bfloat16, stay tensors.
+
+    A slice, or a list, array or tensor of row numbers or booleans, selects several rows at once. They come in
+    columns: a dict with an array, a `Ragged` or a list per column. Slices do not copy numbers.
 
     Parameters
     ----------
     table : pandas.DataFrame, polars.DataFrame, pyarrow.Table or mapping
-        The table; a mapping has one array, list or series per column. Numbers are not copied, except booleans
-        of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
+        The table; a mapping has one array, list, tensor or series per column. Numbers are not copied, except
+        booleans of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
 
     Raises
     ------
@@ -40,7 +47,8 @@ class TableDataset(Dataset[dict[str, Any]]):
     ValueError
         There are no columns, two have the same name, or they differ in length.
     DataFileError
-        A column of numbers has a null, which no number can represent. The message names the column.
+        A column of numbers has a null, which no number can represent, or a tensor is not dense or not in host
+        memory. The message names the column.
     MissingPackage
         A Polars frame has a column that is not of numbers, and pyarrow is not installed.
 
@@ -50,6 +58,10 @@ class TableDataset(Dataset[dict[str, Any]]):
     >>> table = TableDataset({"x": [0.5, 1.5, 2.5], "name": ["a", "b", "c"]})
     >>> table[1], len(table), table.names
     ({'x': np.float64(1.5), 'name': 'b'}, 3, ('x', 'name'))
+    >>> table[[2, 0]]
+    {'x': array([2.5, 0.5]), 'name': ['c', 'a']}
+    >>> table
+    <TableDataset: 3 rows of x (float64), name (Python objects)>
     >>> for batch in DataLoader(table, places="cpu", batch_size=2):
     ...     print(batch)
     {'x': array([0.5, 1.5]), 'name': ['a', 'b']}
@@ -61,12 +73,26 @@ class TableDataset(Dataset[dict[str, Any]]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """The names of the columns, in the table's order."""
         return tuple(self._columns)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = check_index(self, index)
-        return next(iter(Block([Part(self._columns, slice(row, row + 1))])))
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, as a data frame calls them; the same as `names`."""
+        return self.names
+
+    def __repr__(self) -> str:
+        fields = self._sample_fields().fields.items()
+        columns = [f"{name} ({describe_field(field)})" for name, field in fields]
+        count = "1 row" if len(self) == 1 else f"{len(self):,} rows"
+        more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+        return f"<{type(self).__name__}: {count} of {', '.join(columns[:_SHOWN])}{more}>"
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return next(iter(Block([Part(self._columns, slice(rows, rows + 1))])))
+        return Block([Part(self._columns, rows)]).columns()
 
     def __len__(self) -> int:
         return self._length
@@ -87,20 +113,3 @@ class TableDataset(Dataset[dict[str, Any]]):
         if not all(isinstance(column, np.ndarray) for column in columns.values()):
             return None
         return ArrayRows(tuple(columns.values()), names=self.names)  # type: ignore[arg-type]
-
-
-def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
-    """Return indices as rows from 0 to below `length`: as a slice if they are consecutive.
-
-    >>> as_rows("abcd", [1, 2, 3], 4), as_rows("abcd", [-1, 0], 4)
-    (slice(1, 4, None), array([3, 0]))
-    """
-    rows = np.asarray(indices, np.int64)
-    outside = np.flatnonzero((rows < -length) | (rows >= length))
-    if outside.size:
-        index = int(rows[outside[0]])
-        raise IndexError(f"{type(dataset).__name__} of {length} samples has no sample {index}")
-    rows = np.where(rows < 0, rows + length, rows)
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows

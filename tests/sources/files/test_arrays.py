@@ -9,7 +9,15 @@ import tempfile
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, HDF5Dataset, SampleError, SourceError, ZarrDataset
+from gpuloader import (
+    BatchSampler,
+    DataFileError,
+    DataLoader,
+    HDF5Dataset,
+    SampleError,
+    SourceError,
+    ZarrDataset,
+)
 from gpuloader.base.errors import MissingPackage
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
@@ -66,6 +74,18 @@ def test_rows_are_read_in_any_order_by_any_workers(dataset, workers):
         assert (batch["image"] == IMAGES[batch["label"]]).all()
         seen += batch["label"].tolist()
     assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=str)
+def test_several_rows_at_once(dataset, workers):
+    rows = [4, 0, -1]
+    assert dataset[rows]["label"].tolist() == [4, 0, COUNT - 1]
+    assert (dataset[1:3]["image"] == IMAGES[1:3]).all()
+    assert len(dataset[[]]["label"]) == 0
+    loader = DataLoader(
+        dataset, places="cpu", batch_size=None, sampler=BatchSampler(sampler=rows, batch_size=2), **workers
+    )
+    assert [batch["label"].tolist() for batch in loader] == [[4, 0], [COUNT - 1]]
 
 
 def test_workers_open_it_anew(dataset):

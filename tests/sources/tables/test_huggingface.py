@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gpuloader import (
+    BatchSampler,
     ComposeDataset,
     ConcatDataset,
     DataFileError,
@@ -238,6 +239,14 @@ def test_the_rest_of_the_loader_applies(data):
     with pytest.raises(SampleError, match="HuggingFaceRows of 30 samples has no sample 30"):
         labels(load(data, sampler=[30]))
     assert load(data).dataset is data
+
+
+def test_a_sampler_of_whole_batches(data):
+    whole = BatchSampler(sampler=[7, 0, -1, 4], batch_size=2)
+    found = [
+        batch["label"].tolist() for batch in DataLoader(data, places="cpu", batch_size=None, sampler=whole)
+    ]
+    assert found == [[int(data[row]["label"]) for row in rows] for rows in ([7, 0], [-1, 4])]
 
 
 def test_one_split_of_a_dict_has_to_be_chosen(data):

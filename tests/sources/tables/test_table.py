@@ -25,8 +25,8 @@ from gpuloader import (
 )
 from gpuloader.sources.array_rows import array_source
 from gpuloader.sources.block import Block, Chunked, Part, row_parts
+from gpuloader.sources.indexing import as_rows
 from gpuloader.sources.tables.arrow import _column
-from gpuloader.sources.tables.table import as_rows
 from gpuloader.transforms import OneHot
 from tests.rank_loaders import make
 from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, WORKERS, assert_same, name_workers
@@ -149,6 +149,18 @@ class TestEveryLibrary:
     def test_an_index_out_of_range_is_named(self, library, columns):
         with pytest.raises(SampleError, match=r"(has no sample 23|dataset index 23.*has 23 samples)"):
             list(load(make_table(library, columns()), sampler=[0, 23]))
+
+    @pytest.mark.parametrize("rows", [[4, 0, -1], [], slice(2, 7), np.arange(ROWS) % 5 == 0], ids=repr)
+    def test_several_rows_at_once_are_columns(self, library, rows):
+        ragged = [[row] * (row % 3) for row in range(ROWS)]
+        table = TableDataset(make_table(library, {**mixed(), "ragged": ragged}))
+        found = table[rows]
+        picked = np.arange(ROWS)[rows].tolist()
+        assert list(found) == ["x", "label", "even", "name", "ragged"]
+        assert found["label"].tolist() == picked
+        assert found["label"].dtype == np.int16
+        assert found["name"] == [f"row {row}" for row in picked]
+        assert found["ragged"].recursive_sequence_lengths() == [[row % 3 for row in picked]]
 
     def test_ranks_divide_it(self, library):
         table = make_table(library, mixed())
@@ -513,6 +525,7 @@ def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
     assert [sample["x"].tolist() for sample in block] == [values[index] for index in indices]
     found = [part.tolist() for piece, rows, _ in block.pieces("x") for part in row_parts(piece, rows)]
     assert found == [values[index] for index in indices]
+    assert block.columns()["x"].values.tolist() == [number for index in indices for number in values[index]]
 
 
 @pytest.mark.parametrize("library", LIBRARIES[:3])
@@ -528,3 +541,78 @@ def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
 def test_a_table_is_no_dataset_to_combine(library, combine):
     with pytest.raises(TypeError, match=r"must be map-style, got the table \w+; pass TableDataset\(table\)"):
         combine(make_table(library, numbers()))
+
+
+def test_columns_in_chunks_are_joined():
+    pa = pytest.importorskip("pyarrow")
+    numbers, words = np.arange(6), list("abcdef")
+    columns = {
+        "x": Chunked([2, 4], [numbers[:2], numbers[2:]].__getitem__),
+        "word": Chunked(
+            [2, 4], [_column(pa.array(part), "word") for part in (words[:2], words[2:])].__getitem__
+        ),
+    }
+    for indices in ([1, 2, 3], [5, 0], []):
+        found = Block([Part(columns, as_rows(words, indices, 6))]).columns()
+        assert (found["x"].tolist(), found["word"]) == (indices, [words[index] for index in indices])
+
+
+class TestSeries:
+    """A series of pandas is read by position: its index may have gaps, as after a filter."""
+
+    @pytest.fixture(
+        params=["int16", "float64", "Int64", "category", "str", "object", "bool", "datetime64[ns]"]
+    )
+    def series(self, request):
+        pandas = pytest.importorskip("pandas")
+        values = {
+            "str": ["a", "b", "c", "d"],
+            "object": ["a", None, 3, [4]],
+            "category": ["u", "v", "u", "v"],
+        }
+        held = pandas.Series(values.get(request.param, [1, 0, 1, 1]), dtype=request.param)
+        filtered = held[[False, True, True, True]]
+        assert list(filtered.index) == [1, 2, 3]
+        return filtered
+
+    def test_as_a_column(self, series):
+        table = TableDataset({"x": series})
+        assert [row["x"] for row in table] == [row["x"] for row in TableDataset({"x": series.tolist()})]
+        assert len(column(load({"x": series, "row": [0, 1, 2]}), "x")) == 3
+
+    def test_as_the_dataset(self, series):
+        expected = list(series)
+        joined = (
+            series,
+            Subset(series, [0, 1, 2]),
+            ConcatDataset([series[:1], series[1:]]),
+            Subset(ConcatDataset([series]), range(3)),
+        )
+        for dataset in joined:
+            loader = load(dataset, batch_size=None, collate_fn=lambda sample: [sample])
+            assert [sample for (sample,) in loader] == expected
+        parts = random_split(series, [2, 1], seed=0)
+        assert [series.iloc[index] for part in parts for index in part.indices] == [
+            one for part in parts for one in part
+        ]
+
+    def test_labels_are_keys(self):
+        pandas = pytest.importorskip("pandas")
+        series = pandas.Series([1, 2], index=["a", "b"])
+        assert list(Subset(series, ["b"])) == [2]
+
+
+def test_the_description_tells_what_it_holds():
+    table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
+    assert repr(table) == (
+        "<TableDataset: 1 row of x (float64), box (int64 of shape (2,)), name (Python objects)>"
+    )
+    ragged = TableDataset({"tokens": [[1], [2, 3]]})
+    assert repr(ragged) == "<TableDataset: 2 rows of tokens (int64 of varying shape)>"
+    wide = TableDataset({f"c{number}": [1] for number in range(10)})
+    assert repr(wide).endswith("c6 (int64), c7 (int64) and 2 more>")
+
+
+def test_the_columns_are_those_of_the_table_in_its_order():
+    table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
+    assert table.columns == table.names == ("x", "box", "name")

@@ -1,0 +1,214 @@
+"""What the pipeline calls on one GPU, while that is the thread's current device; does not import CuPy itself.
+
+Why it calls CUDA the way it does:
+
+- Copy streams are non-blocking, so only events order them.
+- Events carry no timing unless requested, which makes waiting for them cheapest.
+- It calls `runtime.eventQuery` instead of `Event.done`, which takes a failed device for a busy one.
+- Memory comes from `cudaMalloc`. CuPy's pool would give a freed block to the next copy while kernels may
+  still read it; `cudaFree` waits for them. It would also end a capture, so it is postponed during one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.devices.base import HostMemory
+from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
+from gpuloader.devices.foreign_arrays import as_stream, find_address
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.lease import Lease
+from gpuloader.transforms.bound import BoundProgram
+from gpuloader.transforms.program import Program
+
+_HOST_TO_DEVICE = 1
+_OUT_OF_MEMORY = 2
+_EVENT_NOT_READY = 600
+_MOST_BOUND = 8
+_LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
+
+
+class _ThreadsStream:
+    """The per-thread default stream of one thread, to which any thread may refer.
+
+    Its handle means the stream of the thread that makes the call. In other threads the legacy default stream
+    stands for it: it waits for all blocking streams, and per-thread default streams are blocking.
+    """
+
+    @property
+    def ptr(self) -> int:
+        """The handle that the calling thread can record events on."""
+        return _PER_THREAD if _this_thread.stream is self else _LEGACY
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.stream = _ThreadsStream()
+
+
+_this_thread = _Thread()
+
+
+class CudaMemory:
+    """Device memory; freed by `cudaFree`, which waits for the kernels that still use it.
+
+    Attributes
+    ----------
+    nbytes : int
+        The size in bytes.
+    address : int
+        The device pointer.
+    bound : dict
+        The programs that run over the memory, by their id.
+    """
+
+    __slots__ = ("_free", "address", "bound", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
+        self._free = free
+        self.nbytes = nbytes
+        self.address = address
+        self.bound: dict[int, BoundProgram] = {}
+
+    def __del__(self) -> None:
+        self._free(self.address)
+
+
+class CudaCalls:
+    """The calls of one GPU; those of CUDA need it as the thread's current device, and raise CuPy's errors.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy.
+    index : int
+        The GPU's index.
+    free : callable
+        Frees memory by its address; called by finalizers, in any thread, on any device.
+    """
+
+    direct = False
+
+    def __init__(self, cupy: Any, index: int, free: Callable[[int], None]) -> None:
+        self.name = f"gpu:{index}"
+        self.index = index
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+        self._free = free
+
+    def alloc(self, nbytes: int) -> CudaMemory:
+        """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
+        try:
+            return CudaMemory(self._runtime.malloc(max(nbytes, 1)), nbytes, self._free)
+        except self._runtime.CUDARuntimeError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+            free, total = self._runtime.memGetInfo()
+            raise StagingMemoryError(
+                f"cannot allocate {nbytes:,} bytes on {self.name} ({error}); {free:,} of {total:,} bytes "
+                "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
+                "cupy.get_default_memory_pool().free_all_blocks()"
+            ) from error
+
+    def stream(self) -> Any:
+        """Return a new non-blocking stream."""
+        return self._cupy.cuda.Stream(non_blocking=True)
+
+    def event(self, *, timed: bool = False) -> Any:
+        """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
+        return self._cupy.cuda.Event(block=True, disable_timing=not timed)
+
+    def copy_async(
+        self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any, offset: int = 0
+    ) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes`."""
+        if nbytes:
+            address = target.address + offset
+            self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    # In the following, a stream may have handle 0, which means the default stream of the current device.
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Record `event` on `stream`."""
+        self._runtime.eventRecord(event.ptr, stream.ptr)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Make `stream` wait for `event` on the device."""
+        self._runtime.streamWaitEvent(stream.ptr, event.ptr)
+
+    def captures(self, stream: Any) -> bool:
+        """Return whether `stream` is being captured, so that work put on it would become part of a graph."""
+        try:
+            return bool(self._runtime.streamIsCapturing(stream.ptr))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
+                return True
+            raise
+
+    def query(self, event: Any) -> bool:
+        """Return whether the work before `event` has run.
+
+        Raises
+        ------
+        LoaderError
+            The device reports an error.
+        """
+        status: int = self._runtime.eventQuery(event.ptr)
+        if status in CAPTURED:
+            raise tell_capture(self.name, f"CUDA error {status}")
+        if status not in (0, _EVENT_NOT_READY):
+            raise LoaderError(f"{self.name} failed with CUDA error {status} while waiting for a copy")
+        return status == 0
+
+    def synchronize(self, event: Any) -> None:
+        """Block the calling thread, with the GIL released, until the work before `event` has run."""
+        self._runtime.eventSynchronize(event.ptr)
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Return the seconds between two timed events that have been reached, to half a microsecond."""
+        milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
+        return milliseconds / 1000
+
+    def keep(self, stream: Any) -> Any:
+        """Return a stream of CuPy or of another library in a form that any thread can record on."""
+        found = stream if hasattr(stream, "ptr") else as_stream(stream)
+        return _this_thread.stream if found.ptr == _PER_THREAD else found
+
+    def holds(self, memory: CudaMemory, array: Any) -> bool:
+        """Return whether an array of CuPy, or a tensor of another library, lies in `memory`."""
+        address = find_address(array)
+        return address is not None and memory.address <= address < memory.address + max(memory.nbytes, 1)
+
+    def consumer_stream(self) -> Any:
+        """Return CuPy's current stream of the calling thread on this device."""
+        return self._cupy.cuda.get_current_stream(self.index)
+
+    def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
+        """Return one CuPy array per field; each of their views keeps `lease` alive."""
+        return self._arrays(memory, layout, lease)
+
+    def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
+        """Return one CuPy array per field; they keep the memory alive."""
+        return self._arrays(memory, layout, memory)
+
+    def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
+        cuda, ndarray = self._cupy.cuda, self._cupy.ndarray
+        unowned = cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
+        start = cuda.MemoryPointer(unowned, 0)
+        return [ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+
+    def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
+        """Launch a program's kernels on `stream`; they compute within `memory`.
+
+        What a program needs for that, apart from the stream, is made once per region of memory.
+        """
+        bound = memory.bound.get(id(program))
+        if bound is None:
+            if len(memory.bound) >= _MOST_BOUND:
+                memory.bound.clear()  # for batches that keep changing size
+            arrays = self._arrays(memory, program.room, None)  # they do not keep the memory that keeps them
+            bound = memory.bound[id(program)] = BoundProgram(program, arrays)
+        bound.launch(stream)

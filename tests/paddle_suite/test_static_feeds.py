@@ -1,0 +1,56 @@
+"""A feed list of what Paddle's own ``paddle.static.data`` returns, as Paddle's pages have it."""
+
+import numpy as np
+import pytest
+
+import gpuloader
+from gpuloader import DataFeeder, DataLoader
+
+paddle = pytest.importorskip("paddle")
+
+
+@pytest.fixture
+def feeds():
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            yield [paddle.static.data("x", [None, 2], "float32"), paddle.static.data("y", [-1, 1], "int64")]
+    finally:
+        paddle.disable_static()
+
+
+SAMPLES = [([0.5, 1.5], 3), ([2.5, 3.5], 4)]
+
+
+def test_a_loader_takes_them(feeds):
+    [[batch]] = DataLoader(SAMPLES, feeds, "cpu", batch_size=2, return_list=False)
+    assert [(name, held.dtype, held.shape) for name, held in batch.items()] == [
+        ("x", np.float32, (2, 2)),
+        ("y", np.int64, (2, 1)),
+    ]
+
+
+def test_a_loader_of_a_generator_and_a_feeder_take_them(feeds):
+    loader = DataLoader.from_generator(feeds, capacity=2, return_list=True)
+    loader.set_sample_list_generator(lambda: iter([SAMPLES]), places="cpu")
+    [[[x, y]]] = loader
+    assert (x.tolist(), y.tolist()) == ([[0.5, 1.5], [2.5, 3.5]], [[3], [4]])
+    assert DataFeeder(feeds, "cpu").feed(SAMPLES)["y"].tolist() == [[3], [4]]
+
+
+def test_what_no_call_declared_is_refused(feeds):
+    for entry in (feeds[0] + 1, 5, paddle.static.Program()):
+        with pytest.raises(
+            TypeError, match=r"gpuloader\.data or paddle\.static\.data, or their names, got \w+"
+        ):
+            DataLoader(SAMPLES, [entry], "cpu")
+
+
+def test_a_dtype_that_numpy_lacks_is_named(feeds):
+    with pytest.raises(ValueError, match="feed 'z': 'bfloat16' is not a dtype"):
+        DataLoader(SAMPLES, [paddle.static.data("z", [None], "bfloat16")], "cpu")
+
+
+def test_names_and_feeds_of_both_mix(feeds):
+    declared = gpuloader.data("z", [None], "float32")
+    assert [feed.name for feed in DataLoader(SAMPLES, [feeds[1], declared], "cpu")._feeds] == ["y", "z"]

@@ -1,0 +1,194 @@
+"""Indices: every dataset takes one, a slice, a list, an array or a mask, and says what it expected."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    BatchSampler,
+    ComposeDataset,
+    ConcatDataset,
+    DataLoader,
+    MixDataset,
+    PackedList,
+    Ragged,
+    SequenceSampler,
+    Subset,
+    TableDataset,
+    TensorDataset,
+    TokenWindows,
+)
+from tests.sample_sets import assert_same
+
+ROWS = 6
+MASK = [True, False, True, False, False, True]
+WORDS = ["a", "bb", "ccc", "d", "ee", "f"]
+COLUMNS = {"x": np.arange(ROWS) / 2, "box": np.arange(12).reshape(ROWS, 2), "word": WORDS}
+
+
+def make_table():
+    return TableDataset({**COLUMNS, "tokens": [[row] * (row + 1) for row in range(ROWS)]})
+
+
+def make_parts(kind, **options):
+    halves = (slice(0, 2), slice(2, ROWS))
+    return kind(
+        [TableDataset({name: held[half] for name, held in COLUMNS.items()}) for half in halves], **options
+    )
+
+
+DATASETS = {
+    "TensorDataset": lambda: TensorDataset(COLUMNS["x"], COLUMNS["box"]),
+    "TableDataset": make_table,
+    "TokenWindows": lambda: TokenWindows(np.arange(20), 5, stride=3),
+    "TokenWindows of documents": lambda: TokenWindows(np.arange(21), 3, stride=3, documents=[0, 10]),
+    "PackedList": lambda: PackedList(WORDS),
+    "Subset": lambda: Subset(make_table(), [5, 4, 3, 2, 1, 0]),
+    "ConcatDataset": lambda: make_parts(ConcatDataset),
+    "MixDataset": lambda: make_parts(MixDataset, weights=[1, 1]),
+    "ComposeDataset": lambda: ComposeDataset([TokenWindows(np.arange(20), 5, stride=3), WORDS]),
+}
+SEVERAL = [
+    ([2, 0, -1], [2, 0, 5]),
+    (range(1, 4), [1, 2, 3]),
+    (slice(1, 4), [1, 2, 3]),
+    (slice(None, None, 2), [0, 2, 4]),
+    (slice(None, None, -1), [5, 4, 3, 2, 1, 0]),
+    (slice(-2, 99), [4, 5]),
+    (np.array([3, -6]), [3, 0]),
+    (np.array([3], np.uint8), [3]),
+    (MASK, [0, 2, 5]),
+    (np.array(MASK), [0, 2, 5]),
+    ([np.int64(1), 2], [1, 2]),
+]
+NONE = [[], slice(4, 2), np.array([], np.int64), [False] * ROWS]
+
+
+def rows_of(batch):
+    """Return the samples of a batch, in the form in which the dataset returns one."""
+    if isinstance(batch, dict):
+        return [dict(zip(batch, row, strict=True)) for row in zip(*map(rows_of, batch.values()), strict=True)]
+    if isinstance(batch, tuple):
+        return list(zip(*map(rows_of, batch), strict=True))
+    if isinstance(batch, Ragged):
+        (splits,) = batch.row_splits
+        return [batch.values[start:stop] for start, stop in itertools.pairwise(splits)]
+    return list(batch)
+
+
+@pytest.fixture(params=DATASETS, ids=str)
+def dataset(request):
+    return DATASETS[request.param]()
+
+
+class TestDatasets:
+    @pytest.mark.parametrize(("index", "rows"), SEVERAL, ids=lambda value: repr(value).replace(" ", ""))
+    def test_several_samples_at_once(self, dataset, index, rows):
+        assert_same(rows_of(dataset[index]), [dataset[row] for row in rows])
+
+    @pytest.mark.parametrize("index", NONE, ids=repr)
+    def test_no_samples(self, dataset, index):
+        assert rows_of(dataset[index]) == []
+
+    @pytest.mark.parametrize("index", [np.int32(-2), np.array(4), 4, -2])
+    def test_one_sample(self, dataset, index):
+        assert_same(dataset[index], list(dataset)[4])
+
+    @pytest.mark.parametrize(
+        ("index", "found"),
+        [
+            (6, "6"), (-7, "-7"), ([0, 6], "6, listed at position 1"),
+            (np.array([-7]), "-7, listed at position 0"),
+            (np.array([2**63 + 1], np.uint64), "9223372036854775809, listed at position 0"),
+        ],
+        ids=repr,
+    )  # fmt: skip
+    def test_no_such_sample(self, dataset, index, found):
+        with pytest.raises(IndexError, match=f"^{type(dataset).__name__} of 6 samples has no sample {found}"):
+            dataset[index]
+
+    @pytest.mark.parametrize("mask", [[True], np.ones(7, bool)], ids=repr)
+    def test_a_mask_of_another_length(self, dataset, mask):
+        expected = f"{type(dataset).__name__} of 6 samples takes a mask of 6 booleans, got {len(mask)}"
+        with pytest.raises(IndexError, match=expected):
+            dataset[mask]
+
+    @pytest.mark.parametrize(
+        ("index", "got"),
+        [
+            ("x", "'x'"), (1.5, "1.5"), (None, "None"), ((1, 2), "(1, 2)"), ([0.5], "list of float64"),
+            (["a"], "list of <U1"), ([None], "list of object"), ([[0], [1, 2]], "list, which is not"),
+            (np.array([[0, 1]]), "ndarray of int64 and shape (1, 2)"),
+            (np.ones((6, 1), bool), "ndarray of bool and shape (6, 1)"),
+        ],
+        ids=repr,
+    )  # fmt: skip
+    def test_something_else(self, dataset, index, got):
+        expected = (
+            f"{type(dataset).__name__} takes an index, a slice, or a list, array or tensor of indices or"
+        )
+        with pytest.raises(TypeError, match=f"^{expected} of booleans, got {re.escape(got)}"):
+            dataset[index]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_sampler_of_whole_batches(self, dataset, workers):
+        """Each batch is one read of the dataset, and equal to the one that the loader makes of samples."""
+        inner = SequenceSampler(dataset)
+        if isinstance(dataset, MixDataset):
+            inner = dataset.default_sampler(shuffle=False)
+        sampler = BatchSampler(sampler=inner, batch_size=4)
+        options = {"places": "cpu", "num_workers": workers}
+        loader = DataLoader(dataset, batch_size=None, sampler=sampler, **options)
+        assert_same(list(map(_plain, loader)), [_plain(_listed(dataset[rows])) for rows in sampler])
+
+
+def _listed(batch):
+    return list(batch) if isinstance(batch, tuple) else batch
+
+
+def _plain(batch):
+    """Return a batch with ragged fields as their arrays, which can be compared."""
+    if isinstance(batch, Ragged):
+        return [batch.values, *batch.row_splits]
+    return {name: _plain(held) for name, held in batch.items()} if isinstance(batch, dict) else batch
+
+
+class TestShapes:
+    def test_a_table_returns_columns(self):
+        found = make_table()[[1, 0]]
+        assert list(found) == ["x", "box", "word", "tokens"]
+        assert found["x"].tolist() == [0.5, 0]
+        assert found["box"].tolist() == [[2, 3], [0, 1]]
+        assert found["word"] == ["bb", "a"]
+        assert isinstance(found["tokens"], Ragged)
+        assert found["tokens"].values.tolist() == [1, 1, 0]
+
+    def test_a_slice_of_a_table_does_not_copy_numbers(self):
+        assert np.shares_memory(TableDataset(COLUMNS)[1:3]["box"], COLUMNS["box"])
+        assert not np.shares_memory(TableDataset(COLUMNS)[[1, 2]]["box"], COLUMNS["box"])
+
+    def test_windows_lie_in_one_array(self):
+        assert TokenWindows(np.arange(20), 5)[[1, 0]].tolist() == [[5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
+        assert TokenWindows(np.arange(20), 5)[[]].shape == (0, 5)
+
+    def test_a_packed_list_returns_a_list(self):
+        assert PackedList(WORDS)[np.array([3, 0])] == ["d", "a"]
+
+    def test_fields_of_joined_datasets_are_stacked(self):
+        found = make_parts(ConcatDataset)[[3, 1]]
+        assert found["box"].tolist() == [[6, 7], [2, 3]]
+        assert found["word"] == ["d", "bb"]
+
+    def test_arrays_of_other_libraries_are_indices(self):
+        class Series:
+            """Has no `ndim`, as those of Polars."""
+
+            def __len__(self):
+                return 2
+
+            def __array__(self, dtype=None, copy=None):
+                return np.array([1, 0])
+
+        assert PackedList(WORDS)[Series()] == ["bb", "a"]

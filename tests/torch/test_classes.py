@@ -1,0 +1,157 @@
+"""The classes of gpuloader.torch: code that asks for PyTorch's classes recognizes them."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+theirs = pytest.importorskip("torch.utils.data")
+
+import gpuloader  # noqa: E402
+import gpuloader.torch as drop_in  # noqa: E402
+from gpuloader.sources.array_rows import array_source  # noqa: E402
+from gpuloader.sources.tables.adapting import as_dataset  # noqa: E402
+
+DATASETS = {
+    "TensorDataset": lambda: drop_in.TensorDataset(torch.arange(6)),
+    "ConcatDataset": lambda: drop_in.ConcatDataset([[1, 2], [3]]),
+    "Subset": lambda: drop_in.Subset([1, 2, 3], [2, 0]),
+    "ChainDataset": lambda: drop_in.ChainDataset([Shares()]),
+    "+": lambda: drop_in.TensorDataset(torch.arange(6)) + drop_in.Subset([1, 2, 3], [2, 0]),
+    "+ of iterable ones": lambda: drop_in.ChainDataset([Shares()]) + Shares(),
+    "random_split": lambda: drop_in.random_split([1, 2, 3], [2, 1], seed=0)[0],
+    "Squares": lambda: Squares(),
+    "Shares": lambda: Shares(),
+}
+SAMPLERS = {
+    "SequentialSampler": lambda: drop_in.SequentialSampler(range(4)),
+    "RandomSampler": lambda: drop_in.RandomSampler(range(4)),
+    "WeightedRandomSampler": lambda: drop_in.WeightedRandomSampler([1.0, 1.0], 4),
+    "SubsetRandomSampler": lambda: drop_in.SubsetRandomSampler([0, 1, 2]),
+    "BatchSampler": lambda: drop_in.BatchSampler(range(4), batch_size=2),
+    "Backwards": lambda: Backwards(),
+}
+
+
+class Squares(drop_in.Dataset[int]):
+    def __getitem__(self, index):
+        return index**2
+
+    def __len__(self):
+        return 4
+
+
+class Shares(drop_in.IterableDataset[int]):
+    """Divides six numbers among the workers."""
+
+    def __iter__(self):
+        info = drop_in.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(first, 6, step))
+
+
+class Backwards(drop_in.Sampler[int]):
+    def __iter__(self):
+        return iter([3, 2, 1, 0])
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("name", DATASETS)
+class TestDatasets:
+    def test_pytorchs_classes_are_theirs(self, name):
+        dataset = DATASETS[name]()
+        assert isinstance(dataset, theirs.Dataset)
+        assert isinstance(dataset, drop_in.Dataset)
+        iterable = hasattr(type(dataset), "__iter__")
+        assert isinstance(dataset, theirs.IterableDataset) is iterable
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_both_loaders_read_them(self, name, workers):
+        found = [
+            sorted(torch.cat([torch.as_tensor(batch).reshape(-1) for batch in flat(loader)]).tolist())
+            for kind in (drop_in.DataLoader, theirs.DataLoader)
+            for loader in [kind(DATASETS[name](), 2, num_workers=workers)]
+        ]
+        assert found[0] == found[1]
+        assert len(found[0]) > 1
+
+    def test_copies_and_pickles(self, name):
+        dataset = DATASETS[name]()
+        for again in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+            assert type(again) is type(dataset)
+            assert (
+                list(again) == list(dataset)
+                if hasattr(type(dataset), "__iter__")
+                else len(again) == len(dataset)
+            )
+
+
+def flat(loader):
+    for batch in loader:
+        yield from batch if isinstance(batch, list) else [batch]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+class TestSamplers:
+    def test_pytorchs_class_is_theirs(self, name):
+        assert isinstance(SAMPLERS[name](), theirs.Sampler)
+
+    def test_both_loaders_take_them(self, name):
+        option = "batch_sampler" if name == "BatchSampler" else "sampler"
+        for kind in (drop_in.DataLoader, theirs.DataLoader):
+            batches = list(kind(range(10, 14), **{option: SAMPLERS[name]()}))
+            assert sum(map(len, batches)) == len(SAMPLERS[name]()) * (2 if name == "BatchSampler" else 1)
+
+    def test_copies_and_pickles(self, name):
+        sampler = SAMPLERS[name]()
+        for again in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+            assert (type(again), len(again)) == (type(sampler), len(sampler))
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_workers_read_classes_of_the_user(start_method):
+    for dataset, expected in ((Squares(), [0, 1, 4, 9]), (Shares(), [0, 1, 2, 3, 4, 5])):
+        loader = drop_in.DataLoader(dataset, 2, num_workers=2, start_method=start_method)
+        assert sorted(torch.cat(list(loader)).tolist()) == expected
+
+
+def test_our_loaders_recognize_what_they_can_read_at_once():
+    part = drop_in.Subset(drop_in.TensorDataset(np.arange(6)), [4, 2])
+    assert array_source(part).rows.tolist() == [4, 2]
+    both = drop_in.ConcatDataset([drop_in.TensorDataset(np.arange(2)), gpuloader.TableDataset({"x": [1]})])
+    assert hasattr(both, "__getitems__")
+
+
+def test_datasets_of_hugging_face_are_found_inside():
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"x": [1, 2, 3]})
+    for outer in (drop_in.Subset(table, [2, 0]), drop_in.ConcatDataset([table, table])):
+        adapted = as_dataset(outer)
+        assert adapted is not outer
+        inner = adapted.dataset if isinstance(outer, drop_in.Subset) else adapted.datasets[1]
+        assert type(inner).__name__ == "HuggingFaceRows"
+
+        class Own(type(outer)):
+            def __getitem__(self, index):
+                return 5
+
+        own = copy.copy(outer)
+        own.__class__ = Own
+        assert as_dataset(own) is own
+
+
+def test_worker_info_in_workers_of_pytorchs_loader():
+    """It has rank and world size there, too."""
+    assert gpuloader.get_worker_info() is None
+    for info in theirs.DataLoader(Asks(), batch_size=None, num_workers=2):
+        assert info[1:] == [2, 0, 1]
+
+
+class Asks(theirs.IterableDataset):
+    def __iter__(self):
+        info = gpuloader.get_worker_info()
+        yield info.id, info.num_workers, info.rank, info.world_size
