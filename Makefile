@@ -21,7 +21,7 @@ test: .venv/dev.stamp
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers
 # A separate pytest for each: some frameworks conflict with each other, or with a fork.
 test-frameworks: .venv-frameworks/stamp
-	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py \
+	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/loader/test_exact_values.py \
 	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py \
 	  tests/sources/tables tests/paddle_suite tests/dataset \
 	  "tests/torch gpuloader/loader/torch_loader.py gpuloader/order/torch_samplers.py" tests/torch_suite tests/frameworks; do \

@@ -56,9 +56,10 @@ if TYPE_CHECKING:
         TensorDataset,
         random_split,
     )
-    from gpuloader.sources.files.arrays import HDF5Dataset, ZarrDataset
+    from gpuloader.sources.files.hdf5_arrays import HDF5Dataset
     from gpuloader.sources.files.parquet import ParquetDataset
     from gpuloader.sources.files.tar import TarDataset
+    from gpuloader.sources.files.zarr_arrays import ZarrDataset
     from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
@@ -151,7 +152,7 @@ __getattr__ = import_on_demand(
         "EOFException": "gpuloader.base.errors",
         "FeedError": "gpuloader.base.errors",
         "FeedSpec": "gpuloader.fields.spec",
-        "HDF5Dataset": "gpuloader.sources.files.arrays",
+        "HDF5Dataset": "gpuloader.sources.files.hdf5_arrays",
         "IterableDataset": "gpuloader.sources.dataset",
         "LoaderError": "gpuloader.base.errors",
         "LoaderStats": "gpuloader.watch.stats",
@@ -177,7 +178,7 @@ __getattr__ = import_on_demand(
         "WeightedRandomSampler": "gpuloader.order.sampler",
         "WorkerError": "gpuloader.base.errors",
         "WorkerTimeout": "gpuloader.base.errors",
-        "ZarrDataset": "gpuloader.sources.files.arrays",
+        "ZarrDataset": "gpuloader.sources.files.zarr_arrays",
         "batch": "gpuloader.sources.readers.decorators",
         "cpu_places": "gpuloader.devices.places",
         "cuda_places": "gpuloader.devices.opening",

@@ -199,7 +199,7 @@ def test_more_memory_than_there_is(loader):
     labels = np.broadcast_to(np.int64(0), (1 << 22, 1))
     steps, error = consume(loader.set_batch_generator(lambda: [[huge, labels]], places="cpu"))
     assert (steps, type(error)) == (0, StagingMemoryError)
-    assert "lower the capacity or the batch size" in str(error)
+    assert "lower the batch size, prefetch_factor or the capacity" in str(error)
 
 
 @pytest.mark.parametrize("places", [CPUPlace(), simulated_places(1)])

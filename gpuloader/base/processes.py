@@ -8,13 +8,19 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.base.nesting import current_owner, read_for
 from gpuloader.base.platforms import after_fork, open_process
+
+LONGEST_WAIT = 1e6
+"""Seconds that one call waits at most: the system's calls take no more than 24 days."""
 
 _starting = threading.Lock()
 
@@ -59,8 +65,48 @@ def start_process(process: Any) -> None:
         # Python warns about forking a multi-threaded process, because the child may need a lock that another
         # thread holds. The children here run only their own target and take no lock of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+        try:
+            process.start()
+        except OSError as error:
+            _close_pipes(error)
+            raise
     _started.add(process)
+
+
+def _close_pipes(error: OSError) -> None:
+    """Close the pipes that `multiprocessing` leaves open if the system refuses to fork."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_launch" and frame.f_globals["__name__"] == "multiprocessing.popen_fork":
+            for name in ("parent_r", "child_w", "child_r", "parent_w"):
+                if name in frame.f_locals:
+                    os.close(frame.f_locals[name])
+
+
+def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Start and return a daemon thread, which reads for the same loader as the calling thread, if any.
+
+    Raises
+    ------
+    LoaderError
+        The system starts no more threads.
+
+    >>> start_thread("gpuloader-example", print, "started").join()
+    started
+    """
+    thread = threading.Thread(target=_run, args=(current_owner(), target, *arguments), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise LoaderError(
+            f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "
+            "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
+        ) from error
+    return thread
+
+
+def _run(owner: object, target: Callable[..., object], *arguments: object) -> None:
+    read_for(owner)
+    target(*arguments)
 
 
 def close_process(process: Any) -> None:
@@ -114,7 +160,7 @@ def die_with_parent() -> None:
         wait([sentinel])
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    start_thread("gpuloader-watch-parent", watch)
 
 
 def portable(error: BaseException) -> BaseException:

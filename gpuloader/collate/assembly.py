@@ -122,6 +122,8 @@ class Assembler:
         draw = current_draw()
         if many is not None and self.collation.batched:
             draw.index = draw.generator = None
+            if None in indices:
+                raise self._no_index(number, start + list(indices).index(None))
             try:
                 samples = list(many(list(indices)))
             except Exception as error:
@@ -136,11 +138,19 @@ class Assembler:
         dataset = self.dataset
         for position, index in enumerate(indices, start):
             draw.index, draw.generator = index, None
+            if index is None:
+                raise self._no_index(number, position)
             try:
                 sample = dataset[index]
             except Exception as error:
                 raise self.failure(error, number, position, index) from error
             yield sample
+
+    def _no_index(self, number: int, position: int) -> SampleError:
+        # NumPy and others take None for a new dimension, so the sample would be another one.
+        return SampleError(
+            "the sampler yielded None instead of an index", batch=number, index=position, worker=self.worker
+        )
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, SampleError
+from gpuloader.base.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
+from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
+from gpuloader.order.walking import skip
 from gpuloader.order.worker_info import count_rank_questions
 from gpuloader.sources.block import gives_blocks
 
@@ -108,7 +110,10 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         keys: Sequence[Any] | None,
     ) -> StagedBatch | None:
-        form, table = known.form, known.rows(size)
+        form = known.form
+        if known.is_large(size, AT_ONCE):
+            return self._stage_gradually(known, samples, number, size, reserve, drop_last, keys)
+        table = known.rows(size)
         layout = table.layout
         slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
         objects = object_columns(form.structure, size)
@@ -117,6 +122,30 @@ class ItemAssembler(Assembler):
             if drop_last:
                 return None
             layout = shorten(layout, count)
+        kept = tuple(column[:count] for column in objects.values())
+        staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
+        return self._complete(staged, keys, count)
+
+    def _stage_gradually(
+        self,
+        known: KnownForm,
+        samples: Iterator[Any],
+        number: int,
+        size: int,
+        reserve: Reserve,
+        drop_last: bool,
+        keys: Sequence[Any] | None,
+    ) -> StagedBatch | None:
+        form, objects = known.form, object_columns(known.form.structure, 0)
+        held, count = write_gradually(
+            known.rows, array_leaves(form.structure, samples, 0, objects), size, objects
+        )
+        if count < size and drop_last:
+            return None
+        known.fullest = max(known.fullest, count) if count == size else known.fullest
+        layout = known.rows(1).layout_of(count)
+        slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
+        copy_rows(held, slot.views(layout))
         kept = tuple(column[:count] for column in objects.values())
         staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
         return self._complete(staged, keys, count)
@@ -142,8 +171,10 @@ class ItemAssembler(Assembler):
         try:
             for count, item in enumerate(items, 1):  # noqa: B007 - the error names it
                 yield item
-        except LoaderError:
-            raise
+        except LoaderError as error:
+            if not isinstance(error, QueueClosed):  # which would end the epoch without an error
+                raise
+            raise self.failure(error, *place(count), None) from error
         except Exception as error:
             raise self.failure(error, *place(count), None) from error
 
@@ -271,8 +302,10 @@ class ItemStream:
                 dataset.load_state_dict(reached.state)
             items = Steady.of(iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset))
             if reached.state is None and reached.batches:
-                skipped = reached.batches * (1 if self._in_blocks else self._size)
-                next(itertools.islice(items, skipped, skipped), None)
+                size = 1 if self._in_blocks else self._size
+                skip(items, reached.batches * size, size, "the dataset")
+        except BadValue:
+            raise
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
         return items

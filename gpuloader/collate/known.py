@@ -25,6 +25,7 @@ _MOST_TABLES = 8
 _SCALARS = {float: np.dtype(float), bool: np.dtype(bool), complex: np.dtype(complex)}
 _INTEGER = np.dtype(np.int64)
 _LARGEST = 2**63
+_POINTER = 8
 
 
 class KnownForm:
@@ -34,10 +35,13 @@ class KnownForm:
     ----------
     form : Form
         The form.
+    fullest : int
+        The most samples of a batch that was full.
     """
 
     def __init__(self, form: Form) -> None:
         self.form = form
+        self.fullest = 0
         feeds = iter(form.feeds)
         self._specs = [_spec_of(next(feeds)) if leaf.is_array else None for leaf in form.structure.leaves]
         root = form.structure.root
@@ -78,6 +82,13 @@ class KnownForm:
             elif not _is_like(value, spec):
                 return False
         return True
+
+    def is_large(self, size: int, limit: int) -> bool:
+        """Return whether a full batch takes more than `limit` bytes, and none as large has been full yet."""
+        if size <= self.fullest:
+            return False
+        objects = sum(not leaf.is_array for leaf in self.form.structure.leaves)
+        return self.rows(1).layout_of(size).nbytes + size * objects * _POINTER > limit
 
     def rows(self, count: int) -> SampleRows:
         """Return the row table for a batch of `count` dense samples, with its layout arranged."""

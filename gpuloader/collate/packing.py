@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from gpuloader.fields.convert import EXACT
 
 Packer = Callable[[Any, int, Any], None]
 """Writes one sample into memory: called with the memory as bytes, the sample's position, and its value."""
@@ -20,8 +23,6 @@ _FLOATS: dict[str, tuple[type, ...]] = {
 }
 """For the code of each float dtype, the scalar types whose numbers it holds exactly."""
 _REAL = frozenset([*_INTEGERS, *_FLOATS["d"]])
-_EXACT = 2**53
-"""All integers up to this one are float64 numbers."""
 
 
 def exact_types(dtype: np.dtype[Any], *, strict: bool) -> frozenset[type]:
@@ -78,7 +79,7 @@ def list_packers(dtype: np.dtype[Any], length: int, *, strict: bool) -> dict[typ
     if strict and code != "d":
         return {}
     sums = frozenset(_FLOATS["d"]) if strict else _REAL
-    return {list: functools.partial(_pack_floats, packed.pack, packed.size, sums)}
+    return {list: functools.partial(_pack_floats, packed.pack, packed.size, sums, strict)}
 
 
 def _code(dtype: np.dtype[Any]) -> str:
@@ -98,7 +99,7 @@ _pack_double = _struct(1, "d").pack_into
 
 
 def _pack_integer(memory: Any, index: int, value: int) -> None:
-    if not -_EXACT <= value <= _EXACT:
+    if not -EXACT <= value <= EXACT:
         raise OverflowError
     _pack_double(memory, index * 8, value)
 
@@ -113,7 +114,13 @@ def _pack_integers(pack: Callable[..., bytes], nbytes: int, memory: Any, index: 
 
 
 def _pack_floats(
-    pack: Callable[..., bytes], nbytes: int, sums: frozenset[type], memory: Any, index: int, values: Any
+    pack: Callable[..., bytes],
+    nbytes: int,
+    sums: frozenset[type],
+    strict: bool,
+    memory: Any,
+    index: int,
+    values: Any,
 ) -> None:
     # `struct` accepts whatever has `__float__`, and that of a complex number drops the imaginary part. But a
     # sum of real and complex numbers is complex, and one of arrays is an array. Nothing else looks at all
@@ -124,5 +131,8 @@ def _pack_floats(
         with np.errstate(all="ignore"):  # NumPy's narrow numbers may overflow
             total = sum(values)
     if type(total) not in sums:
+        raise TypeError
+    # An integer among the floats may be one that no float is. The norm is at least as large as each number.
+    if strict and not math.hypot(*values) < EXACT:
         raise TypeError
     memory[index * nbytes : (index + 1) * nbytes] = pack(*values)

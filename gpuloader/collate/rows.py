@@ -91,13 +91,17 @@ class SampleRows:
     def arrange(self, count: int) -> Layout:
         """Return the layout of a batch of `count` dense samples."""
         if count != self.count:
-            dtypes = [feed.dtype for feed in self.feeds]
-            self.layout = arrange(
-                tuple(((count, *shape), dtype) for shape, dtype in zip(self._shapes, dtypes, strict=True))
-            )
+            self.layout = self.layout_of(count)
             self.count = count
             self._places = [row_places(field, self._strict) for field in self.layout.fields]
         return self.layout
+
+    def layout_of(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` dense samples without arranging for it."""
+        dtypes = [feed.dtype for feed in self.feeds]
+        return arrange(
+            tuple(((count, *shape), dtype) for shape, dtype in zip(self._shapes, dtypes, strict=True))
+        )
 
     def targets(self, views: list[Array]) -> list[Target]:
         """Return where each field's samples are written, given the views of a slot.

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.columns import lay_out, split_columns
+from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch, fill_slot
 from gpuloader.fields.spec import Array, FeedSpec
@@ -101,6 +102,7 @@ class SampleStager(_Stager):
         super().__init__(feeds, ring, meter)
         self._batch_size = batch_size
         self._drop_last = drop_last
+        self._has_been_full = False
 
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
         """Read a batch of samples into a slot; return None at the end."""
@@ -115,7 +117,23 @@ class SampleStager(_Stager):
             if len(kept) < self._batch_size and self._drop_last:
                 return None
             return self._stage_ragged(kept, number, begun)
+        if not self._has_been_full and self._rows.layout_of(self._batch_size).nbytes > AT_ONCE:
+            return self._stage_gradually(samples, number, begun)
         return self._stage_dense(samples, self._batch_size, number, begun, drop_last=self._drop_last)
+
+    def _stage_gradually(self, samples: Iterator[Any], number: int, begun: int) -> StagedBatch | None:
+        """Write at most a full batch of samples into memory that grows with them, and then into a slot."""
+        held, count = write_gradually(self._arranged, samples, self._batch_size)
+        self._has_been_full = count == self._batch_size
+        if not self._has_been_full and self._drop_last:
+            return None
+        layout = self._rows.layout_of(count)
+        slot = fill_slot(lambda views: copy_rows(held, views), layout, self._ring, self._meter, begun)
+        return StagedBatch(slot, layout, self._rows.levels, number)
+
+    def _arranged(self, count: int) -> SampleRows:
+        self._rows.arrange(count)
+        return self._rows
 
 
 def shorten(layout: Layout, count: int) -> Layout:

@@ -9,9 +9,18 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, SampleError, note_batch
+from gpuloader.base.errors import (
+    BadValue,
+    LoaderError,
+    QueueClosed,
+    SampleError,
+    describe_error,
+    note_batch,
+)
+from gpuloader.base.nesting import read_for
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.spec import Array
+from gpuloader.order.walking import skip
 from gpuloader.sources.readers.contract import Reader, iterate
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Ring, Slot
@@ -72,19 +81,23 @@ class Reached:
     state: Any = None
 
 
-def stage_all(reader: Reader, stage: Stager, reached: Reached | None = None) -> Iterator[StagedBatch]:
-    """Yield the staged batches of one epoch; reads and stages in the thread that iterates.
+def stage_all(
+    reader: Reader, stage: Stager, reached: Reached | None = None, owner: object = None
+) -> Iterator[StagedBatch]:
+    """Yield the staged batches of one epoch of the loader `owner`; reads in the thread that iterates.
 
     Raises
     ------
     SampleError
         A value does not fit its field; the error names the batch.
+    ValueError
+        The reader is not the one that the point to resume at belongs to.
     BaseException
         Whatever the reader raised, with a note that names the batch.
     """
     reached = reached or Reached()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
-    place = _Place()
+    place = _Place(owner)
     with place:
         items = _open(reader, reached)
     try:
@@ -111,30 +124,46 @@ def close_items(items: object) -> None:
 def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
     """Start a reader after the batches the user has received: load its state, or skip the earlier items."""
     if reached.state is not None:
+        check_takes_state(reader)
         reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
         return iterate(reader)
     items = iterate(reader)
-    skipped = reached.batches * reached.items
-    next(itertools.islice(items, skipped, skipped), None)
+    skip(items, reached.batches * reached.items, reached.items, "the reader")
     return items
+
+
+def check_takes_state(reader: object) -> None:
+    """Raise `ValueError` unless a reader can load its own state."""
+    if not callable(getattr(reader, "load_state_dict", None)):
+        raise BadValue(
+            "the state holds the own state of another reader, but this reader has no load_state_dict; "
+            "resume with a reader of the same kind"
+        )
 
 
 class _Place:
     """A context that adds the current batch's number to every exception raised within it."""
 
-    __slots__ = ("number",)
+    __slots__ = ("_outer", "_owner", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object) -> None:
         self.number = 0
+        self._owner = owner
+        self._outer: object = None
 
     def __enter__(self) -> None:
-        return None
+        self._outer = read_for(self._owner)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        read_for(self._outer)
         if isinstance(error, SampleError):
             error.batch = self.number
+        elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
+            raise LoaderError(
+                f"the reader raised {describe_error(error)} while it produced batch {self.number}"
+            ) from error
         elif error is not None and not isinstance(error, LoaderError | GeneratorExit):
             note_batch(error, self.number)
 

@@ -153,9 +153,15 @@ class Structure:
         Raises
         ------
         SampleError
-            The sample has no field.
+            The sample has no field, or contains itself.
         """
-        structure = cls(_node(sample, "", whole, staged or is_array), keeps_tuples)
+        try:
+            structure = cls(_node(sample, "", whole, staged or is_array), keeps_tuples)
+        except RecursionError:
+            raise SampleError(
+                f"expected containers that end, got {_describe_value(sample)} that contains itself or is "
+                "nested too deeply; return what the model needs of it"
+            ) from None
         if not structure.leaves and not may_be_empty:
             raise SampleError(f"expected a sample with at least one value, got {_describe_value(sample)}")
         return structure

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuloader.base.checks import THREAD
+from gpuloader.base.nesting import next_depth
 from gpuloader.base.platforms import check_processes
 from gpuloader.collate.gather import Gatherer, structure_of
 from gpuloader.collate.items import ItemState, ItemStream
@@ -53,6 +54,8 @@ class Pass:
         For an iterable dataset, the number of the first batch.
     turn : int
         For an iterable dataset, the worker that yields the first batch.
+    owner : object
+        The token of the loader that reads.
     """
 
     seed: int
@@ -61,6 +64,7 @@ class Pass:
     reached: Mapping[int, ItemState]
     start: int = 0
     turn: int = 0
+    owner: object = None
 
 
 class Fetching:
@@ -232,7 +236,9 @@ class Fetching:
         """Start an epoch without workers."""
         if one.numbered is not None:
             assemble = (self._gatherer or self._assembler).assemble
-            batches = stage_inline(one.numbered, assemble, ring, meter, seed=one.seed, epoch=one.epoch)
+            batches = stage_inline(
+                one.numbered, assemble, ring, meter, seed=one.seed, epoch=one.epoch, owner=one.owner
+            )
         else:
             stream = self._stream(0, one, keep_state=True)
             batches = stage_inline(
@@ -243,6 +249,7 @@ class Fetching:
                 seed=one.seed,
                 epoch=one.epoch,
                 close=stream.close,
+                owner=one.owner,
             )
         if not self._workers.read_ahead:
             return InlineFetch(batches)
@@ -263,6 +270,7 @@ class Fetching:
             self._reading.dataset,
             Standing.of(self._reading.division),
             max(workers.count, workers.most),
+            one.owner,
         )
         if one.numbered is not None:
             return ThreadWorkers(self._gatherer or self._assembler, window, crew, meter)
@@ -284,7 +292,9 @@ class Fetching:
             pool.resize(workers.count)
         else:
             count = max(workers.count, workers.most)
-            setup = Setup(self._reading, workers.init, count, Standing.of(self._reading.division))
+            setup = Setup(
+                self._reading, workers.init, count, Standing.of(self._reading.division), next_depth()
+            )
             start = choose_start(setup, self._start_method)
             self._sent = start.setup.reading.dataset  # a list stays packed for the next epoch
             if start.method == "fork":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter_ns
 
 from gpuloader.base.errors import QueueClosed
+from gpuloader.base.nesting import read_for
 from gpuloader.collate.assembly import Reserve
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import interrupted
@@ -78,6 +79,7 @@ def stage_inline(
     seed: int,
     epoch: int,
     close: Callable[[], None] | None = None,
+    owner: object = None,
 ) -> Iterator[StagedBatch]:
     """Yield every batch of a plan, fetched and staged in the thread that iterates.
 
@@ -96,6 +98,8 @@ def stage_inline(
         The loader's seed and epoch.
     close : callable or None
         Called after the last batch, or when the iteration ends early.
+    owner : object
+        The token of the loader that reads.
 
     Raises
     ------
@@ -108,11 +112,13 @@ def stage_inline(
     try:
         for number, indices in numbered:
             begun = perf_counter_ns()
-            outer = exchange_draw(draw)  # per batch, because loops over other loaders may run in between
+            # Per batch, because loops over other loaders may run in between.
+            outer, before = exchange_draw(draw), read_for(owner)
             try:
                 staged = assemble(number, indices, reserve)
             finally:
                 exchange_draw(outer)
+                read_for(before)
             if staged is None:
                 return
             spot.hand_on()

@@ -12,6 +12,12 @@ from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
+FIRST_JOBS = 256
+"""The most jobs in progress before any batch has been delivered; then twice as many as were delivered.
+
+Otherwise workers would be handed as many jobs as `ahead` allows, before it is known whether there are items.
+"""
+
 
 class Job:
     """A batch that workers assemble.
@@ -95,13 +101,14 @@ class Window:
         self.ahead = ahead
         self._in_order = in_order
         self._exhausted = False
+        self._delivered = 0
         # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
         self._slotting = threading.RLock()
         self.jobs: deque[Job] = deque()
 
     def next_job(self) -> Job | None:
         """Return a new job with its slot; None if the window is full, no slot is free or the plan is done."""
-        if self._exhausted or len(self.jobs) >= self.ahead:
+        if self._exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self._delivered)):
             return None
         slot = self._ring.take()
         if slot is None and self._ring.allocated:
@@ -161,6 +168,7 @@ class Window:
                 job = found
             self._remove(job)
             if job.staged is not None or job.error is not None:
+                self._delivered += 1
                 return job
             self.free(job)
         return None

@@ -86,9 +86,8 @@ def _check_integers(array: Array, dtype: np.dtype[Any]) -> None:
     # Python numbers compare exactly. As a float, 2**63 - 1 is 2**63, so 2**63 itself would pass.
     low, high = array.min().item(), array.max().item()
     if low < limits.min or high > limits.max:
-        raise SampleError(
-            f"expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {low} to {high}"
-        )
+        bad = low if low < limits.min else high
+        raise SampleError(f"expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {bad}")
 
 
 def _to_floats(array: Array, dtype: np.dtype[Any], source: str) -> Array:

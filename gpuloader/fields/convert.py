@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from gpuloader.fields.tensors import describe_dtype, is_tensor, tensor_array
 
 Conversion = Callable[[object, np.dtype[Any], Dims], Array]
 """`convert` or `convert_alike`: returns a value as an array of a dtype and shape, or raises `SampleError`."""
+
+EXACT = 2**53
+"""All integers up to this one are float64 numbers."""
 
 IF_IT_VARIES = (
     "if its length varies, name the field in ragged or pad, such as pad={'0': 0} for field '0', or choose "
@@ -139,39 +142,113 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
         raise
     except Exception as error:  # `__array__` of another library may raise anything
         raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
-    _check_mask(value)
+    check_mask(value)
+    if (
+        array.dtype == np.float64
+        and isinstance(value, list | tuple)
+        and (wanted is None or wanted.kind in "iu")
+    ):
+        _check_mixed(value, array)
     if array.dtype.kind in "US":
         try:
             array = _parse_text(array, wanted)
         except ValueError as error:
             raise SampleError(f"expected numbers, got text: {_shorten(value)}") from error
-    if array.dtype == object and wanted is not None and wanted.kind == "f" and _is_real(array):
-        array = array.astype(np.float64)
+    if array.dtype == object and wanted is not None and wanted.kind in "fiu" and _is_real(array):
+        array = _from_objects(array, wanted)
     if not is_stageable(array.dtype):
         raise SampleError(
             f"expected an array of numbers, got dtype {array.dtype} from {type(value).__name__} "
             f"{_shorten(value)}; convert it in the reader, e.g. with numpy.asarray(value, 'float32')"
         )
-    return array if array.dtype.isnative else array.astype(native(array.dtype))
+    return array if array.dtype.isnative else _swapped(array)
 
 
-def _check_mask(value: object) -> None:
-    """Raise `SampleError` if masked elements would become numbers."""
+def check_mask(value: object) -> None:
+    """Raise `SampleError` if masked elements of a value would become numbers.
+
+    >>> check_mask([np.ma.masked_array([1, 2], [False, True])])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gpuloader.base.errors.SampleError: expected numbers, got an array with masked elements, ...
+    """
     masked = sys.modules.get("numpy.ma")
     if masked is None or type(value) is np.ndarray:
         return
-    values = value if isinstance(value, list | tuple) else (value,)
-    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, masked.MaskedArray)}
-    if kinds and any(masked.is_masked(one) for one in values if type(one) in kinds):
+    if _has_masked(value if isinstance(value, list | tuple) else (value,), masked):
         raise SampleError(
             "expected numbers, got an array with masked elements, which a batch cannot hold; fill them, e.g. "
             "with value.filled(0), and return the mask as another field"
         )
 
 
+def _has_masked(values: Sequence[Any], masked: Any) -> bool:
+    """Return whether a sequence, or one nested in it, has an array with masked elements."""
+    kinds = set(map(type, values))
+    arrays = {kind for kind in kinds if issubclass(kind, masked.MaskedArray)}
+    if arrays and any(masked.is_masked(one) for one in values if type(one) in arrays):
+        return True
+    nested = {kind for kind in kinds if issubclass(kind, list | tuple)}
+    return bool(nested) and any(_has_masked(one, masked) for one in values if type(one) in nested)
+
+
 def _is_real(array: Array) -> bool:
     """Return whether an array of objects consists of Decimals, fractions and large integers."""
-    return all(isinstance(one, numbers.Number) and not isinstance(one, complex) for one in array.flat)
+    # A Decimal is neither real nor complex, and NumPy's complex64 is not derived from Python's complex.
+    return all(
+        isinstance(one, numbers.Real)
+        or (isinstance(one, numbers.Number) and not isinstance(one, numbers.Complex))
+        for one in array.flat
+    )
+
+
+def _check_mixed(values: Sequence[Any], array: Array) -> None:
+    """Raise `SampleError` if NumPy rounded an integer of a list, because it stands among floats."""
+    if not (np.abs(array) >= EXACT).any():
+        return
+    for value, held in zip(np.asarray(values, object).flat, array.flat, strict=True):
+        if isinstance(value, int | np.integer) and int(value) != held.item():
+            raise SampleError(
+                f"expected floats or integers, got a list of both, with {value}, which no float64 is; "
+                "convert it in the reader, e.g. with numpy.asarray(values, dtype)"
+            )
+
+
+def _swapped(array: Array) -> Array:
+    """Return an array of foreign byte order in the machine's own."""
+    try:
+        return array.astype(native(array.dtype))
+    except (TypeError, ValueError) as error:  # those of ml_dtypes cannot be swapped
+        raise SampleError(
+            f"expected numbers in this machine's byte order, got {array.dtype.name} in another: {error}"
+        ) from error
+
+
+def _from_objects(array: Array, wanted: np.dtype[Any]) -> Array:
+    """Return numbers of Python as float64, or for an integer dtype as they are unless one is out of range.
+
+    Raises
+    ------
+    SampleError
+        A number is out of the dtype's range, or larger than any float64.
+    """
+    if wanted.kind != "f":
+        limits = np.iinfo(wanted)
+        bad = next((one for one in array.flat if not _is_between(one, limits.min, limits.max)), None)
+        if bad is not None:
+            raise SampleError(f"expected numbers of dtype {wanted} ({limits.min} to {limits.max}), got {bad}")
+        return array
+    try:
+        return array.astype(np.float64)
+    except OverflowError:
+        raise SampleError(f"expected numbers up to {np.finfo(np.float64).max}, got a larger one") from None
+
+
+def _is_between(number: Any, low: int, high: int) -> bool:
+    number = number.item() if isinstance(number, np.generic) else number
+    try:
+        return bool(low <= number <= high)
+    except ArithmeticError:  # a Decimal that is no number
+        return False
 
 
 def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadValue
 from gpuloader.devices.places import parse_place
+from gpuloader.fields.convert import check_mask
 
 __all__ = ["LoDTensor", "create_lod_tensor"]
 
@@ -43,8 +44,11 @@ class LoDTensor:
         ------
         PlaceError
             The place is unknown.
+        SampleError
+            The array has masked elements.
         """
         parse_place(place)
+        check_mask(array)
         self._values = np.array(array)
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Lengths) -> None:
@@ -133,7 +137,7 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Lengths, place: Any) -> LoD
         steps = [step for sequence in data for step in sequence]
         tensor.set(np.array(steps)[..., None], place)
     else:
-        tensor.set(np.asarray(data), place)
+        tensor.set(data if isinstance(data, np.ndarray) else np.asarray(data), place)
     tensor.set_recursive_sequence_lengths(recursive_seq_lens)
     return tensor
 

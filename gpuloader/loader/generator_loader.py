@@ -10,10 +10,11 @@ from typing import Any
 
 from gpuloader.base.checks import THREAD, check_count, check_read_ahead
 from gpuloader.base.errors import BadValue, Misuse
+from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.batches import BatchStager
 from gpuloader.collate.samples import SampleListStager, SampleStager
-from gpuloader.collate.stream import Reached, StagedBatch, stage_all
+from gpuloader.collate.stream import Reached, StagedBatch, check_takes_state, stage_all
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.places import Place, parse_places
 from gpuloader.fetch.base import Fetch
@@ -77,6 +78,7 @@ class GeneratorLoader(Driven, Measured):
         self._reader: Reader | None = None
         self._kind = ""
         self._stream: Stream | None = None
+        self._token = object()
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(lambda epoch: Progress(None, epoch))
 
@@ -193,7 +195,7 @@ class GeneratorLoader(Driven, Measured):
             source = multiprocess_reader([source], queue_size=self._capacity)
         self._reader, self._kind = source, kind
         self._stream = lambda ring, progress: stage_all(
-            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own)
+            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
         )
         # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
         self._idle = deque(maxlen=1)
@@ -256,9 +258,12 @@ class GeneratorLoader(Driven, Measured):
         progress = read_state(state)
         if progress.seed is not None:
             raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
+        if progress.own is not None and self._reader is not None:
+            check_takes_state(self._reader)
         self._course.resume(progress)
 
     def _begin(self) -> Epoch:
+        check_not_reading(self._token)
         if self._stream is None or self._delivery is None or self._reader is None:
             raise Misuse(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gpuloader.base.exiting import end_if_exiting
 from gpuloader.pipeline.epoch import Epoch
 
 
@@ -62,7 +63,12 @@ class Iteration(Iterator[Any]):
             if self._epoch is None:
                 if self._begin is None:
                     raise StopIteration
-                self._epoch = self._begin()
+                end_if_exiting()
+                try:
+                    self._epoch = self._begin()
+                except Exception:
+                    end_if_exiting()
+                    raise
                 self._begin = None
             return self._epoch
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
 from gpuloader.collate.gather import Gatherer, RowStager
@@ -97,6 +98,7 @@ class Loading:
         self.workers = workers
         self.seed = batching.seed
         self._has_drawn = False
+        self._token = object()
         self.places = delivery.places
         self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
@@ -267,6 +269,7 @@ class Loading:
         ValueError
             The environment of the ranks is inconsistent, or the samples do not divide evenly among them.
         """
+        check_not_reading(self._token)
         batching = self._batching.settle()
         watched = watch(batching)
         self._positions.place(progress, batching)
@@ -334,7 +337,7 @@ class Loading:
         if isinstance(plan, ShardedPlan | DividedPlan | DealtPlan) and (pads or self._delivery.pads):
             take = plan.take_own
             own = lambda staged: take(staged.number)  # noqa: E731
-        return order, own, Pass(progress.seed, progress.epoch, numbered, {})
+        return order, own, Pass(progress.seed, progress.epoch, numbered, {}, owner=self._token)
 
     def _plan_items(self, progress: Progress, batching: Batching) -> tuple[Counting | None, Pass]:
         assert progress.seed is not None
@@ -345,7 +348,9 @@ class Loading:
             # A step that would need a mask and has to be cut into shards is dropped.
             if division.pads(None, drop_last=batching.drop_last or self._shards > 1):
                 own = attrgetter("state")
-        return own, Pass(progress.seed, progress.epoch, None, reached, progress.batches, progress.turn)
+        return own, Pass(
+            progress.seed, progress.epoch, None, reached, progress.batches, progress.turn, self._token
+        )
 
     def close(self) -> None:
         """End persistent worker processes."""

@@ -13,6 +13,7 @@ from gpuloader.order.computed import check_whole
 from gpuloader.order.order import InOrder, Order, Shard, Shuffled, iterate
 from gpuloader.order.ranks import find_rank
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+from gpuloader.order.walking import open_sampler
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -221,7 +222,7 @@ class DistributedBatchSampler(BatchSampler):
 
 
 def _group(indices: Iterable[int], size: int, drop_last: bool) -> Iterator[list[int]]:
-    left = iter(indices)
+    left = open_sampler(indices)
     while batch := list(itertools.islice(left, size)):
         if len(batch) == size or not drop_last:
             yield batch

@@ -28,6 +28,7 @@ from gpuloader.order.plan import (
 )
 from gpuloader.order.ranks import find_rank, find_torch_rank
 from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+from gpuloader.order.walking import walk
 
 _IF_ALIKE = (
     "if it yields the same on every rank, pass shard=(rank, world_size) to divide that; if it divides the "
@@ -312,7 +313,7 @@ class Batching:
             return SampledPlan(self.batch_sampler)
         assert self.size is not None
         if self.division is not None:  # the sampler, whose epoch has been set, yields the same on all ranks
-            listed = Listed(list(self.sampler)).order(seed, epoch)
+            listed = Listed(list(walk(self.sampler))).order(seed, epoch)
             return DividedPlan(listed, self.size, self.drop_last, self.division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
             order = self.sampler.order(seed, epoch)

@@ -13,6 +13,7 @@ from gpuloader.base.errors import LoaderError
 from gpuloader.fields.spec import Indices
 from gpuloader.order.division import Division, Share
 from gpuloader.order.order import Order
+from gpuloader.order.walking import skip, walk
 
 _AHEAD = 1 << 12  # indices looked up at once: 32 KB, a third of a millisecond
 
@@ -134,7 +135,9 @@ class SampledPlan:
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
-        for indices in itertools.islice(iter(self.sampler), start, None):
+        listed = walk(self.sampler)
+        skip(listed, start, 1, "the batch sampler")
+        for indices in listed:
             yield _as_sequence(indices)
 
 
@@ -187,9 +190,10 @@ class DealtPlan:
         """
         rank, world_size = self.division.rank, self.division.world_size
         pads = self.pads
-        listed = map(_as_sequence, self.sampler)
+        listed = map(_as_sequence, walk(self.sampler))
         begin = self.base + start * world_size
         first = list(itertools.islice(listed, min(begin, world_size)))
+        # Not `skip`: the state of other ranks may count a last step that was filled up, beyond the end.
         next(itertools.islice(listed, begin - len(first), begin - len(first)), None)
         for number in itertools.count(start):
             step = list(itertools.islice(listed, world_size))
@@ -239,7 +243,8 @@ class GroupedPlan:
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
-        indices = itertools.islice(iter(self.sampler), self.base + start * self.batch_size, None)
+        indices = walk(self.sampler)
+        skip(indices, self.base + start * self.batch_size, self.batch_size, "the sampler")
         while batch := list(itertools.islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import QueueClosed
+from gpuloader.base.exiting import at_exit, end_if_exiting
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.closing import Remains, Road, close, finish_postponed, guard
 from gpuloader.pipeline.delivery import Delivery
@@ -22,6 +22,8 @@ from gpuloader.staging.ring import Ring
 from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
+
+_EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
 
 
 def build_road(
@@ -125,6 +127,7 @@ class Epoch:
         with self._lock:
             pipeline = self._pipeline
             if pipeline is None:
+                end_if_exiting()
                 raise StopIteration
             if pipeline.copies:
                 self._refuse_capture(pipeline)
@@ -136,11 +139,13 @@ class Epoch:
                 presented = self._present(pipeline.next_step())
             except QueueClosed:
                 self.close()
+                end_if_exiting()
                 if self._ended is not None:
                     self._ended()
                 raise StopIteration from None
             except Exception:
                 self.close()
+                end_if_exiting()
                 raise
             finally:
                 pop_range(nvtx)
@@ -185,8 +190,16 @@ class Epoch:
 _running: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_running() -> None:
+    deadline = monotonic() + _EXIT_TIME
     for epoch in list(_running):
-        epoch.close()
+        # A daemon thread may be waiting for a batch; whatever ends the workers ends its epoch.
+        if epoch._lock.acquire(timeout=max(deadline - monotonic(), 0)):
+            try:
+                epoch.close()
+            finally:
+                epoch._lock.release()
     finish_postponed()
+
+
+at_exit(_close_running)

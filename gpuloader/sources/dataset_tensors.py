@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.errors import BadType, BadValue
+from gpuloader.fields.convert import check_mask
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
 from gpuloader.sources.array_rows import ArrayRows
@@ -33,8 +34,8 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Raises
     ------
     TypeError
-        There are no arrays, one does not hold numbers or is not in host memory, or a list of lists is passed,
-        which may hold rows.
+        There are no arrays, one does not hold numbers, has masked ones or is not in host memory, or a list of
+        lists is passed, which may hold rows.
     ValueError
         An array has no first dimension, or the numbers of rows differ.
 
@@ -109,9 +110,10 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
     held: Any = values
     try:
+        check_mask(values)
         # Its rows keep the gradient, so there is nothing to warn of yet.
         array = as_array(held.detach() if needs_gradient(held) else held)
-    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: a tensor that is not dense
+    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: masked, or not dense
         raise TypeError(
             f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
         ) from None

@@ -85,9 +85,7 @@ class Arena:
         self.closed = False
         self.page_locked = False
         self.descriptor: int | None = None
-        available = available_memory()
-        if available is not None and nbytes > available:
-            raise StagingMemoryError(_shortage(nbytes, f"only {available:,} bytes are available"))
+        check_available(nbytes)
         try:
             self._mapping = self._map(nbytes, locker is not None, shared)
         except (OSError, ValueError) as error:
@@ -134,8 +132,19 @@ class Arena:
                 os.close(descriptor)
 
 
+def check_available(nbytes: int) -> None:
+    """Raise `StagingMemoryError` if there is less memory than that, as far as the system tells.
+
+    >>> check_available(1)
+    """
+    available = available_memory()
+    if available is not None and nbytes > available:
+        raise StagingMemoryError(_shortage(nbytes, f"only {available:,} bytes are available"))
+
+
 def _shortage(nbytes: int, reason: str) -> str:
     return (
         f"{nbytes:,} bytes of host memory for the loader's slots could not be reserved: {reason}; "
-        "lower the capacity or the batch size, or raise the memory limit of this machine or container"
+        "lower the batch size, prefetch_factor or the capacity, or raise the memory limit of this machine or "
+        "container"
     )

@@ -168,7 +168,9 @@ class BatchQueue(Generic[T]):
     def __next__(self) -> T:
         try:
             return self.get()
-        except QueueClosed:
+        except QueueClosed as closed:
+            if closed is self._error:  # a producer's own, which is no end
+                raise
             raise StopIteration from None
 
 

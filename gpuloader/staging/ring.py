@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import QueueClosed
-from gpuloader.staging.arena import Arena, PageLocker
+from gpuloader.staging.arena import Arena, PageLocker, check_available
 from gpuloader.staging.layout import Layout, align
 
 GROWTH = 1.25
@@ -21,6 +21,8 @@ GROWTH = 1.25
 
 This applies to slots on hosts and on devices.
 """
+FIRST_SLOTS = 64
+"""The slots that are reserved at once; the others of a ring that has more follow when they are needed."""
 MOST_STRETCHED = 40
 """The most slots of a ring that is stretched because its slots are small."""
 
@@ -89,6 +91,9 @@ class Slot:
 class Ring:
     """A fixed number of slots that circulate: free, filled, leased, free.
 
+    Of many slots only the first are reserved at once, and then twice as many whenever all are in use. So
+    memory follows the batches that there are, and not a capacity that is larger than the dataset.
+
     ``free + (being filled, queued or being copied) + leased = count``, and `lend` keeps ``leased <= spare``.
     So ``count - spare`` slots always circulate, however many batches the user keeps: the fetcher never waits
     for the user to drop a batch, only for the consumer's next step.
@@ -139,6 +144,7 @@ class Ring:
         self.reserved_in = 0
         self.freed: deque[Slot] = deque()
         self.leased = 0
+        self._reserved = 0
         self._spare = spare
         self._locker = locker
         self._shared = shared
@@ -151,7 +157,7 @@ class Ring:
     def acquire(self, nbytes: int) -> Slot:
         """Take a free slot of at least `nbytes`, waiting until there is one.
 
-        The first call reserves the memory of all slots at that size. A slot that is too small for a later
+        The first call reserves the memory of the slots at that size. A slot that is too small for a later
         batch grows individually.
 
         Raises
@@ -163,7 +169,11 @@ class Ring:
         """
         if not self.allocated:
             self._reserve(max(nbytes, 1))
-        if not self._credits.get():
+        while (credit := self._look()) is None:
+            if not self._extend():
+                credit = self._credits.get()
+                break
+        if not credit:
             self._credits.put(False)
             raise QueueClosed("the consumer has closed the loader")
         slot = self._free.pop()
@@ -176,15 +186,27 @@ class Ring:
         return slot
 
     def take(self) -> Slot | None:
-        """Take a free slot of any size without waiting, or return None if none is free or reserved yet."""
-        try:
-            credit = self._credits.get_nowait()
-        except Empty:
-            return None
+        """Take a free slot of any size without waiting, or return None if none is free or reserved yet.
+
+        Raises
+        ------
+        StagingMemoryError
+            The memory is not available.
+        """
+        while (credit := self._look()) is None:
+            if not self.allocated or not self._extend():
+                return None
         if not credit:
             self._credits.put(False)
             return None
         return self._free.pop()
+
+    def _look(self) -> bool | None:
+        """Return a credit, or None if there is none now."""
+        try:
+            return self._credits.get_nowait()
+        except Empty:
+            return None
 
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
@@ -203,16 +225,30 @@ class Ring:
             begun = perf_counter_ns()
             size = self.slot_nbytes = align(nbytes)
             stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
-            self._add(self.count + stretched, size)
+            first = max(FIRST_SLOTS, 2 * self._spare)
+            if self.count > first:
+                check_available(size * self.count)
+            self._add(min(self.count + stretched, first), size)
             self.count += stretched
             self.stretched = stretched
             self.reserved_in = perf_counter_ns() - begun
             self.allocated = True
 
+    def _extend(self) -> bool:
+        """Reserve more slots; return False if all are reserved."""
+        with self._allocating:
+            if self._free:  # another thread was faster
+                return True
+            more = min(self._reserved, self.count - self._reserved)
+            if more > 0:
+                self._add(more, self.slot_nbytes)
+            return more > 0
+
     def _add(self, count: int, size: int) -> None:
         arena = Arena(size * count, self._locker, shared=self._shared)
         for start in range(0, arena.nbytes, size):
             self._return(Slot(arena.bytes[start : start + size], arena))
+        self._reserved += count
 
     def grow(self, more: int) -> None:
         """Add `more` slots of the initial size; called by the consumer.
@@ -252,8 +288,8 @@ class Ring:
 
     @property
     def free(self) -> int:
-        """Number of slots that are free now."""
-        return len(self._free)
+        """Number of slots that are free now, including those yet to be reserved."""
+        return len(self._free) + self.count - self._reserved if self.allocated else 0
 
     def interrupt(self) -> None:
         """Make all waiting and later `acquire` calls raise `QueueClosed`, until `rearm`."""

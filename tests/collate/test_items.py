@@ -61,7 +61,9 @@ def test_where_a_pass_goes_on():
     stateful = stream_of(Stateful(9), reached=ItemState(0, 2, {"next": 4}))
     assert [entry[0] for entry in batches_of(stateful)] == wanted
     assert stateful._assembler.dataset.given == [4, 5, 6, 7, 8]
-    assert batches_of(stream_of(Counting(3), reached=ItemState(0, 5))) == []
+    assert batches_of(stream_of(Counting(3), reached=ItemState(0, 2))) == []
+    with pytest.raises(ValueError, match="the dataset ended after 3 items"):
+        batches_of(stream_of(Counting(3), reached=ItemState(0, 5)))
 
 
 def test_a_state_is_a_copy_behind_its_batch():

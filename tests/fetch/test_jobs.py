@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from gpuloader.fetch import jobs as fetch_jobs
 from gpuloader.fetch.jobs import Window
 
 
@@ -26,9 +27,10 @@ class EmptyRing:
 
 
 @pytest.mark.parametrize("attempt", range(8))
-def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(attempt):
+def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(attempt, monkeypatch):
     """A worker that reserves a slot looks at all other jobs, and nothing may change them meanwhile."""
     count, wrong = 1000, []
+    monkeypatch.setattr(fetch_jobs, "FIRST_JOBS", count)
     window = Window(((number, ()) for number in range(count)), EmptyRing(), count, in_order=False)
     jobs = [window.next_job() for _ in range(count)]
     begin = threading.Barrier(2)

@@ -193,10 +193,8 @@ def test_the_interpreter_exits_in_silence(method, state):
         kept = list(epoch) if STATE == "idle" else [next(epoch)]
         print("done")
     """
-    begun = time.monotonic()
     done = run(code.replace("STATE", repr(state)), method, str(state in ("idle", "respawning", "handler")))
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
-    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])

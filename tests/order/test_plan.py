@@ -93,7 +93,9 @@ def test_what_a_batch_sampler_must_not_yield(given):
 def test_groups_of_a_sampler():
     assert list(GroupedPlan("abcde", 2, drop_last=False).batches(1)) == [["c", "d"], ["e"]]
     assert list(GroupedPlan("abcde", 2, drop_last=True).batches(0)) == [["a", "b"], ["c", "d"]]
-    assert list(GroupedPlan("abc", 2, drop_last=True).batches(5)) == []
+    assert list(GroupedPlan("abc", 2, drop_last=True).batches(2)) == []
+    with pytest.raises(ValueError, match="the sampler ended after 3 items"):
+        list(GroupedPlan("abc", 2, drop_last=True).batches(5))
     drawn = []
     endless = (drawn.append(number) or number for number in itertools.count())
     assert next(GroupedPlan(endless, 2, drop_last=False).batches(3)) == [6, 7]

@@ -120,7 +120,7 @@ def test_refused_page_locking_is_one_warning_and_pageable_memory():
 @pytest.mark.parametrize("locker", [None, Locker()], ids=["anonymous", "file"])
 def test_more_memory_than_there_is_is_refused_before_anything_is_written(locker):
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(StagingMemoryError, match=r"only [0-9,]+ bytes are available; lower the capacity"):
+    with pytest.raises(StagingMemoryError, match=r"only [0-9,]+ bytes are available; lower the batch size"):
         Arena(1 << 50, locker)
     assert len(os.listdir("/proc/self/fd")) == before
 

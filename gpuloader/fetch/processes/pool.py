@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.exiting import exit_first
 from gpuloader.collate.items import ItemState
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all
@@ -62,7 +63,7 @@ class Pool:
     ahead : int
         The most tasks in progress at once.
     columns : int
-        The indices of one task that fit on the board; longer lists travel in the message.
+        The indices of one task, if known. Tasks that do not fit on the board travel in messages.
     count : int
         The number of workers. Only the first ones start at once; `start_next` starts the others.
     """
@@ -71,11 +72,13 @@ class Pool:
         self.start = start
         self.process = os.getpid()
         self.serial = 0
-        self.board, self._descriptor = Board.create(ahead, columns)
-        self._free_rows = list(range(ahead))
         self.workers: list[WorkerProcess] = []
+        self._descriptor = -1
         try:
+            self.board, self._descriptor = Board.create(ahead, columns)
+            self._free_rows = list(range(len(self.board.rows)))
             self.resize(count)
+            exit_first()
         except BaseException:
             self.close()
             raise
@@ -120,8 +123,8 @@ class Pool:
             if listed is None or listed.dtype != np.int64:
                 return NO_ROW, self.dumps(list(indices))
             indices = listed
-        if len(indices) > self.board.rows.shape[1]:
-            return NO_ROW, self.dumps(list(indices))
+        if len(indices) > self.board.rows.shape[1] or (job.row < 0 and not self._free_rows):
+            return NO_ROW, self.dumps(indices.tolist())
         if job.row < 0:
             job.row = self._free_rows.pop()
         self.board.rows[job.row, : len(indices)] = indices

@@ -23,9 +23,12 @@ class Setup:
         The number of workers, the most there may be with ``num_workers='auto'``.
     standing : Standing
         The rank that the workers belong to.
+    depth : int
+        How deep the workers are within worker processes, from 1.
     """
 
     reading: Reading
     init: Callable[[int], object] | None
     count: int
     standing: Standing
+    depth: int = 1

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.base.errors import StagingMemoryError
 from gpuloader.base.platforms import open_memory_file, reserve
 from gpuloader.fetch.processes.pickling import has_cloudpickle
 
@@ -33,6 +34,9 @@ _STREAM = int(socket.SOCK_STREAM)
 _INT_NBYTES = 4
 NO_ROW = 0xFFFFFFFF
 """Stands for a row of the board: the indices are in the payload."""
+
+_BOARD_NBYTES = 8 << 20
+_MOST_ROWS = 1024
 
 NO_BATCH = 2**64 - 1
 """Stands for a batch's number: the error belongs to no batch, and the worker ends."""
@@ -229,7 +233,27 @@ class Board:
 
     @classmethod
     def create(cls, rows: int, columns: int) -> tuple[Board, int]:
-        """Return a new board, and the descriptor with which workers map it."""
+        """Return a new board of at most 8 MiB, and the descriptor with which workers map it.
+
+        It may have fewer rows and columns than asked for. What does not fit travels in messages.
+
+        Raises
+        ------
+        StagingMemoryError
+            The memory is not available.
+        """
+        rows = min(rows, _MOST_ROWS)
+        columns = min(columns, _BOARD_NBYTES // (8 * rows))
+        try:
+            return cls._create(rows, columns)
+        except OSError as error:
+            raise StagingMemoryError(
+                f"{_board_nbytes(rows, columns):,} bytes of shared memory for the workers' tasks could not "
+                f"be reserved: {error}; free some of it, or pass worker_type='thread' or num_workers=0"
+            ) from error
+
+    @classmethod
+    def _create(cls, rows: int, columns: int) -> tuple[Board, int]:
         descriptor = open_memory_file("gpuloader-board")
         try:
             reserve(descriptor, _board_nbytes(rows, columns))

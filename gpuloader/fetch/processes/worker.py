@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.nesting import enter_depth
 from gpuloader.base.platforms import keep_freed_memory
 from gpuloader.base.processes import die_with_parent
 from gpuloader.collate.items import ItemState
@@ -62,6 +63,7 @@ class _Worker:
     def serve(self, setup: Setup | None) -> None:
         try:
             self._setup = setup or self._receive_setup()
+            enter_depth(self._setup.depth)
             limit_threads()
             self._assembler = self._setup.reading.make_assembler(self._number)
             first = True

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.processes import LONGEST_WAIT
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import set_up_failed, timed_out
@@ -124,7 +125,7 @@ class ProcessWorkers:
         while (staged := self._take()) is None:
             if self._start_next():
                 continue
-            left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
+            left = None if deadline is None else min(max(deadline - monotonic(), 0), LONGEST_WAIT) * 1000
             if not self._hear(left) and deadline is not None and monotonic() >= deadline:
                 raise self._time_out()
         self._start_next()

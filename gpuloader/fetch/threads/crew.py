@@ -11,6 +11,8 @@ from time import monotonic
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, WorkerTimeout
+from gpuloader.base.nesting import read_for
+from gpuloader.base.processes import LONGEST_WAIT, start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window
@@ -42,6 +44,8 @@ class Crew:
         The rank that the threads belong to.
     most : int
         The most threads that tuning may start.
+    owner : object
+        The token of the loader that reads.
     """
 
     count: int
@@ -52,6 +56,7 @@ class Crew:
     dataset: Any
     standing: Standing
     most: int
+    owner: object = None
 
 
 Task = tuple[Callable[[int], None], Job, int, int]
@@ -82,8 +87,12 @@ class Threads:
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.closed = threading.Event()
         self._threads: list[threading.Thread] = []
-        for tasks in queues:
-            self._start(tasks)
+        try:
+            for tasks in queues:
+                self._start(tasks)
+        except BaseException:
+            self._end()
+            raise
 
     def add(self, tasks: SimpleQueue[Task | None]) -> None:
         """Start another thread, which takes its tasks from this queue."""
@@ -93,14 +102,8 @@ class Threads:
     def _start(self, tasks: SimpleQueue[Task | None]) -> None:
         number = len(self._threads)
         self._at_work.append(None)
-        thread = threading.Thread(
-            target=_work,
-            args=(number, tasks, self._crew, self.bell, self._at_work, self._failures),
-            name=f"{WORKER}-{number}",
-            daemon=True,
-        )
-        self._threads.append(thread)
-        thread.start()
+        arguments = number, tasks, self._crew, self.bell, self._at_work, self._failures
+        self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
 
     def check(self) -> None:
         """Raise `LoaderError` if a thread failed to start, or if the threads belong to the parent process."""
@@ -122,9 +125,11 @@ class Threads:
         deadline = monotonic() + self._timeout if self._timeout else None
         while (staged := take()) is None:
             try:
-                self.bell.get(timeout=None if deadline is None else max(deadline - monotonic(), 0))
+                left = None if deadline is None else max(deadline - monotonic(), 0)
+                self.bell.get(timeout=None if left is None else min(left, LONGEST_WAIT))
             except Empty:
-                raise self._time_out(window) from None
+                if left is not None and left <= LONGEST_WAIT:
+                    raise self._time_out(window) from None
         return staged
 
     def _time_out(self, window: Window) -> WorkerTimeout:
@@ -144,6 +149,15 @@ class Threads:
         """
         if os.getpid() != self._process:
             return False
+        ended = self._end()
+        if ended:
+            for job in window.jobs:
+                job.done = True
+        window.drop_done()
+        return ended
+
+    def _end(self) -> bool:
+        """Stop the threads; return False if one did not end in time."""
         self.closed.set()
         for tasks in self._queues:
             tasks.put(None)
@@ -151,12 +165,7 @@ class Threads:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - monotonic(), 0))
-        ended = not any(thread.is_alive() for thread in self._threads)
-        if ended:
-            for job in window.jobs:
-                job.done = True
-        window.drop_done()
-        return ended
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 def _work(
@@ -169,6 +178,7 @@ def _work(
 ) -> None:
     seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
     enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
+    read_for(crew.owner)
     with answering_threads():
         try:
             if crew.init is not None:

@@ -1,26 +1,26 @@
-"""`ZarrDataset` and `HDF5Dataset`: the rows of stored arrays; each process opens the store itself."""
+"""The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store."""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import tempfile
 import threading
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.checks import check_count
-from gpuloader.base.errors import DataFileError, SourceError, describe_error, missing_package
+from gpuloader.base.errors import DataFileError, SourceError, describe_error
 from gpuloader.sources.block import each_row
 from gpuloader.sources.dataset_base import Dataset
-from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, as_url, is_remote, open_source, persist
+from gpuloader.sources.files.opening import ATTEMPTS, PLAIN, TIMEOUT, Tries, as_url, is_remote, persist
 from gpuloader.sources.indexing import check_index, locate
 from gpuloader.sources.sample_fields import SampleFields, of_arrays
+
+T = TypeVar("T")
+_DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
 
 
 class StoredArrays(Dataset[dict[str, Any]]):
@@ -32,17 +32,24 @@ class StoredArrays(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, url: str | os.PathLike[str], arrays: Sequence[str] | None = None, *, attempts: int = ATTEMPTS
+        self,
+        url: str | os.PathLike[str],
+        arrays: Sequence[str] | None = None,
+        *,
+        attempts: int = ATTEMPTS,
+        timeout: float = TIMEOUT,
     ) -> None:
         if isinstance(arrays, str):
             raise TypeError(f"arrays must be a list of names, got {arrays!r}")
         self._url = as_url(url)
-        self._attempts = check_count("attempts", attempts)
+        tries = Tries.of(attempts, timeout)
+        self._tries = tries if is_remote(self._url) else PLAIN
         self._names = None if arrays is None else list(arrays)
         if self._names is not None and (not self._names or len(set(self._names)) < len(self._names)):
             raise ValueError(f"arrays must be one or more different names, got {self._names}")
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
+        self._stored: set[tuple[str, str]] = set()  # chunks that were found
         try:
             arrays_here = self._arrays()
             lengths = {name: _count_rows(name, array) for name, array in arrays_here.items()}
@@ -103,10 +110,14 @@ class StoredArrays(Dataset[dict[str, Any]]):
             taken[part] = self._read(name, array, first, last + 1)[wanted[part] - first]
         return taken[places]
 
+    def _check(self, name: str, array: Any, start: int, stop: int) -> None:
+        """Raise `DataFileError` if a chunk of these rows is missing and has no substitute."""
+
     def _read(self, name: str, array: Any, start: int, stop: int) -> NDArray[Any]:
+        self._check(name, array, start, stop)
         read: NDArray[Any]
         if is_remote(self._url):
-            read = persist(lambda: array[start:stop], self._url, self._attempts)
+            read = persist(lambda: array[start:stop], self._url, self._tries)
             return read
         try:
             read = array[start:stop]
@@ -130,9 +141,33 @@ class StoredArrays(Dataset[dict[str, Any]]):
         names = self._list(store) if self._names is None else self._names
         return {name: self._find(store, name) for name in names}
 
+    def _ask(self, action: Callable[[], T], name: str | None = None) -> T:
+        """Return what a request for metadata returns.
+
+        Raises
+        ------
+        SourceError
+            The store cannot be read.
+        DataFileError
+            Its metadata are damaged.
+        """
+        try:
+            return persist(action, self._url, self._tries)
+        except SourceError as error:
+            cause = error.__cause__
+            by_zarr = type(cause).__module__.startswith("zarr.") and isinstance(cause, ValueError)
+            if (
+                cause is None
+                or isinstance(cause, FileNotFoundError)
+                or not (by_zarr or isinstance(cause, _DAMAGE))
+            ):
+                raise
+            problem = f"the metadata are damaged: {describe_error(cause)}"
+            raise DataFileError(problem, file=self._url, column=name) from cause
+
     def _find(self, store: Any, name: str) -> Any:
         try:
-            found = persist(lambda: store[name], self._url, self._tries)
+            found = self._ask(lambda: store[name], name)
         except SourceError as error:
             if not isinstance(error.__cause__, KeyError):
                 raise
@@ -140,10 +175,6 @@ class StoredArrays(Dataset[dict[str, Any]]):
         if not hasattr(found, "shape"):
             raise DataFileError("there is no array of this name", file=self._url, column=name)
         return found
-
-    @property
-    def _tries(self) -> int:
-        return self._attempts if is_remote(self._url) else 1
 
     def close(self) -> None:
         """Close the store; the next read opens it again."""
@@ -157,148 +188,6 @@ class StoredArrays(Dataset[dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
-
-
-class ZarrDataset(StoredArrays):
-    """The rows of Zarr arrays; a sample is a dict with one row per array.
-
-    Parameters
-    ----------
-    url : path or URL
-        The group, or a single array, whose name is then that of the store without its suffix. fsspec reads
-        URLs with a scheme.
-    arrays : list of str or None
-        The arrays of the group to read. None reads all at its top level, if the store can list them; HTTP
-        cannot.
-    attempts : int
-        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
-
-    Raises
-    ------
-    MissingPackage
-        zarr is not installed, or fsspec is not and the URL needs it.
-    TypeError, ValueError
-        `arrays` is not a list of different names.
-    SourceError
-        The store does not exist or cannot be read.
-    DataFileError
-        The store lacks an array, or the arrays differ in their number of rows. Also raised while reading if
-        a chunk is damaged; in a loader it is then the cause of a `SampleError`.
-
-    Examples
-    --------
-    >>> import tempfile, pytest
-    >>> from gpuloader import DataLoader
-    >>> zarr = pytest.importorskip("zarr")
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = zarr.save_group(f"{folder.name}/a.zarr", image=np.zeros((5, 8, 8), "f4"), label=np.arange(5))
-    >>> loader = DataLoader(ZarrDataset(f"{folder.name}/a.zarr"), places="cpu", batch_size=4)
-    >>> [(batch["image"].shape, batch["label"].tolist()) for batch in loader]
-    [((4, 8, 8), [0, 1, 2, 3]), ((1, 8, 8), [4])]
-    >>> folder.cleanup()
-    """
-
-    def _open(self) -> Any:
-        try:
-            import zarr
-        except ImportError:
-            raise missing_package("reading Zarr arrays", "zarr", "zarr") from None
-        return persist(lambda: zarr.open(self._url, mode="r"), self._url, self._tries)
-
-    def _list(self, store: Any) -> list[str]:
-        return sorted(store.array_keys())  # Zarr lists them in no fixed order
-
-
-class HDF5Dataset(StoredArrays):
-    """The rows of arrays in an HDF5 file; a sample is a dict with one row per array.
-
-    Parameters
-    ----------
-    url : path or URL
-        The file. If it has a scheme, fsspec copies it to an unnamed temporary file when the dataset is made;
-        on Linux, worker processes read that copy.
-    arrays : list of str or None
-        The arrays of the file to read. None reads all at its top level.
-    attempts : int
-        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
-
-    Raises
-    ------
-    MissingPackage
-        h5py is not installed, or fsspec is not and the URL needs it.
-    TypeError, ValueError
-        `arrays` is not a list of different names.
-    SourceError
-        The file does not exist or cannot be read.
-    DataFileError
-        The file is truncated, is not an HDF5 file or lacks an array, or the arrays differ in their number of
-        rows. Also raised while reading if a chunk is damaged; in a loader it is then the cause of a
-        `SampleError`.
-
-    Examples
-    --------
-    >>> import tempfile, pytest
-    >>> from gpuloader import DataLoader
-    >>> h5py = pytest.importorskip("h5py")
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with h5py.File(f"{folder.name}/a.h5", "w") as file:
-    ...     file["label"] = np.arange(5)
-    >>> loader = DataLoader(HDF5Dataset(f"{folder.name}/a.h5"), places="cpu", batch_size=4)
-    >>> [batch["label"].tolist() for batch in loader]
-    [[0, 1, 2, 3], [4]]
-    >>> loader.dataset.close()
-    >>> folder.cleanup()
-    """
-
-    def __init__(
-        self, url: str | os.PathLike[str], arrays: Sequence[str] | None = None, *, attempts: int = ATTEMPTS
-    ) -> None:
-        self._path, self._copied = as_url(url), is_remote(as_url(url))
-        if self._copied:
-            # HDF5 reads under a lock that any thread may need while it collects garbage, including the thread
-            # of a remote file system. Each would wait for the other, so HDF5 only reads local files.
-            copy = _copy_here(self._path, attempts)
-            weakref.finalize(self, copy.close)
-            self._path = f"/proc/{os.getpid()}/fd/{copy.fileno()}"
-        super().__init__(url, arrays, attempts=attempts)
-
-    def _open(self) -> Any:
-        try:
-            import h5py
-        except ImportError:
-            raise missing_package("reading HDF5 files", "h5py", "hdf5") from None
-        source = open_source(self._path)  # raises a SourceError with the reason if the file is missing
-        try:
-            # HDF5 cannot open the unnamed copy by path.
-            store = h5py.File(source if self._copied else self._path, "r")
-        except OSError as error:
-            source.close()
-            problem = f"the file is truncated or not an HDF5 file: {error}"
-            raise DataFileError(problem, file=self._url) from error
-        if self._copied:
-            weakref.finalize(store, source.close)
-        else:
-            source.close()
-        return store
-
-    def _list(self, store: Any) -> list[str]:
-        return [name for name, item in store.items() if hasattr(item, "shape")]
-
-    def _close(self, store: Any) -> None:
-        store.close()
-
-
-def _copy_here(url: str, attempts: int) -> IO[bytes]:
-    """Copy a remote file to an unnamed temporary file, which leaves nothing behind, and return that."""
-    with open_source(url, attempts, buffered=True) as source:
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 - the dataset closes it
-        try:
-            shutil.copyfileobj(source, copy, BUFFER)
-            copy.flush()
-        except BaseException:
-            copy.close()
-            raise
-    return copy
 
 
 def _count_rows(name: str, array: Any) -> int:

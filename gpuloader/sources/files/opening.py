@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, TypeVar, cast
 
-from gpuloader.base.errors import SourceError, describe_error, missing_package
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import BadValue, SourceError, describe_error, missing_package
+from gpuloader.base.processes import LONGEST_WAIT as LONGEST_CALL
+from gpuloader.base.processes import start_thread
 
 ATTEMPTS = 5
 """How many times to request a range of a remote file before raising an error."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 """Seconds to wait before the second attempt; doubled before each later one, up to the longest wait."""
+
+TIMEOUT = 60.0
+"""Seconds that one request to a server may take, whether it connects, asks for a size or reads a range."""
 
 BUFFER = 4 << 20
 """Bytes per request when a remote file is read from its start to its end."""
@@ -30,6 +39,37 @@ _LASTING += (NotADirectoryError, ImportError, LookupError, NotImplementedError, 
 _WORTH_ANOTHER_TRY = (408, 425, 429)  # the client errors (4xx) that may pass with time
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often and how long to try to read a remote file.
+
+    Attributes
+    ----------
+    attempts : int
+        How many times to make each request, 1 or more.
+    timeout : float
+        Seconds after which an attempt has failed; 0 means no limit.
+    """
+
+    attempts: int = ATTEMPTS
+    timeout: float = TIMEOUT
+
+    @classmethod
+    def of(cls, attempts: object, timeout: object) -> Tries:
+        """Return the tries that a dataset's parameters describe; raise `ValueError` for bad ones.
+
+        >>> Tries.of(3, 10)
+        Tries(attempts=3, timeout=10.0)
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
+            raise BadValue(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
+        return cls(check_count("attempts", attempts), float(timeout))
+
+
+PLAIN = Tries(1, 0)
+"""For local files: an error is final, and the system answers."""
 
 
 def is_remote(url: str) -> bool:
@@ -72,15 +112,15 @@ def as_urls(names: object) -> list[str]:
     return [as_url(one) for one in names]
 
 
-def open_source(url: str, attempts: int = ATTEMPTS, *, buffered: bool = False) -> BinaryIO:
+def open_source(url: str, tries: Tries | None = None, *, buffered: bool = False) -> BinaryIO:
     """Open a file for reading; the caller closes it.
 
     Parameters
     ----------
     url : str
         A local path, or a URL of any scheme that fsspec knows.
-    attempts : int
-        How many times to try a read over connections that drop, 1 or more.
+    tries : Tries or None
+        How to try each request over connections that drop; None means the defaults.
     buffered : bool
         Request large ranges, for a caller that reads from start to end in small pieces.
 
@@ -93,7 +133,7 @@ def open_source(url: str, attempts: int = ATTEMPTS, *, buffered: bool = False) -
     """
     if not is_remote(url):
         return _open_local(url)
-    file = RemoteFile(url, attempts)
+    file = RemoteFile(url, tries or Tries())
     return io.BufferedReader(file, BUFFER) if buffered else cast("BinaryIO", file)
 
 
@@ -111,8 +151,8 @@ class RemoteFile(io.RawIOBase):
     ----------
     url : str
         A URL whose scheme fsspec knows.
-    attempts : int
-        How many times to request each range, as for `open_source`.
+    tries : Tries
+        How to try each request.
 
     Raises
     ------
@@ -120,16 +160,16 @@ class RemoteFile(io.RawIOBase):
         The size of the file cannot be determined.
     """
 
-    def __init__(self, url: str, attempts: int) -> None:
+    def __init__(self, url: str, tries: Tries) -> None:
         super().__init__()
         try:
             from fsspec.core import url_to_fs
         except ImportError:
             raise missing_package(f"reading {url}", "fsspec", "remote") from None
         self._url = url
-        self._attempts = attempts
-        self._system, self._path = persist(lambda: url_to_fs(url), url, 1)
-        self._size: int = persist(self._find_size, url, attempts)
+        self._tries = tries
+        self._system, self._path = persist(lambda: url_to_fs(url), url, PLAIN)
+        self._size: int = persist(self._find_size, url, tries)
         self._position = 0
 
     def _find_size(self) -> int:
@@ -163,7 +203,7 @@ class RemoteFile(io.RawIOBase):
         stop = min(start + len(target), self._size)
         if stop <= start:
             return 0
-        target[: stop - start] = persist(lambda: self._read(start, stop), self._url, self._attempts)
+        target[: stop - start] = persist(lambda: self._read(start, stop), self._url, self._tries)
         self._position = stop
         return stop - start
 
@@ -179,8 +219,10 @@ class RemoteFile(io.RawIOBase):
         return found
 
 
-def persist(action: Callable[[], T], url: str, attempts: int) -> T:
+def persist(action: Callable[[], T], url: str, tries: Tries) -> T:
     """Return what `action` returns; after an error that may pass, wait and call it again.
+
+    An attempt that takes longer than the timeout is left to a thread of its own, which ends when it does.
 
     Raises
     ------
@@ -189,13 +231,39 @@ def persist(action: Callable[[], T], url: str, attempts: int) -> T:
     """
     for attempt in itertools.count(1):
         try:
-            return action()
+            return _within(tries.timeout, action) if tries.timeout else action()
         except Exception as error:
-            if attempt >= attempts or is_lasting(error):
+            if attempt >= tries.attempts or is_lasting(error):
                 problem = f"cannot be read: {describe_error(_reason(error))}"
                 raise SourceError(problem, url=url, attempts=attempt) from error
         time.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
     raise AssertionError("not reached")
+
+
+def _within(seconds: float, action: Callable[[], T]) -> T:
+    """Return what `action` returns, or raise TimeoutError if that takes longer.
+
+    Not every file system of fsspec has a timeout, and those of the others do not cover every wait.
+    """
+    answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((action(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    start_thread("gpuloader-request", run)
+    try:
+        found, error = answers.get(timeout=min(seconds, LONGEST_CALL))
+    except Empty:
+        raise TimeoutError(f"no answer within the timeout of {seconds:g} s") from None
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+    return cast("T", found)
 
 
 def is_lasting(error: BaseException) -> bool:

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpuloader.base.checks import check_count
 from gpuloader.base.errors import DataFileError, LoaderError, missing_package
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.files.opening import ATTEMPTS, as_urls, is_remote, open_source
+from gpuloader.sources.files.opening import ATTEMPTS, TIMEOUT, Tries, as_urls, is_remote, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.tables.arrow import check_values, columns_of
 
@@ -61,6 +60,8 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         epoch is the loader's.
     attempts : int
         How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
+    timeout : float
+        Seconds after which one attempt to read from a server has failed; 0 means no limit.
 
     Attributes
     ----------
@@ -103,12 +104,13 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         shuffle_buffer: int | None = None,
         seed: int = 0,
         attempts: int = ATTEMPTS,
+        timeout: float = TIMEOUT,
     ) -> None:
         super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
         self._urls = as_urls(urls)
-        self._attempts = check_count("attempts", attempts)
+        self._tries = Tries.of(attempts, timeout)
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             footers = list(pool.map(self._read_footer, self._urls))
         self.schema = _choose(footers[0][0], columns, self._urls[0])
@@ -139,7 +141,7 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
             yield Block([Part(columns, rows) for columns, rows in parts])
 
     def _read_footer(self, url: str) -> tuple[pa.Schema, list[int]]:
-        with _opened(url, self._attempts) as file:
+        with _opened(url, self._tries) as file:
             counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             return file.schema_arrow, counts
 
@@ -149,7 +151,7 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
         number, group, count = self._groups[shard]
         # Workers are parallel already. Without them, Arrow reads the columns of a row group in threads.
         threads = get_worker_info() is None
-        with _opened(self._urls[number], self._attempts, group) as file:
+        with _opened(self._urls[number], self._tries, group) as file:
             if group >= file.num_row_groups or file.metadata.row_group(group).num_rows != count:
                 raise DataFileError(
                     "the file has changed since the dataset was made; make a new dataset",
@@ -172,14 +174,14 @@ class ParquetDataset(ShardDataset[dict[str, Any], Any, Any]):
 
 
 @contextmanager
-def _opened(url: str, attempts: int, row_group: int | None = None) -> Iterator[Any]:
+def _opened(url: str, tries: Tries, row_group: int | None = None) -> Iterator[Any]:
     """Open a Parquet file and close it afterwards; raise Arrow's errors in between as `DataFileError`."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise missing_package("reading Parquet files", "pyarrow", "parquet") from None
-    with open_source(url, attempts) as source:
+    with open_source(url, tries) as source:
         try:
             # Given a path, Arrow reads a local file without going through Python.
             with ParquetFile(source if is_remote(url) else url, pre_buffer=True) as file:

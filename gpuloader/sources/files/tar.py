@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from gpuloader.base.checks import check_count
 from gpuloader.base.errors import DataFileError, LoaderError, missing_package
-from gpuloader.sources.files.opening import ATTEMPTS, as_urls, open_source
+from gpuloader.sources.files.opening import ATTEMPTS, TIMEOUT, Tries, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
 
 SAMPLES = 64
@@ -51,6 +50,8 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         epoch is the loader's.
     attempts : int
         How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
+    timeout : float
+        Seconds after which one attempt to read from a server has failed; 0 means no limit.
 
     Raises
     ------
@@ -91,6 +92,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         shuffle_buffer: int | None = None,
         seed: int = 0,
         attempts: int = ATTEMPTS,
+        timeout: float = TIMEOUT,
     ) -> None:
         super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
         if decode is not None and not callable(decode):
@@ -101,7 +103,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
             raise missing_package("reading tar shards", "webdataset", "webdataset") from None
         self._urls: list[str] = [one for url in as_urls(urls) for one in expand_urls(url)]
         self._decode = decode
-        self._attempts = check_count("attempts", attempts)
+        self._tries = Tries.of(attempts, timeout)
 
     @property
     def shards(self) -> int:
@@ -126,7 +128,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         from webdataset.tariterators import group_by_keys, tar_file_expander
 
         url = self._urls[shard]
-        with open_source(url, self._attempts, buffered=True) as file:
+        with open_source(url, self._tries, buffered=True) as file:
             try:
                 with _unpacked(file, url) as stream:
                     samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
@@ -137,10 +139,15 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
             except (LoaderError, MemoryError):
                 raise
             except Exception as error:  # tarfile and the decompressors raise many types
-                raise DataFileError(
-                    f"the file is truncated or not a tar file: {error.args[0] if error.args else error!r}",
-                    file=url,
-                ) from error
+                reason = str(error.args[0]) if error.args else repr(error)
+                problem = f"the file is truncated or not a tar file: {reason}"
+                name, found, _ = reason.partition(": duplicate file name")
+                if found:  # by the package webdataset
+                    problem = (
+                        f"one sample has two members with the name {name!r}, in capitals or not; rename one, "
+                        "or write the members of a sample one after another and each once"
+                    )
+                raise DataFileError(problem, file=url) from error
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
         return list(itertools.chain.from_iterable(pieces))

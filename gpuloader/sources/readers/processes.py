@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import LoaderError, ReaderError, WorkerError
+from gpuloader.base.exiting import exit_first
 from gpuloader.base.processes import (
     close_process,
     describe_death,
@@ -111,6 +112,7 @@ class _Worker:
 
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
+        exit_first()
         with starting():
             ours, theirs = context.Pipe(duplex=False)
             try:
@@ -119,9 +121,15 @@ class _Worker:
                     target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
                 )
                 start_process(process)
-            except BaseException:
+            except BaseException as error:
                 ours.close()
-                raise
+                if not isinstance(error, OSError):
+                    raise
+                raise LoaderError(
+                    f"a process for a reader could not be started ({error}): the system has no more "
+                    "processes or memory, or /dev/shm is full; free some, or read in a thread, with "
+                    "buffered or use_multiprocess=False"
+                ) from error
             finally:
                 theirs.close()
         worker = cls(process, open_sentinel(process), ours, room, os.getpid())

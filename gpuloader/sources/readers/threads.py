@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from gpuloader.base.checks import check_count, check_integer
 from gpuloader.base.errors import QueueClosed
+from gpuloader.base.processes import start_thread
 from gpuloader.sources.readers.contract import Reader, check_reader, iterate
 from gpuloader.staging.queue import BatchQueue, pump
 
@@ -39,7 +39,7 @@ def buffered(reader: Reader, size: int) -> Reader:
         room: BatchQueue[None] = BatchQueue(capacity)
         queue: BatchQueue[Any] = BatchQueue(capacity)
         try:
-            _start("gpuloader-buffered", pump, lambda: _admitted(reader, room), queue)
+            start_thread("gpuloader-buffered", pump, lambda: _admitted(reader, room), queue)
             for item in queue:
                 room.get()
                 yield item
@@ -103,9 +103,9 @@ def xmap_readers(
         items: BatchQueue[_Numbered] = BatchQueue(size)
         results: BatchQueue[_Numbered] = BatchQueue(2 * size + workers, producers=workers)
         try:
-            _start("gpuloader-xmap-reader", pump, lambda: _number(reader, window), items)
+            start_thread("gpuloader-xmap-reader", pump, lambda: _number(reader, window), items)
             for _ in range(workers):
-                _start("gpuloader-xmap-worker", _map_all, mapper, items, results)
+                start_thread("gpuloader-xmap-worker", _map_all, mapper, items, results)
             for result in _in_order(results) if order else results:
                 if isinstance(result[1], _Failure):
                     raise result[1].error
@@ -184,7 +184,3 @@ def _in_order(results: BatchQueue[_Numbered]) -> Iterator[_Numbered]:
         while following in early:
             yield early.pop(following)
             following += 1
-
-
-def _start(name: str, target: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=target, args=arguments, name=name, daemon=True).start()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import DataFileError, SampleError, missing_package
+from gpuloader.fields.convert import check_mask
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
 from gpuloader.fields.tensors import as_array
@@ -60,7 +61,8 @@ def read_columns(table: Any) -> tuple[dict[str, Column], int]:
     ValueError
         There are no columns, two have the same name, or they differ in length.
     DataFileError
-        A column of numbers has a null, or one value is not a column; the error names the column.
+        A column of numbers has a null or a masked element, or one value is not a column; the error names the
+        column.
     MissingPackage
         A column of Polars is not of numbers, and pyarrow is not installed.
 
@@ -102,6 +104,10 @@ def _list_columns(table: Any) -> Iterable[tuple[object, Any]]:
 
 def _read(values: Any, name: str) -> tuple[Column, int]:
     """Return one column and its length."""
+    try:
+        check_mask(values.values if isinstance(values, Ragged) else values)
+    except SampleError as error:
+        raise DataFileError(error.problem, column=name) from None
     if isinstance(values, Ragged):
         return values, len(values)
     if is_instance(values, "pyarrow", "Array", "ChunkedArray"):

@@ -7,7 +7,7 @@ import pytest
 from gpuloader import SourceError
 from gpuloader.base.errors import MissingPackage
 from gpuloader.sources.files import opening
-from gpuloader.sources.files.opening import as_urls, is_lasting, open_source, persist
+from gpuloader.sources.files.opening import Tries, as_urls, is_lasting, open_source, persist
 from tests.sources.files.serving import serve
 
 
@@ -59,7 +59,7 @@ def test_what_passes_is_tried_again_and_what_lasts_is_not(error, lasting, no_wai
         raise error
 
     with pytest.raises(SourceError) as caught:
-        persist(fail, "s3://bucket/a", 4)
+        persist(fail, "s3://bucket/a", Tries(4))
     assert len(asked) == caught.value.attempts == (1 if lasting else 4)
     assert caught.value.url == "s3://bucket/a"
     assert caught.value.__cause__ is error
@@ -71,7 +71,7 @@ def test_waits_grow_and_are_bounded(no_waits):
         raise TimeoutError
 
     with pytest.raises(SourceError, match=r"\(9 attempts\)"):
-        persist(fail, "s3://bucket/a", 9)
+        persist(fail, "s3://bucket/a", Tries(9))
     assert no_waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
@@ -128,12 +128,12 @@ class TestOverHttp:
 
     def test_a_server_that_never_recovers(self, tmp_path):
         with serve(tmp_path, drops=lambda number: True) as served:
-            with open_source(f"{served.url}/a", 3) as file, pytest.raises(SourceError) as caught:
+            with open_source(f"{served.url}/a", Tries(3)) as file, pytest.raises(SourceError) as caught:
                 file.read(10)
             assert served.requests == caught.value.attempts == 3
         assert caught.value.url == f"{served.url}/a"
         with pytest.raises(SourceError, match=r"Cannot connect.*\(2 attempts\)"):
-            open_source(f"{served.url}/a", 2)
+            open_source(f"{served.url}/a", Tries(2))
 
     def test_a_server_that_returns_only_whole_files(self, tmp_path, no_waits):
         with serve(tmp_path, ranges=False) as served:

@@ -1,0 +1,91 @@
+"""Daemon threads that loop over loaders until the interpreter has gone end without a word."""
+
+import pytest
+
+from tests.fetch import faulty
+
+PROGRAM = """
+import sys, threading, time
+import numpy as np
+from gpuloader import DataLoader
+from tests.sample_sets import Made
+
+method = sys.argv[1]
+OPTIONS = {
+    "inline": {"use_buffer_reader": False},
+    "ahead": {"use_buffer_reader": "thread"},
+    "thread": {"num_workers": 2, "worker_type": "thread"},
+}
+options = OPTIONS.get(method, {"num_workers": 2, "start_method": method})
+turning = threading.Semaphore(0)
+
+
+def slow(index):
+    time.sleep(0.001)
+    return np.zeros(2)
+
+
+def loop():
+    while True:
+        for batch in DataLoader(Made(slow, 20), places="cpu", batch_size=2, **options):
+            turning.release()
+
+
+def read():
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(lambda: iter([np.zeros(2)] for _ in range(10)), places="cpu")
+    while True:
+        for batch in loader:
+            turning.release()
+
+
+if __name__ == "__main__":
+    for _ in range(3):
+        threading.Thread(target=read if method == "reader" else loop, daemon=True).start()
+    for _ in range(40):
+        turning.acquire()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("method", ["inline", "ahead", "reader", "thread", "fork", "forkserver", "spawn"])
+def test_loops_in_daemon_threads_end_in_silence(method):
+    done = faulty.run_program(PROGRAM, method)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
+def test_a_loop_that_was_cut_short_does_not_seem_to_be_over():
+    """What follows the loop, such as saving a model, does not run; `finally` does."""
+    done = faulty.run_program(
+        """
+import atexit, threading
+import numpy as np
+from gpuloader import DataLoader
+from gpuloader.base import exiting
+
+begun, may_end = threading.Event(), threading.Event()
+
+
+def loop():
+    try:
+        for number, batch in enumerate(DataLoader(np.arange(9), places="cpu")):
+            begun.set()
+            may_end.wait()
+        print("saved", number)
+    finally:
+        print("left")
+
+
+def leave():
+    may_end.set()
+    thread.join()
+
+
+atexit.register(leave)
+exiting.exit_first()
+thread = threading.Thread(target=loop, daemon=True)
+thread.start()
+begun.wait()
+"""
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("left\n", "", 0)

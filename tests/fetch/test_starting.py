@@ -1,0 +1,132 @@
+"""A thread or process that cannot be started is one error at once, and leaves nothing behind."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, IterableDataset, LoaderError
+from gpuloader.fetch.processes.fork_server import prepare_server
+from gpuloader.reader import buffered, multiprocess_reader, xmap_readers
+from tests.fakes import nothing_left_behind
+from tests.sample_sets import Made
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([np.zeros(2)] * 8)
+
+
+@pytest.fixture
+def few_threads(monkeypatch):
+    """Let two more threads start, and none after them."""
+    start, left = threading.Thread.start, [2]
+
+    def start_some(thread):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+
+
+@pytest.mark.parametrize("dataset", [Made(np.arange, 8), Stream()], ids=["map-style", "iterable"])
+def test_a_worker_thread_that_cannot_be_started(few_threads, dataset):
+    loader = DataLoader(dataset, places="cpu", num_workers=4, worker_type="thread")
+    with nothing_left_behind():
+        with pytest.raises(
+            LoaderError, match=r"gpuloader-worker-2 could not be started \(can't start new thread\)"
+        ):
+            next(iter(loader))
+        loader._loading._idle.clear()
+
+
+def test_a_thread_of_a_reader_that_cannot_be_started(few_threads):
+    with nothing_left_behind():
+        with pytest.raises(LoaderError, match=r"could not be started \(can't start new thread\)"):
+            list(xmap_readers(abs, lambda: iter(range(9)), 4, 2)())
+        with pytest.raises(LoaderError, match="could not be started"):
+            list(buffered(lambda: iter(range(9)), 2)())
+
+
+def refuse(*_):
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+@pytest.fixture
+def few_forks(monkeypatch):
+    """Let one more process be forked, and none after it."""
+    fork, left = os.fork, [1]
+
+    def fork_some():
+        if not left[0]:
+            refuse()
+        left[0] -= 1
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_some)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_process_that_cannot_be_forked(few_forks, persistent):
+    loader = DataLoader(
+        Made(np.arange, 8),
+        places="cpu",
+        num_workers=2,
+        start_method="fork",
+        persistent_workers=persistent,
+    )
+    with nothing_left_behind():
+        with pytest.raises(LoaderError, match=r"worker 1 could not be started: .*temporarily unavailable"):
+            next(iter(loader))
+        loader._loading._idle.clear()
+
+
+def test_a_process_of_a_reader_that_cannot_be_forked(few_forks):
+    with (
+        nothing_left_behind(),
+        pytest.raises(LoaderError, match=r"could not be started \(.*temporarily unavailable"),
+    ):
+        list(multiprocess_reader([lambda: iter(range(3))] * 2)())
+
+
+def test_a_spawned_process_that_cannot_be_started(monkeypatch):
+    import multiprocessing.util
+
+    loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="spawn")
+    with nothing_left_behind():
+        monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
+        with pytest.raises(LoaderError, match=r"worker 0 could not be started: .*temporarily unavailable"):
+            next(iter(loader))
+        loader._loading._idle.clear()
+
+
+def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
+    def no_room(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", no_room)
+    loader = DataLoader.from_generator(capacity=2, return_list=True, use_multiprocess=True)
+    loader.set_batch_generator(lambda: iter([[np.zeros(2)]]), places="cpu")
+    with nothing_left_behind():
+        with pytest.raises(LoaderError, match=r"No space left .* /dev/shm is full") as caught:
+            list(loader)
+        loader._idle.clear()
+    assert not getattr(caught.value, "__notes__", [])
+
+
+class Nested(Made):
+    def __getitem__(self, index):
+        return sum(batch.sum() for batch in DataLoader(Made(np.arange, 4), places="cpu", num_workers=1))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_loader_with_processes_within_a_worker(method):
+    prepare_server()
+    loader = DataLoader(Nested(np.arange, 2), places="cpu", num_workers=1, start_method=method)
+    with nothing_left_behind():
+        assert [batch.tolist() for batch in loader] == [[4], [4]]
+        loader._loading._idle.clear()

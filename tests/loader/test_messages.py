@@ -1,0 +1,111 @@
+"""Odd input is an error that says what, where, and what to do."""
+
+import io
+import re
+import tarfile
+
+import numpy as np
+import pytest
+
+from gpuloader import BatchSampler, DataFileError, DataLoader, SampleError, TarDataset, data
+from tests.sample_sets import INLINE, PROCESSES, THREADS, Made, name_workers
+
+by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+
+
+def list_within_itself():
+    found = [1]
+    found.append(found)
+    return found
+
+
+def dict_within_itself():
+    found = {"x": 1}
+    found["inner"] = {"outer": found}
+    return found
+
+
+@by_workers
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [(list_within_itself, "a list of 2"), (dict_within_itself, r"a dict with the keys \['x', 'inner'\]")],
+)
+def test_a_sample_that_contains_itself(workers, make, what):
+    loader = DataLoader(Made(lambda index: make() if index else [1, [2]], 2), places="cpu", **workers)
+    epoch = iter(loader)
+    next(epoch)
+    with pytest.raises(SampleError, match=f"{what} that contains itself") as caught:
+        next(epoch)
+    assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 0, 1)
+
+
+def test_the_result_of_a_collate_fn_that_contains_itself():
+    with pytest.raises(SampleError, match=r"batch 0: .*a list of 2 that contains itself"):
+        list(DataLoader([1], places="cpu", collate_fn=lambda _: list_within_itself()))
+
+
+class AtOnce(Made):
+    def __getitems__(self, indices):
+        return [self.make(index) for index in indices]
+
+
+@by_workers
+@pytest.mark.parametrize("kind", [Made, AtOnce])
+def test_none_is_no_index(workers, kind):
+    """NumPy would take it for a new dimension, and return another sample."""
+    array = np.arange(6)
+    loader = DataLoader(
+        kind(lambda index: array[index], 6), places="cpu", batch_size=2, sampler=[3, 1, 2, None], **workers
+    )
+    epoch = iter(loader)
+    assert next(epoch).tolist() == [3, 1]
+    with pytest.raises(
+        SampleError, match=r"batch 1, sample 1.*: the sampler yielded None instead of an index"
+    ):
+        next(epoch)
+
+
+class Unfinished:
+    def __iter__(self):
+        return [1, 2]
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Made(np.arange), places="cpu", sampler=Unfinished()),
+        lambda: DataLoader(Made(np.arange), places="cpu", batch_sampler=Unfinished()),
+        lambda: DataLoader(Made(np.arange), places="cpu", batch_sampler=BatchSampler(sampler=Unfinished())),
+        lambda: DataLoader(Made(np.arange), places="cpu", batch_sampler=Unfinished(), shard=(0, 2), seed=1),
+    ],
+)
+def test_a_sampler_whose_iter_returns_no_iterator(make):
+    message = "Unfinished.__iter__ of the sampler or batch sampler must return .*write it as a generator"
+    with pytest.raises(TypeError, match=message):
+        list(make())
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "got"),
+    [(300, "uint8", 300), ([1, 300], "uint8", 300), ([-1, 7], "uint8", -1), (2**70, "int64", 2**70)],
+)
+def test_a_number_out_of_range_is_named(value, dtype, got):
+    limits = np.iinfo(dtype)
+    message = f"field 'x': expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {got}"
+    with pytest.raises(SampleError, match=re.escape(message) + "$"):
+        list(DataLoader([(value,)], [data("x", [None, *np.shape(value)], dtype)], "cpu"))
+
+
+def test_a_tar_file_with_one_name_twice(tmp_path):
+    pytest.importorskip("webdataset")
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as shard:
+        for name in ("1.cls", "1.CLS"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            shard.addfile(member, io.BytesIO(b"7"))
+    with pytest.raises(DataFileError, match=r"a.tar: one sample has two members .* '1.CLS'.*rename one"):
+        list(DataLoader(TarDataset(path), places="cpu"))
