@@ -7,11 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
 
 from gpuloader.sources.mnist.digits import Mnist
 from gpuloader.sources.mnist.mnist_json import read_json
+
+# An example may take long on a busy machine, which says nothing about the code.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
 

@@ -34,7 +34,7 @@ from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)")
 NEEDS = re.compile(r"^ *<!-- needs: (?P<words>[\w ,.]+) -->$")
 VARIES = "<!-- output varies -->"

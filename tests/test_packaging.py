@@ -22,6 +22,7 @@ BESIDE = [
     "tests",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "Makefile",
 ]
 TREE = [*PACKAGE, *BESIDE, "MANIFEST.in"]

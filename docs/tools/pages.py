@@ -9,7 +9,11 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[2]
-WHOLE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+WHOLE = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
 """Pages whose text is a document in the repository root."""
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")

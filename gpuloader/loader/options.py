@@ -17,7 +17,7 @@ from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.spent import OF_DATASETS
-from gpuloader.order.batch_sampler import BatchSampler
+from gpuloader.order.agreement import find_classes
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import InOrder
 from gpuloader.order.ranks import find_local_rank
@@ -31,6 +31,13 @@ from gpuloader.sources.sample_fields import check_alike
 from gpuloader.transforms.program import Programmer, Transform
 
 _MOST_SEED = 2**64 - 1
+_OF_POSITIONS = (
+    "SequentialSampler",
+    "SequenceSampler",
+    "RandomSampler",
+    "WeightedRandomSampler",
+    "DistributedSampler",
+)
 _OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn, and an integer batch_size"
 
 
@@ -234,16 +241,24 @@ def check_dataset(dataset: object) -> bool:
 def may_ask_by_key(*samplers: object) -> bool:
     """Return whether one of the user's samplers may yield something else than numbers.
 
-    >>> may_ask_by_key(None, [3, 1]), may_ask_by_key(["a.jpg"], None)
-    (False, True)
+    >>> may_ask_by_key(None, [3, 1]), may_ask_by_key(["a.jpg"], None), may_ask_by_key([[2, 3]])
+    (False, True, False)
     """
-    for sampler in samplers:
-        if sampler is None or isinstance(sampler, Sampler | BatchSampler):
-            continue
-        first = sampler[0] if isinstance(sampler, Sequence | np.ndarray) and len(sampler) else None
-        if not isinstance(first, int | np.integer):
-            return True
-    return False
+    return not all(map(_yields_numbers, samplers))
+
+
+def _yields_numbers(sampler: Any) -> bool:
+    """Return whether a sampler or batch sampler surely yields numbers, as far as that is known without it."""
+    if sampler is None or isinstance(sampler, Sampler):
+        return True
+    if type(sampler) in find_classes(*_OF_POSITIONS):
+        return True
+    if type(sampler) in find_classes("BatchSampler", "SubsetRandomSampler"):
+        return _yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
+    if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
+        return False
+    first = next(iter(sampler))
+    return hasattr(first, "__index__") or (not isinstance(first, str) and _yields_numbers(first))
 
 
 def check_seed(seed: object) -> int | None:

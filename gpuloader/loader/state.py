@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from gpuloader.collate.stream import StagedBatch
 
 _COUNTED, _POSITIONED = 1, 2
 """Versions of a state: it counts the batches of its epoch, whatever they hold, or the samples."""
+
+_MOST_BEYOND = (
+    1 << 22
+)  # batches of one run beyond the first that is missing; a damaged state may say anything
 
 T = TypeVar("T")
 
@@ -135,7 +140,7 @@ class Progress:
         if self.shards > 1:
             state["shards"] = self.shards
         if self.beyond:
-            state["beyond"] = sorted(self.beyond)
+            state["beyond"] = _shorten(sorted(self.beyond))
         if self.crew is not None:
             state["turn"] = self.turn
             reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.crew)]
@@ -149,7 +154,7 @@ class Progress:
         state["position"] = self.position
         if self.beyond:
             state["batch_size"] = self.size
-            state["beyond"] = [number - self.batches for number in sorted(self.beyond)]
+            state["beyond"] = _shorten([number - self.batches for number in sorted(self.beyond)])
         return state
 
 
@@ -239,7 +244,7 @@ def _read_count(state: Mapping[str, Any]) -> Progress:
         None if state.get("seed") is None else _count(state["seed"], 2**64),
         _count(state["epoch"], 2**64),
         _count(state["batches"]),
-        {_count(number) for number in state.get("beyond", ())},
+        _lengthen(state.get("beyond", ())),
         {
             worker: ItemState(worker, _count(batches), own, ended=ended == [True])
             for worker, (batches, own, *ended) in enumerate(workers or ())
@@ -257,12 +262,39 @@ def _read_position(state: Mapping[str, Any]) -> Progress:
     return Progress(
         _count(state["seed"], 2**64),
         _count(state["epoch"], 2**64),
-        beyond={_count(number) for number in state.get("beyond", ())},
+        beyond=_lengthen(state.get("beyond", ())),
         size=_count_or_none(state, "batch_size"),
         step=1,
         base=_count(state["position"]),
         order_size=_count_or_none(state, "order_batch_size"),
     )
+
+
+def _shorten(numbers: list[int]) -> list[Any]:
+    """Return ascending numbers, with runs of three or more as pairs of their first and last.
+
+    While one worker holds the oldest batch, any number of later ones may be delivered. They are runs between
+    the batches that are still in progress, so the state stays small.
+
+    >>> _shorten([2, 4, 5, 7, 8, 9])
+    [2, 4, 5, [7, 9]]
+    """
+    found: list[Any] = []
+    for _, run in itertools.groupby(enumerate(numbers), lambda entry: entry[1] - entry[0]):
+        first, *more = (number for _, number in run)
+        found += [[first, more[-1]]] if len(more) > 1 else [first, *more]
+    return found
+
+
+def _lengthen(entries: Any) -> set[int]:
+    """Return the numbers that `_shorten` made shorter."""
+    found: set[int] = set()
+    for entry in entries:
+        first, last = entry if isinstance(entry, list | tuple) else (entry, entry)
+        if _count(last) - _count(first) > _MOST_BEYOND:
+            raise ValueError(f"expected fewer batches beyond the first missing one, got {entry}")
+        found.update(range(first, last + 1))
+    return found
 
 
 def _count_or_none(state: Mapping[str, Any], name: str) -> int | None:

@@ -27,7 +27,9 @@ from gpuloader.sources.dataset_base import (
     read_many,
 )
 from gpuloader.sources.indexing import check_index, check_rows, locate
+from gpuloader.sources.joining import join_samples
 from gpuloader.sources.own_order import refuse_mix
+from gpuloader.sources.recognizing import values_by_position
 
 
 class Subset(Dataset[S]):
@@ -57,7 +59,8 @@ class Subset(Dataset[S]):
     Notes
     -----
     As in PyTorch, a slice, or a list, NumPy array or tensor of positions, asks the dataset for a list of
-    indices at once, which all datasets of this package understand.
+    indices at once, which all datasets of this package understand. Samples of a list or a dict are joined
+    field by field.
 
     Examples
     --------
@@ -73,7 +76,9 @@ class Subset(Dataset[S]):
     def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
         refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
         count = len(check_map_style("dataset", dataset, by_key=True))
-        listed: Any = range(*indices.indices(count)) if isinstance(indices, slice) else indices
+        listed: Any = values_by_position(indices)
+        if isinstance(indices, slice):
+            listed = range(*indices.indices(count))
         by_key = _are_keys(listed)
         is_empty = isinstance(listed, Sized) and not len(listed)
         self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=by_key or is_empty)
@@ -88,6 +93,9 @@ class Subset(Dataset[S]):
         rows = locate(self, index)
         if isinstance(rows, int):
             return self.dataset[self._at(rows)]
+        if self._by_key or isinstance(self.dataset, list | tuple | range | str):
+            joined: S = join_samples([self[row] for row in each_row(rows)])
+            return joined
         return self.dataset[[self._at(row) for row in each_row(rows)]]
 
     def _at(self, position: int) -> Any:

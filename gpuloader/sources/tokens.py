@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.base.checks import check_count
 from gpuloader.fields.spec import is_stageable
+from gpuloader.fields.tensors import as_array, describe_dtype, torch_name
 from gpuloader.order.computed import Indices, as_indices
 from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.dataset_base import Dataset
@@ -67,11 +68,12 @@ class TokenWindows(Dataset[NDArray[Any]]):
         documents: ArrayLike | None = None,
     ) -> None:
         # A view of the base class, because every operation on a memmap takes some microseconds longer.
-        self.tokens: NDArray[Any] = np.asarray(tokens)
-        if self.tokens.ndim != 1 or not is_stageable(self.tokens.dtype):
+        self.tokens: NDArray[Any] = np.asarray(as_array(tokens))
+        dtype = self.tokens.dtype
+        if self.tokens.ndim != 1 or not is_stageable(dtype) or torch_name(dtype) is not None:
             raise TypeError(
                 f"tokens must be one dimension of numbers, got shape {self.tokens.shape} of "
-                f"{self.tokens.dtype}; join texts of different length, and pass documents"
+                f"{describe_dtype(dtype)}; join texts of different length, and pass documents"
             )
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)

@@ -229,6 +229,49 @@ def test_a_state_brings_its_seed_along():
     assert json.loads(json.dumps(big))["seed"] == 2**64 - 1
 
 
+@pytest.mark.parametrize("shard", [None, (0, 1)])
+def test_a_state_stays_small_however_long_a_batch_takes(shard):
+    """While one worker holds the oldest batch, the others deliver any number of later ones."""
+    held = threading.Event()
+
+    def read(index):
+        if index == 1:
+            held.wait()
+        return index
+
+    def make():
+        options = {} if shard is None else {"shard": shard}
+        return DataLoader(
+            Made(read, 2000), places="cpu", batch_size=1, in_order=False, seed=1, **THREADS, **options
+        )
+
+    loader, got = make(), []
+    try:
+        epoch = iter(loader)
+        for batch in epoch:
+            got += batch.tolist()
+            state = json.dumps(loader.state_dict())
+            assert len(state) < 1024
+            if len(got) == 1000:
+                break
+        assert 1 not in got
+    finally:
+        held.set()
+    epoch.close()
+    again = make()
+    again.load_state_dict(json.loads(state))
+    assert again.state_dict() == json.loads(state)
+    assert sorted(got + [number for batch in again for number in batch.tolist()]) == list(range(2000))
+
+
+def test_a_state_of_numbers_only_still_loads():
+    numbers = {"version": 1, "epoch": 0, "batches": 1, "seed": 5, "batch_size": 2, "beyond": [3, 4, 5]}
+    loader = make(**ONE_THREAD)
+    loader.load_state_dict(numbers)
+    assert loader.state_dict() == {**numbers, "beyond": [[3, 5]]}
+    assert values(loader) == [[2, 3], [4, 5]]
+
+
 def test_a_state_stays_small():
     loader = DataLoader(
         list(range(1 << 20)), places="cpu", batch_size=1, seed=2**64 - 1, in_order=False, **THREADS
@@ -308,6 +351,8 @@ WRONG = {
     "true": ({"epoch": True}, ValueError, "damaged .*got True"),
     "seed too big": ({"seed": 2**64}, ValueError, "damaged .*expected a whole number below"),
     "beyond": ({"beyond": 3}, ValueError, r"damaged \(TypeError"),
+    "a run": ({"beyond": [[3, 4, 5]]}, ValueError, r"damaged \(ValueError"),
+    "an endless run": ({"beyond": [[3, 2**60]]}, ValueError, r"damaged \(ValueError: expected fewer batches"),
     "workers": ({"workers": [1]}, ValueError, r"damaged \(TypeError"),
     "turn": ({"workers": [[1, None]], "turn": 1}, ValueError, "damaged .*expected a whole number below 1"),
     "a reader's": ({"seed": None}, ValueError, "state of a loader made by DataLoader.from_generator"),

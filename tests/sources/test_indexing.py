@@ -118,7 +118,7 @@ class TestDatasets:
     @pytest.mark.parametrize(
         ("index", "got"),
         [
-            ("x", "'x'"), (1.5, "1.5"), (None, "None"), ((1, 2), "(1, 2)"), ([0.5], "list of float64"),
+            (1.5, "1.5"), (None, "None"), ((1, 2), "(1, 2)"), ([0.5], "list of float64"),
             (["a"], "list of <U1"), ([None], "list of object"), ([[0], [1, 2]], "list, which is not"),
             (np.array([[0, 1]]), "ndarray of int64 and shape (1, 2)"),
             (np.ones((6, 1), bool), "ndarray of bool and shape (6, 1)"),
@@ -156,6 +156,21 @@ def _plain(batch):
 
 
 class TestShapes:
+    def test_a_subset_joins_samples_of_lists_and_dicts(self):
+        rows = [{"x": row, "word": word} for row, word in enumerate(WORDS)]
+        found = Subset(rows, [5, 3, 1])[[0, -1]]
+        assert (found["x"].tolist(), found["word"]) == ([5, 1], ["f", "bb"])
+        assert Subset({"cat": 1, "dog": 2}, ["dog", "cat"])[:].tolist() == [2, 1]
+        assert Subset("abc", [2, 0])[:] == ["c", "a"]
+
+    def test_text_is_no_index(self):
+        with pytest.raises(TypeError, match=r"^PackedList takes an index, .* got 'x'$"):
+            PackedList(WORDS)["x"]
+        with pytest.raises(
+            TypeError, match=r"^a TableDataset is indexed by row, .* write table\[:\]\['x'\]$"
+        ):
+            make_table()["x"]
+
     def test_a_table_returns_columns(self):
         found = make_table()[[1, 0]]
         assert list(found) == ["x", "box", "word", "tokens"]

@@ -274,3 +274,55 @@ def test_subscripts():
         assert kind.Sampler[int].__origin__ is kind.Sampler
         assert kind.DataLoader[int].__origin__ is kind.DataLoader
         assert issubclass(kind.BatchSampler, kind.Sampler)
+
+
+class Yields(theirs.Sampler):
+    def __init__(self, entries):
+        self.entries = entries
+
+    def __iter__(self):
+        return iter(self.entries)
+
+
+class TestSamplersOfDicts:
+    """A dict of columns is read by row, and one of samples by key, as the sampler asks."""
+
+    COLUMNS = {"x": np.arange(4), "y": ["a", "b", "c", "d"]}  # noqa: RUF012
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"sampler": theirs.SequentialSampler(range(4))},
+            {"sampler": theirs.RandomSampler(range(4))},
+            {"sampler": theirs.SubsetRandomSampler([0, 1, 2, 3])},
+            {"sampler": torch.arange(4)},
+            {"sampler": Yields([0, 1, 2, 3])},
+            {"sampler": Yields(torch.arange(4))},
+            {"sampler": iter([3, 2, 1, 0])},
+            {"batch_sampler": theirs.BatchSampler(theirs.SequentialSampler(range(4)), 4, False)},
+            {"batch_sampler": [[0, 1, 2, 3]]},
+            {"batch_sampler": torch.tensor([[0, 1, 2, 3]])},
+            {"batch_sampler": Yields([[0, 1, 2, 3]])},
+        ],
+        ids=lambda options: " ".join(type(value).__name__ for value in options.values()),
+    )
+    def test_rows(self, options):
+        size = {} if "batch_sampler" in options else {"batch_size": 4}
+        [batch] = ours.torch.DataLoader(self.COLUMNS, **size, **options)
+        assert sorted(batch["x"].tolist()) == [0, 1, 2, 3]
+        assert [self.COLUMNS["y"][row] for row in batch["x"].tolist()] == batch["y"]
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.parametrize(
+        "sampler",
+        [["cat", "dog"], Yields(["cat", "dog"]), theirs.SubsetRandomSampler(["cat", "dog"])],
+        ids=str,
+    )
+    def test_keys(self, sampler, workers):
+        samples = {"cat": torch.zeros(2), "dog": torch.ones(2)}
+        [batch] = ours.torch.DataLoader(samples, 2, sampler=sampler, num_workers=workers)
+        assert sorted(batch.sum(1).tolist()) == [0, 2]
+
+    def test_no_such_key(self):
+        with pytest.raises(ours.SampleError, match="KeyError: 'cow'"):
+            list(ours.torch.DataLoader({"cat": 1}, sampler=Yields(["cow"])))

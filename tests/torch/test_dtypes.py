@@ -114,6 +114,13 @@ class TestColumns:
         tensor[1] = 5
         assert table[1]["x"] == 5
 
+    def test_tokens_are_numbers_of_numpy(self):
+        with pytest.raises(
+            TypeError, match=r"tokens must be one dimension of numbers, got .* torch\.bfloat16"
+        ):
+            gpuloader.TokenWindows(torch.zeros(4, dtype=torch.bfloat16), 2)
+        assert gpuloader.TokenWindows(torch.arange(4), 2)[1].tolist() == [2, 3]
+
     def test_conjugates(self):
         [batch] = DataLoader({"c": torch.tensor([1 + 2j, 3]).conj()}, 2)
         assert batch["c"].tolist() == [1 - 2j, 3]

@@ -85,6 +85,19 @@ class ZarrDataset(StoredArrays):
                 )
         return names
 
+    def _choose(self, store: Any) -> dict[str, Any]:
+        arrays = super()._choose(store)
+        for name, array in arrays.items():
+            # Not every release of the package numcodecs refuses to unpickle.
+            if any("pickle" in codec for codec in _name_codecs(array)):
+                raise DataFileError(
+                    "the array is compressed by pickling, and unpickling it could run any code; write it "
+                    "with another codec",
+                    file=self._url,
+                    column=name,
+                )
+        return arrays
+
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         if getattr(array, "fill_value", 0) is not None or not array.chunks:
             return
@@ -101,6 +114,14 @@ class ZarrDataset(StoredArrays):
                     column=name,
                 )
             self._stored.add((name, key))
+
+
+def _name_codecs(array: Any) -> list[str]:
+    """Return the names of the codecs by which an array's chunks are decoded."""
+    metadata = array.metadata
+    codecs = [getattr(metadata, "compressor", None), *(getattr(metadata, "filters", None) or ())]
+    codecs += getattr(metadata, "codecs", ())
+    return [str(getattr(one, "codec_id", None) or getattr(one, "codec_name", "")) for one in codecs]
 
 
 def _exists(path: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from gpuloader.sources.array_rows import reads_like
@@ -20,7 +21,8 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
         What the user passed; anything else is returned as it is. Datasets of Hugging Face in a `Subset`,
         `ConcatDataset`, `ComposeDataset` or `MixDataset` are found too.
     by_key : bool
-        Whether the user's own sampler may yield the keys of a dict, which is then a map-style dataset.
+        Whether the user's own sampler may yield the keys of a dict. Whether its values are samples or columns
+        is then known from the first index.
 
     Raises
     ------
@@ -46,17 +48,40 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
         from gpuloader.sources.tables.huggingface_streams import adapt_stream
 
         return adapt_stream(value)
-    if not by_key:
-        value = values_by_position(value)
-    if is_frame(value) or (is_dict_of_columns(value) and not by_key):
+    if is_frame(value):
         return TableDataset(value)
-    return _adapt_inside(value)
+    if is_dict_of_columns(value):
+        return KeysOrRows(value) if by_key else TableDataset(value)
+    return _adapt_inside(value if by_key else values_by_position(value))
+
+
+class KeysOrRows:
+    """A dict whose values are samples, if it is read by key, or columns, if it is read by row number.
+
+    >>> dataset = KeysOrRows({"x": [1, 2], "y": [3, 4]})
+    >>> dataset["y"], dataset[-1]
+    ([3, 4], {'x': np.int64(2), 'y': np.int64(4)})
+    """
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+        self._table: TableDataset | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str) or not hasattr(index, "__index__"):
+            return self._entries[index]
+        if self._table is None:
+            self._table = TableDataset(self._entries)
+        return self._table[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 def _adapt_inside(value: Any) -> Any:
     """Return a dataset that is made of others with these adapted; the user's own stays as it is."""
     if reads_like(value, Subset):
-        inner = as_dataset(value.dataset, by_key=True)
+        inner = _adapt_part(value.dataset)
         if inner is value.dataset:
             return value
         changed = copy.copy(value)
@@ -64,9 +89,14 @@ def _adapt_inside(value: Any) -> Any:
         return changed
     if not reads_like(value, ConcatDataset, ComposeDataset):
         return value
-    datasets = [as_dataset(one, by_key=True) for one in value.datasets]
+    datasets = [_adapt_part(one) for one in value.datasets]
     if all(one is given for one, given in zip(datasets, value.datasets, strict=True)):
         return value
     changed = copy.copy(value)
     changed.datasets = datasets
     return changed
+
+
+def _adapt_part(value: Any) -> Any:
+    """Return one of the datasets that another is made of, adapted; a dict there is read by its keys."""
+    return value if isinstance(value, Mapping) else as_dataset(value, by_key=True)

@@ -89,6 +89,11 @@ class TableDataset(Dataset[dict[str, Any]]):
         return f"<{type(self).__name__}: {count} of {', '.join(columns[:_SHOWN])}{more}>"
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
+        if isinstance(index, str):
+            raise TypeError(
+                f"a TableDataset is indexed by row, got the text {index!r}; for the values of a column, "
+                f"write table[:][{index!r}]"
+            )
         rows = locate(self, index)
         if isinstance(rows, int):
             return next(iter(Block([Part(self._columns, slice(rows, rows + 1))])))

@@ -62,6 +62,17 @@ def test_without_a_fill_value_a_missing_chunk_is_an_error(store, version, worker
     epoch.close()
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_array_that_would_be_unpickled_is_refused(store, version, alone):
+    """Whoever wrote the array could run code here."""
+    if version == 3:
+        pytest.skip("version 3 of Zarr has no codec that unpickles")
+    pickled = {"compressor": {"id": "pickle", "protocol": 4}, "filters": [{"id": "vlen-utf8"}]}
+    change(store, version, dtype="|O", fill_value=None, **pickled)
+    with pytest.raises(DataFileError, match=r"column 'x': the array is compressed by pickling"):
+        ZarrDataset(store / "x" if alone else store)
+
+
 @pytest.mark.parametrize("arrays", [(), (["x"],)])
 def test_broken_metadata(store, version, arrays):
     (store / "x" / METADATA[version]).write_text("{bro")

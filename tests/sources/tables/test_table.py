@@ -596,6 +596,13 @@ class TestSeries:
             one for part in parts for one in part
         ]
 
+    def test_as_indices(self):
+        pandas = pytest.importorskip("pandas")
+        indices = pandas.Series([9, 4, 2])[[False, True, True]]
+        assert list(Subset(range(5), indices)) == [4, 2]
+        assert next(iter(load(range(5), sampler=indices))).tolist() == [4, 2]
+        assert column(load({"x": np.arange(5)}, sampler=indices), "x") == [4, 2]
+
     def test_labels_are_keys(self):
         pandas = pytest.importorskip("pandas")
         series = pandas.Series([1, 2], index=["a", "b"])
