@@ -12,6 +12,9 @@
 // position of a batch in it, so only these two numbers have to come from the host. Rows past the last
 // position repeat it. Without indices, positions are row numbers.
 //
+// gather_fields gathers the rows of several arrays by the same indices in one launch. Each block takes its rows
+// of one array after the other, so short rows leave lanes idle, which costs less than another launch.
+//
 // Launch: any grid, two-dimensional blocks of any size. Twin and launcher: gather.py.
 
 __device__ inline unsigned long long find_row(const long long* indices, const long long* span,
@@ -45,4 +48,47 @@ __global__ void gather(const void* __restrict__ source, const long long* __restr
                        const long long* __restrict__ span, void* __restrict__ out, unsigned long long rows,
                        unsigned long long words) {
     copy_rows(static_cast<const Word*>(source), indices, span, static_cast<Word*>(out), rows, words);
+}
+
+struct GatheredField {
+    const void* source;
+    void* out;
+    unsigned long long words;
+    unsigned long long word;  // bytes
+};
+
+struct GatheredFields {
+    GatheredField fields[8];  // those without words are not there
+};
+
+extern "C" __global__ void gather_fields(const long long* __restrict__ indices, const long long* __restrict__ span,
+                                         unsigned long long rows, const __grid_constant__ GatheredFields gathered) {
+    for (int number = 0; number < 8; ++number) {
+        const GatheredField& field = gathered.fields[number];
+        const void* source = field.source;
+        switch (field.word) {
+            case 16:
+                copy_rows(static_cast<const uint4*>(source), indices, span, static_cast<uint4*>(field.out), rows,
+                          field.words);
+                break;
+            case 8:
+                copy_rows(static_cast<const unsigned long long*>(source), indices, span,
+                          static_cast<unsigned long long*>(field.out), rows, field.words);
+                break;
+            case 4:
+                copy_rows(static_cast<const unsigned int*>(source), indices, span,
+                          static_cast<unsigned int*>(field.out), rows, field.words);
+                break;
+            case 2:
+                copy_rows(static_cast<const unsigned short*>(source), indices, span,
+                          static_cast<unsigned short*>(field.out), rows, field.words);
+                break;
+            case 1:
+                copy_rows(static_cast<const unsigned char*>(source), indices, span,
+                          static_cast<unsigned char*>(field.out), rows, field.words);
+                break;
+            default:
+                break;
+        }
+    }
 }

@@ -1,7 +1,11 @@
-"""`gather`: copy rows of an array in the order of their indices, on the device or in NumPy."""
+"""`gather`: copy rows of an array in the order of their indices, on the device or in NumPy.
+
+`fuse_gathers` makes one launch of several that gather by the same indices.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +15,21 @@ from gpuloader.kernels.dtypes import WORDS
 from gpuloader.kernels.launching import (
     Library,
     check_array,
+    find_kernel,
     find_word,
     launch,
     obtain,
     obtain_on_device,
     spread_rows,
 )
+from gpuloader.kernels.recording import Launch
 
-ENTRIES = tuple(f"gather<{word}>" for word in WORDS.values())
+ENTRIES = (*(f"gather<{word}>" for word in WORDS.values()), "gather_fields")
+
+_SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
+_MOST_FIELDS = 8
+_FIELD = np.dtype([(name, np.uint64) for name in ("source", "out", "words", "word")])
+_FIELDS = np.dtype([("fields", _FIELD, (_MOST_FIELDS,))])
 
 
 def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stream: Any = None) -> Any:
@@ -91,6 +102,43 @@ def gather_on_host(
         )
     np.take(source, rows, axis=0, out=result, mode="clip")  # mode "raise" would buffer the result
     return result
+
+
+def fuse_gathers(launches: Sequence[Launch]) -> list[Launch]:
+    """Return launches that compute the same, with neighboring gathers by the same indices in one launch.
+
+    The arrays must live as long as the launches are repeated.
+    """
+    fused: list[Launch] = []
+    gathers: list[Launch] = []
+    for launch_ in launches:
+        gathered = launch_.entry in _SIZES
+        if gathers and not (gathered and _are_alike(gathers[0], launch_) and len(gathers) < _MOST_FIELDS):
+            fused.append(_fuse(gathers))
+            gathers = []
+        if gathered:
+            gathers.append(launch_)
+        else:
+            fused.append(launch_)
+    return [*fused, _fuse(gathers)] if gathers else fused
+
+
+def _are_alike(one: Launch, other: Launch) -> bool:
+    """Return whether two gathers take the same rows."""
+    (_, indices, span, _, rows, _), (_, *same, _, count, _) = one.arguments, other.arguments
+    return indices is same[0] and span is same[1] and bool(rows == count)
+
+
+def _fuse(gathers: list[Launch]) -> Launch:
+    if len(gathers) == 1:
+        return gathers[0]
+    fields = np.zeros((), _FIELDS)
+    for number, gathered in enumerate(gathers):
+        source, indices, span, out, rows, words = gathered.arguments
+        fields["fields"][number] = source.data.ptr, out.data.ptr, words, _SIZES[gathered.entry]
+    longest = max(gathers, key=lambda one: int(one.arguments[-1]) * _SIZES[one.entry])
+    kernel = find_kernel("gather", "gather_fields")
+    return Launch("gather_fields", kernel, longest.grid, longest.block, (indices, span, rows, fields))
 
 
 def _check(source: Any, indices: Any, span: Any, out: Any, library: Library) -> tuple[int, ...]:

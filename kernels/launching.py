@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.kernels.compiling import load_kernel
-from gpuloader.kernels.recording import note_launch
+from gpuloader.kernels.recording import Launch, note_launch
 
 Library = Literal["numpy", "cupy"]
 """The library whose arrays a function takes: CuPy for launchers, NumPy for twins."""
@@ -246,9 +246,14 @@ def launch(
     grid, block = shape
     passed = tuple(_NULL if argument is None else argument for argument in arguments)
     with on_device(device):
-        kernel = load_kernel(name, entry)
+        kernel = find_kernel(name, entry)
         kernel(grid, block, passed, stream=stream)
-    note_launch((kernel, grid, block, passed))
+    note_launch(Launch(entry or name, kernel, grid, block, passed))
+
+
+def find_kernel(name: str, entry: str | None) -> Any:
+    """Return a kernel ready to launch on the current device; see `load_kernel`."""
+    return load_kernel(name, entry)
 
 
 def spread(items: int, samples: int = 1) -> tuple[tuple[int, int], tuple[int]]:

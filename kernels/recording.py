@@ -5,10 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-Launch = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
-"""A kernel, its grid and block, and its arguments."""
+
+class Launch(NamedTuple):
+    """A launch of a kernel.
+
+    Attributes
+    ----------
+    entry : str
+        The kernel's entry, as in `load_kernel`.
+    kernel : callable
+        The kernel.
+    grid, block : tuple of int
+        Its grid and block.
+    arguments : tuple
+        Its arguments.
+    """
+
+    entry: str
+    kernel: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
 
 
 class _Recording(threading.local):
@@ -23,8 +42,8 @@ def record_launches() -> Iterator[list[Launch]]:
     """Collect the launches that this thread makes in the block, which run as usual.
 
     >>> with record_launches() as launches:
-    ...     note_launch((print, (1,), (32,), ("argument",)))
-    >>> [arguments for kernel, grid, block, arguments in launches]
+    ...     note_launch(Launch("spin", print, (1,), (32,), ("argument",)))
+    >>> [launch.arguments for launch in launches]
     [('argument',)]
     """
     before = _recording.launches

@@ -21,6 +21,7 @@ class Described:
     """
 
     _given: dict[str, Any]
+    _source: Any
     _batching: Batching
     _batches: Iterable[Any] | None
     _loading: Loading
@@ -185,7 +186,7 @@ class Described:
     def __repr__(self) -> str:
         batching = self._batching
         parts = [
-            _describe_dataset(self.dataset),
+            _describe_dataset(self.dataset, self._source),
             _describe_batches(batching),
             _describe_order(self._given, batching),
             _describe_workers(self._loading.workers, self.num_workers),
@@ -215,10 +216,11 @@ _FIXED = frozenset(
 )
 
 
-def _describe_dataset(dataset: Any) -> str:
+def _describe_dataset(dataset: Any, source: Any) -> str:
+    """Describe a user's dataset, of which the loader has made `source`; a dict's length is not a table's."""
     name = type(dataset).__name__
     try:
-        return f"{name} of {len(dataset):,} samples"
+        return f"{name} of {len(source):,} samples"
     except Exception:  # the user's class may raise anything, and a description must not fail
         return name
 

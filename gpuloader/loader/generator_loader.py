@@ -26,8 +26,9 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.driving import Driven
 from gpuloader.loader.spent import end_epoch, find_spent_reader
 from gpuloader.loader.state import Course, Progress, read_state
+from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
-from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
+from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.steps import DeliveredStep
 from gpuloader.sources.readers.contract import Reader, check_reader
 from gpuloader.sources.readers.processes import multiprocess_reader
@@ -282,7 +283,7 @@ class GeneratorLoader(Driven, Measured):
             road,
             fetch,
             partial(self._present, progress, is_flat=self._feeds is None and len(delivery.devices) == 1),
-            self._idle.append,
+            self._idle,
             drop_last=self._drop_last,
             meter=self._meter,
             ended=partial(end_epoch, progress, partial(find_spent_reader, reader, drops=True)),

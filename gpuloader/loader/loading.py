@@ -32,8 +32,9 @@ from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import DealtPlan, DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
 from gpuloader.pipeline.cache import ArraySource, Resident
+from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
-from gpuloader.pipeline.epoch import Epoch, Road, build_road, take_road
+from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.masks import Masks
 from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
@@ -303,7 +304,7 @@ class Loading:
             road,
             fetch,
             watched(partial(self._presenter.present, progress, own is not None)),
-            self._idle.append,
+            self._idle,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
             ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),

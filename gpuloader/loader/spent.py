@@ -8,7 +8,9 @@ from typing import Any
 from gpuloader.base.errors import ReaderError
 from gpuloader.base.once import find_kept, may_start_over
 from gpuloader.loader.state import Progress
+from gpuloader.order.agreement import find_classes
 from gpuloader.order.batching import Batching
+from gpuloader.sources.dataset import ChainDataset
 
 OF_DATASETS = (
     "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
@@ -46,7 +48,10 @@ def find_spent(dataset: Any, batching: Batching, *, drops: bool) -> str:
     `drops` is whether the epoch may have had samples, but too few for a step.
     """
     if batching.iterable:
-        return _describe("the dataset", dataset, OF_DATASETS, drops)
+        is_chain = isinstance(dataset, (ChainDataset, *find_classes("ChainDataset")))
+        parts = dataset.datasets if is_chain else []
+        found = (_describe("the dataset", one, OF_DATASETS, drops) for one in (dataset, *parts))
+        return next(filter(None, found), "")
     sampler = batching.sampler
     name = "sampler" if sampler is not None else "batch_sampler"
     for what, one in _inside(f"the {name}", batching.batch_sampler if sampler is None else sampler):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from gpuloader.base.errors import BadType, BadValue, LoaderError, QueueClosed, describe_error
+from gpuloader.base.once import Steady
 
 T = TypeVar("T")
 
@@ -32,13 +33,13 @@ def walk(sampler: Iterable[T]) -> Iterator[T]:
 
 
 def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
-    """Return a sampler's iterator; raise `TypeError` if its ``__iter__`` returns something else.
+    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator.
 
     >>> next(open_sampler([3, 1]))
     3
     """
     try:
-        return iter(sampler)
+        return Steady.of(iter(sampler))
     except TypeError as error:
         if "non-iterator" not in str(error):
             raise

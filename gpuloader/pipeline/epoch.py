@@ -1,20 +1,19 @@
-"""One epoch: the iterator that a user loops over, and the slots and lanes it leaves to the next one."""
+"""One epoch: the iterator that a user loops over."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.errors import QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
 from gpuloader.fetch.base import Fetch
+from gpuloader.pipeline.closing import Remains, Road, close, finish_postponed, guard
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
@@ -25,39 +24,6 @@ from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
 _EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
-
-
-@dataclass(frozen=True, slots=True)
-class Road:
-    """Slots and lanes, reused from epoch to epoch so that their memory stays page-locked and warm.
-
-    Attributes
-    ----------
-    ring : Ring
-        The host slots.
-    lanes : tuple of Lane
-        One per place.
-    prefetch : int
-        Steps copied ahead of the consumer.
-    process : int
-        The id of the process that owns them; a forked child shares the memory and must not write to it.
-    """
-
-    ring: Ring
-    lanes: tuple[Lane, ...]
-    prefetch: int
-    process: int
-
-
-def take_road(idle: deque[Road]) -> Road | None:
-    """Return a road left idle by an earlier epoch of this process, or None."""
-    _finish_postponed()
-    while idle:
-        with contextlib.suppress(IndexError):  # another thread may take the last one
-            road = idle.pop()
-            if road.process == os.getpid():
-                return road
-    return None
 
 
 def build_road(
@@ -110,8 +76,8 @@ class Epoch:
         Fills the road's slots.
     present : callable
         Converts a delivered step to the form that the user gets.
-    recycle : callable
-        Takes the road after the epoch, if it can be reused.
+    idle : deque of Road
+        Where to leave the road after the epoch, if it can be reused.
     drop_last : bool
         Whether to leave out a last step that has no batch for every place.
     meter : Meter
@@ -129,7 +95,7 @@ class Epoch:
         road: Road,
         fetch: Fetch,
         present: Callable[[DeliveredStep], Any],
-        recycle: Callable[[Road], None],
+        idle: deque[Road],
         *,
         drop_last: bool,
         meter: Meter,
@@ -137,14 +103,15 @@ class Epoch:
         steering: Steering | None = None,
         masking: Masking | None = None,
     ) -> None:
-        self._road = road
         self._present = present
-        self._recycle = recycle
         self._ended = ended
         self._lock = threading.RLock()
         self._pipeline: Pipeline | None = Pipeline(
             fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
         )
+        self._remains = Remains(self._pipeline, road, idle)
+        self._guard = guard(self._remains)
+        next(self._guard)
         self._steering = steering
         if steering is not None:
             steering.begin(self._pipeline)
@@ -197,8 +164,7 @@ class Epoch:
             raise
         if error is not None:
             raise error
-        if _postponed:
-            _finish_postponed()
+        finish_postponed()
 
     def _count_compute(self, asked: int) -> None:
         self._meter.compute += asked - self._handed
@@ -216,48 +182,12 @@ class Epoch:
             if pipeline is None:
                 return
             _running.discard(self)
-            stopped = pipeline.stop()
-            closing = pipeline, self._road, self._recycle if stopped else None
-            if _is_captured(pipeline):
-                _postponed.append(closing)
-            else:
-                _finish(*closing)
-
-    def __del__(self) -> None:
-        # Nobody can catch an exception raised here; call `close` to see it.
-        if getattr(self, "_pipeline", None) is not None:
-            with contextlib.suppress(Exception):
-                self.close()
+            self._remains.is_closed = True
+            self._guard.close()
+            close(self._remains)
 
 
 _running: weakref.WeakSet[Epoch] = weakref.WeakSet()
-_postponed: deque[tuple[Pipeline, Road, Callable[[Road], None] | None]] = deque()
-"""What is left of epochs that were closed during a capture, where waiting for their copies would end it."""
-
-
-def _is_captured(pipeline: Pipeline) -> bool:
-    try:
-        return pipeline.find_capture() is not None
-    except LoaderError:
-        return False  # the device has failed, as closing the epoch will say
-
-
-def _finish(pipeline: Pipeline, road: Road, recycle: Callable[[Road], None] | None) -> None:
-    if road.process != os.getpid():
-        return  # its copies run in the parent
-    pipeline.finish()
-    if recycle is not None and road.ring.rearm():
-        recycle(road)
-
-
-def _finish_postponed() -> None:
-    for _ in range(len(_postponed)):
-        with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
-            closing = _postponed.popleft()
-            if _is_captured(closing[0]):
-                _postponed.append(closing)
-            else:
-                _finish(*closing)
 
 
 def _close_running() -> None:
@@ -269,7 +199,7 @@ def _close_running() -> None:
                 epoch.close()
             finally:
                 epoch._lock.release()
-    _finish_postponed()
+    finish_postponed()
 
 
 at_exit(_close_running)

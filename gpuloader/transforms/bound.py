@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuloader.kernels.gather import fuse_gathers
 from gpuloader.kernels.recording import Launch, record_launches
 from gpuloader.transforms.operations import GatherRows, GatherSpan, KernelCall
 from gpuloader.transforms.program import Program
@@ -13,8 +14,8 @@ class BoundProgram:
     """Launches a program over the same arrays, batch after batch.
 
     The first time, every operation checks its arrays, chooses its grid and makes its arguments. The package's
-    own operations only launch kernels, so later their launches are repeated. A program with operations of the
-    user's runs in full each time.
+    own operations only launch kernels, so later their launches are repeated, all gathers as one. A program
+    with operations of the user's runs in full each time.
 
     Parameters
     ----------
@@ -38,12 +39,12 @@ class BoundProgram:
             A step can only run on the host.
         """
         if self._launches is not None:
-            for kernel, grid, block, arguments in self._launches:
+            for _, kernel, grid, block, arguments in self._launches:
                 kernel(grid, block, arguments, stream=stream)
         elif all(is_repeatable(step.operation) for step in self.program.steps):
             with record_launches() as launches:
                 self.program.run_on_device(self._arrays, stream)
-            self._launches = launches
+            self._launches = fuse_gathers(launches)
         else:
             self.program.run_on_device(self._arrays, stream)
 

@@ -3,8 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.gather import gather, gather_on_host
-from tests.kernels.shim import Placed, check_result, examples, launch_shapes, offsets, place, read
+from gpuloader.kernels.gather import fuse_gathers, gather, gather_on_host
+from gpuloader.kernels.recording import Launch, note_launch, record_launches
+from tests.fakes_cuda import as_host
+from tests.kernels.shim import (
+    Placed,
+    check_result,
+    examples,
+    launch_shapes,
+    offsets,
+    place,
+    read,
+)
 
 DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64", "complex128"]
 
@@ -132,3 +142,53 @@ def test_the_twin_is_what_numpy_takes():
 def test_the_twin_checks_what_the_device_cannot():
     with pytest.raises(IndexError, match="indices must be from 0 to 2, got -1 at 1"):
         gather_on_host(np.zeros(3), np.array([0, -1]))
+
+
+@given(
+    fields=st.lists(problems(), min_size=1, max_size=11),
+    picked=st.lists(st.integers(0, 99), max_size=20),
+    ends=st.none() | st.tuples(*[st.integers(0, 19)] * 2),
+    shape=launch_shapes(2),
+)
+@examples(60)
+def test_several_arrays_in_one_launch(device, fields, picked, ends, shape):
+    """The same rows as by a launch for each array, up to eight arrays at a time."""
+    device.shape = shape
+    most = min(len(source) for source, _ in fields)
+    indices = np.array([one % most for one in picked], np.int64)
+    if ends is not None and len(indices):
+        first, last = sorted(one % len(indices) for one in ends)
+        span, rows = place(np.array([first, last])), indices[first : last + 1]
+    else:
+        span, rows = None, indices
+    there, sources = place(indices), [source for source, _ in fields]
+    outs = [Placed(source[rows]) for source in sources]
+    with record_launches() as launches:
+        for source, out in zip(sources, outs, strict=True):
+            gather(place(source), there, span=span, out=out.array)
+    fused = fuse_gathers(launches)
+    assert len(fused) == -(-len(launches) // 8)
+    for out in outs:
+        np.ndarray.fill(as_host(out.array).view(np.uint8), 0xAB)
+    for launch in fused:
+        launch.kernel(launch.grid, launch.block, launch.arguments, stream=None)
+    for source, out in zip(sources, outs, strict=True):
+        assert read(out.array).tobytes() == source[rows].tobytes()
+
+
+def test_only_neighboring_gathers_by_the_same_rows_are_one_launch(device):
+    source = place(np.arange(12.0).reshape(6, 2))
+    first, second = place(np.array([1, 2])), place(np.array([3, 4]))
+    with record_launches() as launches:
+        for indices in (first, first, second, first):
+            gather(source, indices)
+        note_launch(Launch("cast", print, (1,), (1,), ()))
+        gather(source, first)
+    assert [launch.entry for launch in fuse_gathers(launches)] == [
+        "gather_fields",
+        "gather<uint4>",
+        "gather<uint4>",
+        "cast",
+        "gather<uint4>",
+    ]
+    assert fuse_gathers([]) == []

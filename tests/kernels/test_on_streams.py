@@ -164,7 +164,7 @@ class TestLaunchesAreRepeated:
             pass
         order = ["shuffle"] * 2 if cache else []  # computed anew for each epoch
         assert made == order
-        launches = 2 + 2 * bool(cache)  # normalize and one_hot, and two gathers
+        launches = 2 + bool(cache)  # normalize and one_hot, and one gather for both fields
         assert runtime.calls["launch"] - before == launches * (COUNT // 6) + len(order)
 
     def test_those_of_a_users_transform_are_not(self, runtime, cache):

@@ -333,3 +333,8 @@ def test_an_iterable_data_set_is_recognized_in_a_copy():
             return iter("ab")
 
     assert list(copy.deepcopy(DataLoader(Letters(), 2, places="cpu"))) == [["a", "b"]]
+
+
+def test_a_dict_of_columns_is_described_by_its_rows():
+    loader = DataLoader({"x": [1, 2, 3], "name": ["a", "b", "c"]}, places="cpu", batch_size=2)
+    assert repr(loader).startswith("<DataLoader: dict of 3 samples; batches of 2; ")

@@ -344,7 +344,7 @@ class TestArguments:
             DataLoader.from_generator(capacity=1).set_sample_generator(samples(1), batch_size, places="cpu")
 
     def test_feed_list(self):
-        with pytest.raises(TypeError, match="feed specs or names"):
+        with pytest.raises(TypeError, match="or their names, got int"):
             DataLoader.from_generator([3], capacity=1)
         with pytest.raises(ValueError, match="no feed named"):
             DataLoader.from_generator(["never declared"], capacity=1)

@@ -157,7 +157,13 @@ class TestDatasets:
         ):
             list(loader)
 
-    def test_ranks_and_cache(self):
+    def test_other_iterators_in_a_chain(self):
+        loader = load(ChainDataset([Kept(iter([1])), Kept(iter([2]))]))
+        assert read(loader) == [1, 2]
+        with pytest.raises(ReaderError, match=r"Kept.__iter__ returns the same list_iterator every time"):
+            list(loader)
+
+    def test_ranks(self):
         loader = load(Kept(numbers()), shard=(0, 2))
         list(loader)
         with pytest.raises(ReaderError, match=r"Kept.__iter__ returns the same generator every time"):
@@ -176,6 +182,21 @@ class TestWhatMayBeReadAgain:
     def test_an_iterator_that_starts_over(self, workers):
         loader = load(Rewound(3), **workers)
         assert read(loader) == read(loader) != []
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_a_sampler_that_is_its_own_iterator(self, grouped):
+        class Own(Sampler, Rewound):
+            def __init__(self, count):
+                Rewound.__init__(self, count)
+
+            __iter__ = Rewound.__iter__
+
+        options = {"sampler": Own(6)}
+        if grouped:
+            options = {"batch_size": 1, "batch_sampler": BatchSampler(sampler=Own(6), batch_size=4)}
+        loader = load(range(6), **options)
+        for _ in range(2):
+            assert [batch.tolist() for batch in itertools.islice(loader, 9)] == [[0, 1, 2, 3], [4, 5]]
 
     def test_one_that_starts_over_resumes(self):
         loader = load(Rewound(6), batch_size=2)
