@@ -22,6 +22,11 @@ from gpuloader.order.randomness import current_draw
 from gpuloader.order.walking import skip
 from gpuloader.order.worker_info import count_rank_questions
 from gpuloader.sources.block import gives_blocks
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.ring import Slot
+
+_Filled = tuple[Slot, Layout, tuple[list[Any], ...]]
+"""A slot, the layout of the samples in it, and the fields that are not arrays."""
 
 
 class ItemAssembler(Assembler):
@@ -110,45 +115,46 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         keys: Sequence[Any] | None,
     ) -> StagedBatch | None:
-        form = known.form
-        if known.is_large(size, AT_ONCE):
-            return self._stage_gradually(known, samples, number, size, reserve, drop_last, keys)
-        table = known.rows(size)
+        fill = self._fill_gradually if known.is_large(size, AT_ONCE) else self._fill
+        least = size if drop_last else 1
+        filled = fill(known, samples, size, reserve, least)
+        if filled is None:
+            return None
+        slot, layout, objects = filled
+        form, count = known.form, layout.fields[0].shape[0] if layout.fields else len(objects[0])
+        staged = StagedBatch(slot, layout, form.levels, number, form.structure, objects)
+        return self._complete(staged, keys, count)
+
+    def _fill(
+        self, known: KnownForm, samples: Iterator[Any], size: int, reserve: Reserve, least: int
+    ) -> _Filled | None:
+        """Write samples into a slot for a full batch; return None if there are fewer than `least`."""
+        form, table = known.form, known.rows(size)
         layout = table.layout
         slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
         objects = object_columns(form.structure, size)
         count = table.write(slot.views(layout), array_leaves(form.structure, samples, 0, objects))
-        if count < size:
-            if drop_last:
-                return None
-            layout = shorten(layout, count)
-        kept = tuple(column[:count] for column in objects.values())
-        staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
-        return self._complete(staged, keys, count)
-
-    def _stage_gradually(
-        self,
-        known: KnownForm,
-        samples: Iterator[Any],
-        number: int,
-        size: int,
-        reserve: Reserve,
-        drop_last: bool,
-        keys: Sequence[Any] | None,
-    ) -> StagedBatch | None:
-        form, objects = known.form, object_columns(known.form.structure, 0)
-        held, count = write_gradually(
-            known.rows, array_leaves(form.structure, samples, 0, objects), size, objects
-        )
-        if count < size and drop_last:
+        if count < least:
             return None
-        known.fullest = max(known.fullest, count) if count == size else known.fullest
+        if count < size:
+            layout = shorten(layout, count)
+        return slot, layout, tuple(column[:count] for column in objects.values())
+
+    def _fill_gradually(
+        self, known: KnownForm, samples: Iterator[Any], size: int, reserve: Reserve, least: int
+    ) -> _Filled | None:
+        """Write samples as `_fill` does, into memory that grows with them, and then into a slot."""
+        form, objects = known.form, object_columns(known.form.structure, 0)
+        leaves = array_leaves(form.structure, samples, 0, objects)
+        held, count = write_gradually(known.rows, leaves, size, objects)
+        if count < least:
+            return None
+        if count == size:
+            known.fullest = max(known.fullest, count)
         layout = known.rows(1).layout_of(count)
         slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
         copy_rows(held, slot.views(layout))
-        kept = tuple(column[:count] for column in objects.values())
-        staged = StagedBatch(slot, layout, form.levels, number, form.structure, kept)
-        return self._complete(staged, keys, count)
+        return slot, layout, tuple(column[:count] for column in objects.values())
 
     def _complete(self, staged: StagedBatch, keys: Sequence[Any] | None, count: int) -> StagedBatch:
         """Transform a batch of `count` items; items without `keys` get stand-ins for the indices."""

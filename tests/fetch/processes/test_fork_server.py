@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from multiprocessing import shared_memory, spawn
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -304,6 +305,14 @@ def test_a_shared_memory_segment_outlives_the_workers_that_attach_to_it():
         segment.unlink()
 
 
+def socket_names(pid):
+    """Return the names of a process's sockets, to which others on the machine could connect."""
+    folder = Path(f"/proc/{pid}/fd")
+    opened = {os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
+    named = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [words[7] for words in named if len(words) > 7 and f"socket:[{words[6]}]" in opened]
+
+
 def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
     code = """
         import sys, time
@@ -318,8 +327,12 @@ def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
         pids = [int(word) for word in running.stdout.readline().split()]
-        running.kill()
-        running.wait()
+        try:
+            named = [name for pid in [running.pid, *pids] for name in socket_names(pid)]
+        finally:
+            running.kill()
+            running.wait()
+    assert named == []
     assert len(pids) == 3  # the server and two workers
     wait_until(lambda: not any(is_running(pid) for pid in pids), 5)
     assert list(tmp_path.iterdir()) == []
