@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -264,7 +265,7 @@ class Assembly:
                 return complete(collation, staged, self._indices)
             known = self._known
             assert known is not None
-            for start, early in self._early:
+            for start, early in sorted(self._early, key=itemgetter(0)):
                 self._write(known, iter(early), start)
             assert self._slot is not None
             assert self._layout is not None

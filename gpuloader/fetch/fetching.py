@@ -102,7 +102,7 @@ class Fetching:
         self._pools: deque[Pool] = deque()
         self._start_method = workers.start_method
         self._sent: object = None
-        self.pace = Pace(fixed=workers.read_ahead == THREAD)
+        self.pace = Pace(fixed=workers.read_ahead == THREAD, bound=reading.iterable)
         self.count = self._useful_count()
         in_columns = self._gatherer is not None or self._assembler.reads_columns
         self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns

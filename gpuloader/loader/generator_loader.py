@@ -69,7 +69,7 @@ class GeneratorLoader(Driven, Measured):
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         self._read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
-        self._pace = Pace(fixed=self._read_ahead == THREAD)
+        self._pace = Pace(fixed=self._read_ahead == THREAD, bound=True)
         self._as_list = return_list or self._feeds is None
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-PAYS = 60_000
+PAYS = 50_000
 """Nanoseconds of work to hide in each step from which a thread can pay for the hand-over of batches."""
 SURE = 150_000
 """Nanoseconds of work to hide in each step from which a thread is tried at once, not after a while."""
@@ -16,7 +16,8 @@ LONG = 2_000_000
 _ENOUGH = 2_000_000  # nanoseconds of steps per decision
 _STEPS = 8  # or as many steps
 _LONG_STEPS = 3  # but no fewer, which would not show which of them is an exception
-_WINDOWS = 3  # decisions' worth of steps from which one sees whether the thread hides anything
+_WINDOWS = 6  # decisions' worth of steps from which one sees whether the thread hides anything
+_ALONE = 4  # and from which one knows what both take without it
 _ALIKE = 2.0  # a loop whose times differ by less has not changed
 _FIRST_TRY, _LAST_TRY = 64, 1 << 15  # steps after which a loop with a thread is measured without it
 _SHORTEST_REST, _LONGEST_REST = 32, 1 << 10  # windows for which a thread that did not help is not tried again
@@ -36,6 +37,9 @@ class Pace:
     ----------
     fixed : bool
         Whether the user has chosen the thread, so that nothing is decided here.
+    bound : bool
+        Whether a decision lasts at least for an epoch, because the source stays in the thread that opens it.
+        What may not pay is then tried later.
     beside : bool
         Whether a thread reads while the consumer steps; otherwise only while the consumer waits.
     read, step : float
@@ -49,6 +53,7 @@ class Pace:
     """
 
     fixed: bool = False
+    bound: bool = False
     beside: bool = False
     read: float = 0.0
     step: float = 0.0
@@ -61,7 +66,8 @@ class Pace:
     _total: int = 0
     _handed: int = 0
     _cycles: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
-    _alone: tuple[float, float] | None = None  # reading and stepping, when last seen one after the other
+    _alone: deque[float] = field(default_factory=lambda: deque(maxlen=_ALONE))  # steps without the thread
+    _both: float = 0.0  # a step with the thread, when last seen long enough
     _rest: int = _SHORTEST_REST
     _next_rest: int = _SHORTEST_REST
     _until_try: int = _FIRST_TRY
@@ -69,6 +75,8 @@ class Pace:
 
     def __post_init__(self) -> None:
         self.beside = self.fixed
+        if self.bound:
+            self._rest = self._next_rest = _LONGEST_REST
 
     @property
     def threaded(self) -> bool:
@@ -129,30 +137,40 @@ class Pace:
 
     def _weigh(self) -> None:
         """Decide from times in which only one of the two ran."""
-        known, times = self._alone, (self.read, self.step)
-        self._alone = None if self.mixed else times
+        total, shorter = self.read + self.step, min(self.read, self.step)
+        changed = not self._alone or not 1 / _ALIKE < total / median(self._alone) < _ALIKE
+        if changed or self.mixed:
+            self._alone.clear()
+            self._both = 0.0
+        if not self.mixed:
+            self._alone.append(total)
         self.mixed = self.trying = False
-        shorter = min(times)
         if shorter < PAYS:
             if self.beside:
                 self._change()
         elif not self.beside:
-            changed = known is None or not 1 / _ALIKE < sum(times) / sum(known) < _ALIKE
             self._rest = 0 if changed and shorter >= SURE else self._rest - 1
-            if self._rest <= 0:
+            missed = self._both and len(self._alone) == _ALONE and self._hides(shorter)
+            if self._rest <= 0 or missed:
                 self._change()
+
+    def _hides(self, shorter: float) -> bool:
+        """Return whether a step with the thread takes clearly less than one without."""
+        return median(self._alone) - self._both >= shorter / 4
 
     def _judge(self, cycle: float, count: int) -> None:
         """Decide from times in which both ran, so that each may contain waits for the other."""
         self._until_try -= count
         self._cycles.append(cycle)
-        if min(self.read, self.step) < PAYS:
+        shorter = min(self.read, self.step)
+        if shorter < PAYS:
             self._change()
-        elif self._alone is None:
+        elif not self._alone:
             if self._until_try <= 0:
                 self._try()
         elif len(self._cycles) == _WINDOWS:
-            if sum(self._alone) - median(self._cycles) < min(self._alone) / 4:
+            self._both = median(self._cycles)
+            if not self._hides(min(shorter, self._both / 2)):
                 self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
                 self._change()
             elif self._until_try <= 0:
@@ -161,7 +179,7 @@ class Pace:
     def _try(self) -> None:
         """Measure a few steps without the thread, to learn what it hides."""
         self._next_try = min(4 * self._next_try, _LAST_TRY)
-        self._next_rest = _SHORTEST_REST
+        self._next_rest = _LONGEST_REST if self.bound else _SHORTEST_REST
         self._change()
         self.trying = True
 

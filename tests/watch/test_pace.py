@@ -113,3 +113,8 @@ def test_a_thread_that_may_pay_is_tried_after_a_while():
     loop = Loop(Pace())
     assert not any(loop.run(100, PAYS, PAYS))
     assert share(loop.run(2000, PAYS, PAYS)[1000:]) > 0.95
+
+
+def test_a_source_that_would_stay_in_the_thread_is_tried_much_later():
+    assert not any(Loop(Pace(bound=True)).run(8000, PAYS, PAYS))
+    assert all(Loop(Pace(bound=True)).run(50, SURE, SURE)[8:])

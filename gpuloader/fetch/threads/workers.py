@@ -43,8 +43,10 @@ class _Parts:
         """Fetch a part; the thread that fetches the last one finishes the job."""
         begun = perf_counter_ns()
         error: BaseException | None = None
+        failed = self._error
         try:
-            if self._error is None and not self._threads.closed.is_set():
+            # A part before one that has failed may hold an earlier error, and the earliest one is raised.
+            if (failed is None or start < failed[1]) and not self._threads.closed.is_set():
                 self._assembly.fetch(start, stop)
         except BaseException as raised:
             error = raised
