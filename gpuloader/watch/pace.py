@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-PAYS = 50_000
+PAYS = 40_000
 """Nanoseconds of work to hide in each step from which a thread can pay for the hand-over of batches."""
 SURE = 150_000
 """Nanoseconds of work to hide in each step from which a thread is tried at once, not after a while."""
