@@ -228,16 +228,22 @@ def test_an_epoch_taken_along_into_a_forked_process_is_an_error_there():
 
 
 def test_a_reader_that_waits_for_ever_does_not_hold_the_consumer():
-    reader = StepReader([[np.zeros(1)]] * 3)
-    reader.allow(1)
+    waits, release = threading.Event(), threading.Event()
+
+    def read():
+        yield [np.zeros(1)]
+        waits.set()
+        release.wait(60)
+        yield [np.zeros(1)]
+
     with nothing_left_behind():
-        loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
+        loader = DataLoader.from_generator(capacity=2).set_batch_generator(read, places="cpu")
         for _ in loader:
+            waits.wait(60)
             break
         del loader, _
-        assert not reader.closed.is_set()  # it still waits in a daemon thread, and blocks nobody
-        assert len(loader_threads()) == 1
-        reader.allow(1)  # the thread ends as soon as the reader returns
+        assert len(loader_threads()) == 1  # it still waits in a daemon thread, and blocks nobody
+        release.set()  # the thread ends as soon as the reader returns
 
 
 def test_keyboard_interrupt_in_the_consumer():
