@@ -4,6 +4,7 @@ import _thread
 import os
 import queue
 import re
+import threading
 import traceback
 
 import numpy as np
