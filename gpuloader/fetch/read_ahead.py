@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from typing import NoReturn
 
 from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.processes import start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import interrupted
 from gpuloader.fetch.relay import Relay, run
@@ -71,8 +72,7 @@ class ReadAhead:
             self._start()
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=run, args=(self._relay,), name="gpuloader-reader", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("gpuloader-reader", run, self._relay)
 
     def get(self) -> StagedBatch:
         """Return the next staged batch; read it here, or wait for the thread.

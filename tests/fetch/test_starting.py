@@ -44,6 +44,19 @@ def test_a_worker_thread_that_cannot_be_started(few_threads, dataset):
         loader._loading._idle.clear()
 
 
+def test_a_reading_thread_that_cannot_be_started(monkeypatch):
+    def refuse_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    loader = DataLoader.from_generator(capacity=2).set_batch_generator(lambda: iter([[1]]), places="cpu")
+    with (
+        nothing_left_behind(),
+        pytest.raises(LoaderError, match=r"gpuloader-reader could not be started \(can't start new thread\)"),
+    ):
+        next(iter(loader))
+
+
 def test_a_thread_of_a_reader_that_cannot_be_started(few_threads):
     with nothing_left_behind():
         with pytest.raises(LoaderError, match=r"could not be started \(can't start new thread\)"):
