@@ -29,6 +29,7 @@ from benchmarks import (
 )
 from benchmarks.measure import describe_machine
 from benchmarks.script import make_parser, run_script
+from gpuloader.bench.overlap import WAYS, Overlapped
 from gpuloader.bench.report import Report
 
 CASES = {
@@ -88,7 +89,19 @@ def render(report: dict[str, Any]) -> str:
 def _render_peers(report: Report) -> str:
     versions = {name: version for name, version in report.versions.items() if version is not None}
     cases = [datasets.to_result(case).to_json() for case in report.cases]
-    return render({"machine": report.machine | versions, "repeats": report.repeats, "cases": cases})
+    rendered = render({"machine": report.machine | versions, "repeats": report.repeats, "cases": cases})
+    return "\n".join([rendered, *_render_overlap(report.overlap)])
+
+
+def _render_overlap(workloads: list[Overlapped]) -> list[str]:
+    if not workloads:
+        return []
+    lines = ["", "**Reading ahead**, µs per step; ratio of the default to the faster of the others", ""]
+    lines += ["| | default | synchronous | thread | ratio | goal |", "|---|---:|---:|---:|---:|---:|"]
+    for one in workloads:
+        times = " | ".join(_number(one.rows[way].median) for way in WAYS)
+        lines.append(f"| {one.name} | {times} | {one.ratio:.2f} | {one.goal:.2f} |")
+    return lines
 
 
 def _number(value: float) -> str:
