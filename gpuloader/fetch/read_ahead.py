@@ -92,12 +92,13 @@ class ReadAhead:
             self._choose(self._pace.note_step(asked - self._left, self._waited, self._handed))
         self._handed = True
         while True:
+            has_ended = relay.ending is not None  # asked first, because the end comes after the last batch
             if relay.items:
                 staged = relay.items.popleft()
                 if relay.reader_waits and not relay.must_wait and self._is_room_enough():
                     relay.wake_reader()
                 break
-            if relay.ending is not None:
+            if has_ended:
                 self._raise_ending()
             if self._reads and relay.turn.acquire(blocking=False):
                 found = self._read_here()

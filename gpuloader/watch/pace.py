@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -60,7 +61,9 @@ class Pace:
     changes: int = 0
     mixed: bool = False
     trying: bool = False
-    _reads: deque[int] = field(default_factory=lambda: deque(maxlen=2 * _STEPS))
+    _reads: list[int] = field(default_factory=list)
+    # Several threads may loop over one loader, each in an epoch of its own.
+    _deciding: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _steps: list[int] = field(default_factory=list)
     _waits: list[int] = field(default_factory=list)
     _total: int = 0
@@ -87,6 +90,7 @@ class Pace:
         """Count one batch that a thread has read, and that it began after so many changes; called by it."""
         if changes == self.changes:
             self._reads.append(nanoseconds)
+            del self._reads[: -2 * _STEPS]
             self.see_first(nanoseconds)
 
     def see_first(self, nanoseconds: int) -> None:
@@ -114,14 +118,18 @@ class Pace:
         self._total += step + wait
         count = len(self._steps)
         if count >= _STEPS or (self._total >= _ENOUGH and count >= _LONG_STEPS):
-            self._decide(count)
+            with self._deciding:
+                self._decide(count)
         return self.beside
 
     def _decide(self, count: int) -> None:
         steps, waits, handed, cycle = self._steps, self._waits, self._handed, self._total / count
         self._steps, self._waits, self._handed, self._total = [], [], 0, 0
+        if not steps or not waits:  # another loop over the same loader has just decided
+            return
         if handed:
-            reads = self._reads.copy()  # to which the thread may append meanwhile
+            # The thread may append meanwhile: copying a list is safe without the GIL, copying a deque is not.
+            reads = self._reads[:]
             if not reads:
                 return
             self.read = median(reads)

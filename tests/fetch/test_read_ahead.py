@@ -6,13 +6,16 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
+from gpuloader.base.errors import QueueClosed
 from gpuloader.fetch import read_ahead, relay
+from gpuloader.staging.ring import Ring
 from gpuloader.testing import CustomPlace, SimulatedDevice
 from gpuloader.watch import pace
 from tests.fakes import loader_threads, wait_until
@@ -223,3 +226,22 @@ def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
         rest.extend(batch.item() for batch in epoch)
     assert found + rest == list(range(len(found + rest)))
     assert loop(load(Numbers(5))) == list(range(5))
+
+
+def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
+    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, pace.Pace(), bound=False)
+
+    class Late(deque):
+        """Batches of a thread that brings the last one, and ends, just after the consumer has found none."""
+
+        def __bool__(self):
+            found = len(self) > 0
+            if fetch._relay.ending is None:
+                self.append("last")
+                fetch._relay.ending = QueueClosed("the reader has no more batches")
+            return found
+
+    fetch._relay.items = Late()
+    assert fetch.get() == "last"
+    with pytest.raises(QueueClosed):
+        fetch.get()

@@ -8,12 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, SampleError
+from gpuloader import DataLoader, IterableDataset, SampleError
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.threads.workers import _Parts
 from gpuloader.staging.ring import Slot
+from gpuloader.testing import simulated_places
+from tests.fakes import loader_threads, wait_until
+
+COUNT = 30
 
 
 class Meeting:
@@ -75,3 +79,87 @@ def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
     for start in (0, 2, 1):
         parts.run(start, start + 1, 0)
     assert job.error.dataset_index == 1
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (np.full(3, index) for index in range(COUNT))
+
+
+class Samples:
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return np.full(3, index)
+
+
+WAYS = {
+    "in the loop's thread": {"use_buffer_reader": False},
+    "ahead": {},
+    "in a thread": {"use_buffer_reader": "thread"},
+    "workers": {"num_workers": 2, "worker_type": "thread"},
+    "workers and a collate_fn": {"num_workers": 2, "worker_type": "thread", "collate_fn": np.stack},
+    "workers out of order": {"num_workers": 2, "worker_type": "thread", "in_order": False},
+}
+
+
+def run_threads(function, count=4):
+    """Run the function in several threads at once, and raise what one of them raised."""
+    wrong, begin = [], threading.Barrier(count)
+
+    def run():
+        begin.wait(30)
+        try:
+            function()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+        assert not one.is_alive()
+    if wrong:
+        raise wrong[0]
+
+
+def numbers_of(batch):
+    return np.asarray(batch)[:, 0].tolist()
+
+
+@pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["samples", "stream"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["cpu", "simulated"])
+def test_threads_that_share_an_epoch_get_each_batch_once(way, dataset, place):
+    if "in_order" in WAYS[way] and isinstance(dataset, Stream):
+        pytest.skip("the batches of a stream come in order")
+    places = "cpu" if place == "cpu" else simulated_places(1)
+    loader = DataLoader(dataset, places=places, batch_size=2, **WAYS[way])
+    for _ in range(5):
+        epoch, found = iter(loader), []
+        run_threads(lambda epoch=epoch, found=found: found.extend(map(numbers_of, epoch)))
+        if "workers" in way and isinstance(dataset, Stream):
+            assert sorted(number for batch in found for number in batch) == sorted(2 * list(range(COUNT)))
+        else:
+            assert sorted(found) == [[n, n + 1] for n in range(0, COUNT, 2)]
+    wait_until(lambda: not loader_threads())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_that_loop_over_one_loader_get_epochs_of_their_own(way):
+    loader = DataLoader(Samples(), places="cpu", batch_size=2, shuffle=True, seed=1, **WAYS[way])
+    epochs = []
+
+    def loop():
+        for _ in range(5):
+            epochs.append([numbers_of(batch) for batch in loader])
+
+    run_threads(loop)
+    alone = DataLoader(Samples(), places="cpu", batch_size=2, shuffle=True, seed=1)
+    expected = [[numbers_of(batch) for batch in alone] for _ in epochs]
+    if "in_order" in WAYS[way]:
+        epochs, expected = (list(map(sorted, one)) for one in (epochs, expected))
+    assert sorted(epochs) == sorted(expected)
+    wait_until(lambda: not loader_threads())

@@ -1,5 +1,7 @@
 """When a thread pays, decided from invented times."""
 
+import threading
+
 import pytest
 
 from gpuloader.watch.pace import LONG, PAYS, SURE, Pace
@@ -118,3 +120,39 @@ def test_a_thread_that_may_pay_is_tried_after_a_while():
 def test_a_source_that_would_stay_in_the_thread_is_tried_much_later():
     assert not any(Loop(Pace(bound=True)).run(8000, PAYS, PAYS))
     assert all(Loop(Pace(bound=True)).run(50, SURE, SURE)[8:])
+
+
+def test_a_thread_notes_its_reads_while_the_loop_decides():
+    pace, stop = Pace(fixed=True), threading.Event()
+
+    def read():
+        while not stop.is_set():
+            pace.note_read(MILLISECOND, pace.changes)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(20_000):
+            pace.note_step(MILLISECOND, SHORT, True)
+    finally:
+        stop.set()
+        reader.join(10)
+    assert pace.read == MILLISECOND
+
+
+def test_two_loops_may_decide_at_once():
+    pace, wrong = Pace(), []
+
+    def loop():
+        try:
+            for _ in range(20_000):
+                pace.note_step(MILLISECOND, MILLISECOND, False)
+        except BaseException as error:
+            wrong.append(error)
+
+    loops = [threading.Thread(target=loop) for _ in range(3)]
+    for one in loops:
+        one.start()
+    for one in loops:
+        one.join(60)
+    assert wrong == []
