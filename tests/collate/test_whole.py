@@ -68,7 +68,8 @@ def test_each_value_keeps_its_own_form_whatever_came_before(collation):
         wanted = dict(zip(value, swapped, strict=True)) if isinstance(value, dict) else swapped
         built = build(value, collation)
         assert_same(built, wanted)
-        assert type(built) is type(value) and list(map(type, built)) == list(map(type, wanted))
+        assert type(built) is type(value)
+        assert list(map(type, built)) == list(map(type, wanted))
 
 
 @pytest.mark.parametrize("value", [None, "a", b"a", [], {}, (), [[], {}], object(), {"a": None}])
