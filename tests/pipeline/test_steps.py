@@ -46,11 +46,12 @@ class Staged:
 
 
 class Road:
-    """A pipeline over simulated devices, or the host."""
+    """A pipeline over simulated devices, of which the last may be hosts."""
 
-    def __init__(self, entries, *, places=2, drop_last=False, prefetch=1, masking=None, direct=False):
-        self.devices = [HostDevice() if direct else SimulatedDevice() for _ in range(places)]
-        prefetch = 0 if direct else prefetch
+    def __init__(self, entries, *, places=2, drop_last=False, prefetch=1, masking=None, hosts=0):
+        self.devices = [SimulatedDevice() for _ in range(places - hosts)]
+        self.devices += [HostDevice() for _ in range(hosts)]
+        prefetch = 0 if hosts == places else prefetch
         self.ring = Ring(*count_slots(8, self.devices, prefetch))
         self.lanes = [Lane(device, self.ring, prefetch, Meter()) for device in self.devices]
         self.fetch = Staged(self.ring, entries)
@@ -86,10 +87,9 @@ def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, want
     assert road.is_whole()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("places", [1, 2])
-def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, direct):
-    road = Road([*range(2 * places), OSError("gone")], places=places, direct=direct)
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, hosts):
+    road = Road([*range(2 * places), OSError("gone")], places=places, hosts=hosts)
     assert [road.step(), road.step()] == [[*range(places)], [*range(places, 2 * places)]]
     with pytest.raises(OSError, match="gone"):
         road.step()
@@ -107,10 +107,9 @@ def test_an_error_within_a_step_drops_what_there_is_of_it():
     assert road.is_whole()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("places", [1, 2])
-def test_an_interrupt_while_waiting_does_not_end_the_epoch(places, direct):
-    road = Road([KeyboardInterrupt(), *range(places)], places=places, direct=direct)
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_an_interrupt_while_waiting_does_not_end_the_epoch(places, hosts):
+    road = Road([KeyboardInterrupt(), *range(places)], places=places, hosts=hosts)
     with pytest.raises(KeyboardInterrupt):
         road.step()
     assert road.steps() == [[*range(places)]]
@@ -124,9 +123,9 @@ def test_as_many_steps_are_copied_ahead_as_prefetch_says():
 
 
 @pytest.mark.parametrize("call", ["wait", "keep", "views"])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place):
-    road = Road(range(8))
+@pytest.mark.parametrize(("place", "hosts"), [(0, 0), (1, 0), (0, 1)])
+def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place, hosts):
+    road = Road(range(8), hosts=hosts)
     road.step()
 
     def fail(*_):
@@ -163,14 +162,13 @@ def test_closing_takes_back_what_was_fetched_and_copied_ahead():
         road.step()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("places", [1, 2])
-def test_a_mask_that_cannot_be_made_costs_no_slot(places, direct):
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_a_mask_that_cannot_be_made_costs_no_slot(places, hosts):
     def masking(staged):
         if staged.number == places:
             raise LoaderError("no memory for the mask")
 
-    road = Road(range(6), places=places, direct=direct, masking=masking)
+    road = Road(range(6), places=places, hosts=hosts, masking=masking)
     with pytest.raises(LoaderError, match="no memory"):
         road.steps()
     assert road.is_whole()
