@@ -87,6 +87,22 @@ class Road:
         return self.ring.rearm() and not self.ring.leased and not any(one._out for one in slots)
 
 
+@pytest.mark.parametrize(
+    ("devices", "hosts", "slots", "spare"),
+    # Four wait in the queue and one is being filled; then the step, the copies of three steps, the user's.
+    [
+        (1, 0, 5 + 1 + 3, 0),
+        (3, 0, 5 + 3 + 9, 0),
+        (0, 1, 5 + 1 + 3, 3),
+        (0, 2, 5 + 2 + 5, 5),
+        (1, 1, 5 + 2 + 6 + 5, 5),
+    ],
+)
+def test_there_is_a_slot_for_whatever_a_batch_waits_for(devices, hosts, slots, spare):
+    places = [SimulatedDevice() for _ in range(devices)] + [HostDevice() for _ in range(hosts)]
+    assert count_slots(4, places, prefetch=2) == (slots, spare)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize(("drop_last", "wanted"), [(False, [[0, 1], [2, 3], [4]]), (True, [[0, 1], [2, 3]])])
 def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, wanted):
