@@ -107,6 +107,8 @@ def test_groups_of_a_sampler():
     assert list(GroupedPlan("abc", 2, drop_last=True).batches(2)) == []
     with pytest.raises(ValueError, match="the sampler ended after 3 items"):
         list(GroupedPlan("abc", 2, drop_last=True).batches(5))
+    with pytest.raises(ValueError, match="the sampler ended after 0 items"):
+        list(GroupedPlan("", 2, drop_last=True).batches(1))
     drawn = []
     endless = (drawn.append(number) or number for number in itertools.count())
     assert next(GroupedPlan(endless, 2, drop_last=False).batches(3)) == [6, 7]
