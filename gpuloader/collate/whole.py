@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from gpuloader.collate.structure import Structure, is_proper_array, is_proper_va
 from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.fields.spec import Array, FeedSpec, is_stageable
 from gpuloader.fields.tensors import needs_gradient
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
 
 
@@ -88,6 +89,12 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
         The value's fields are not those declared, or one of them does not hold numbers.
     """
     by_user = collation.function is not None
+    if collation.feeds is None and (known := _find_plain(value, by_user)) is not None:
+        structure, layout = known
+        slot = reserve(layout.nbytes)
+        for view, array in zip(slot.views(layout), structure.flatten(value), strict=True):
+            np.copyto(view, array)
+        return StagedBatch(slot, layout, (0,) * len(layout.fields), number, structure)
     structure = Structure.of(
         value,
         staged=_find_staged(collation),
@@ -105,6 +112,42 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     for view, array in zip(slot.views(layout), parts.arrays, strict=True):
         np.copyto(view, array)
     return StagedBatch(slot, layout, parts.levels, number, structure, parts.objects)
+
+
+def _find_plain(value: Any, keeps_tuples: bool) -> tuple[Structure, Layout] | None:
+    """Return structure and layout of arrays without nesting; None for all other values."""
+    kind: Any = type(value)
+    keys = None
+    if kind is dict:
+        keys = (*value,)
+        if not all(type(key) is str for key in keys):  # keys such as 1 and True are equal, but not the same
+            return None
+        entries = value.values()
+    elif kind is tuple or kind is list:
+        entries = value
+    else:
+        return None
+    fields = []
+    for entry in entries:
+        if type(entry) is not np.ndarray:
+            return None
+        fields.append((entry.shape, entry.dtype))
+    return _plan_plain(kind, keys, tuple(fields), keeps_tuples)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_plain(
+    kind: Any,
+    keys: tuple[str, ...] | None,
+    fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...],
+    keeps_tuples: bool,
+) -> tuple[Structure, Layout] | None:
+    if not all(is_stageable(dtype) and dtype.isnative for _, dtype in fields):
+        return None
+    arrays = [np.empty(0, dtype) for _, dtype in fields]
+    value = kind(arrays) if keys is None else dict(zip(keys, arrays, strict=True))
+    structure = Structure.of(value, staged=is_proper_array, may_be_empty=True, keeps_tuples=keeps_tuples)
+    return structure, arrange(fields)
 
 
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:
