@@ -147,7 +147,7 @@ def check_transforms(transforms: object, *, batches_only: bool = False) -> list[
     Raises
     ------
     TypeError
-        They are not a list, an entry is not a transform, or with `batches_only` one is of single pictures.
+        They are not a list, or an entry is not a transform, or is one of single pictures with `batches_only`.
     """
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of transforms, got {type(transforms).__name__}")
@@ -161,8 +161,8 @@ def check_transforms(transforms: object, *, batches_only: bool = False) -> list[
             raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
         if batches_only and not of_batches:
             raise TypeError(
-                f"{type(transform).__name__} is done to single pictures before they are a batch: pass it to a "
-                "gpuloader.DataLoader"
+                f"{type(transform).__name__} is done to single pictures before they are a batch: pass it to "
+                "a gpuloader.DataLoader"
             )
     return listed
 
