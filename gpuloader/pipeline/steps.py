@@ -7,6 +7,7 @@ behind the one it delivers, so their copies run while the user computes.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -54,8 +55,9 @@ class Pipeline:
         Nanoseconds that the latest `next_step` waited for the fetcher.
     prefetch : int
         As given; may be changed between steps.
-    copies : bool
-        Whether some batches are copied to a device.
+    asks : bool
+        Whether `find_refusal` is to be asked before each step: some batches are copied to a device, or all
+        are delivered in the same memory.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class Pipeline:
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
-        self.copies = not all(lane.device.direct for lane in lanes)
+        self.asks = not all(lane.device.direct and lane.static is None for lane in lanes)
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
-        self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
+        self._direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
+        self._only_direct_lane = self._direct_lane  # None while a prepared step waits
         self.prefetch = prefetch
         self._drop_last = drop_last
         self._group: list[StagedBatch] = []
@@ -97,23 +100,38 @@ class Pipeline:
             return self._next_direct(self._only_direct_lane)
         self.waited = 0
         flying = self._flying
-        while len(flying) <= self.prefetch and self._ending is None:
-            if not self._advance(wait=not flying):
-                break
+        self._fill()
         if not flying:
             raise self._end()
-        landings = flying.popleft()
+        self._only_direct_lane = self._direct_lane
         begun = perf_counter_ns()
+        step = self._deliver(flying.popleft())
+        if is_tracing():
+            mark("deliver", begun, perf_counter_ns())
+        return step
+
+    def prepare(self) -> None:
+        """Fetch the first step and copy it to its places; return once it is there and could be delivered."""
+        self._only_direct_lane = None
+        self._fill()
+        for landings in itertools.islice(self._flying, 1):
+            for lane, landing in zip(self._lanes, landings):  # noqa: B905 - the last step may have fewer batches
+                lane.settle(landing)
+
+    def _fill(self) -> None:
+        """Issue the copies of the next steps, and wait for the fetcher if there is none to deliver."""
+        while len(self._flying) <= self.prefetch and self._ending is None:
+            if not self._advance(wait=not self._flying):
+                break
+
+    def _deliver(self, landings: list[Landing]) -> DeliveredStep:
         step: DeliveredStep = []
         try:
-            # No strict=True: the last step may have fewer batches than there are places.
-            for lane, landing in zip(self._lanes, landings):  # noqa: B905
+            for lane, landing in zip(self._lanes, landings):  # noqa: B905 - the last step may have fewer batches
                 step.append((landing.staged, lane.deliver(landing)))
         except BaseException:
             self._discard(landings, len(step) + 1)  # the lane that failed has its slot back already
             raise
-        if is_tracing():
-            mark("deliver", begun, perf_counter_ns())
         return step
 
     def _next_direct(self, lane: Lane) -> DeliveredStep:
@@ -214,6 +232,17 @@ class Pipeline:
         for staged in self._group:
             self._ring.release(staged.slot)
         self._group = []
+
+    def find_refusal(self) -> LoaderError | None:
+        """Return the error for a step that must not be delivered now, or None; changes nothing.
+
+        The calling thread captures a graph, or the user holds a batch whose memory has been reused.
+        """
+        error = self.find_capture()
+        for lane in self._lanes:
+            if error is None and lane.static is not None:
+                error = lane.static.find_held()
+        return error
 
     def find_capture(self) -> LoaderError | None:
         """Return the error for a step that is requested while this thread captures a graph, or None."""
