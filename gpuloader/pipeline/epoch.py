@@ -137,9 +137,9 @@ class Epoch:
             if pipeline is None:
                 end_if_exiting()
                 raise StopIteration
-            if pipeline.asks:
-                self._refuse(pipeline)
             asked = perf_counter_ns()
+            if pipeline.asks:
+                self._begin_step(pipeline)
             if self._handed:
                 self._count_compute(asked)
             nvtx = push_range("next")
@@ -173,12 +173,13 @@ class Epoch:
                     self.close()
                     raise
 
-    def _refuse(self, pipeline: Pipeline) -> None:
+    def _begin_step(self, pipeline: Pipeline) -> None:
         """Raise `LoaderError` if no step must be delivered now, and leave the epoch as it is."""
         try:
-            error = pipeline.find_refusal()
+            error = pipeline.begin_step()
         except Exception:
             self.close()
+            end_if_exiting()
             raise
         if error is not None:
             try:

@@ -92,16 +92,13 @@ class StaticSlot:
             self._held.pop(self._freed.popleft()[0], None)
         return next((self._held[serial] for serial in self._held if serial != self._latest), None)
 
-    def find_capture(self, known: Stream) -> LoaderError | None:
+    def find_capture(self, device: DeviceCalls, known: Stream) -> LoaderError | None:
         """Return the error if a stream on which the latest batch is used is being captured, or None.
 
         `known` is a stream that is known not to be.
         """
-        if self._slot is None:
-            return None
-        with self._device.current() as device:
-            if self._slot.is_captured(device, known):
-                return tell_capture(self._device.name, "its stream is being captured")
+        if self._slot is not None and self._slot.is_captured(device, known):
+            return tell_capture(self._device.name, "its stream is being captured")
         return None
 
     def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:
@@ -145,6 +142,12 @@ class StaticSlot:
         if self._slot.streams != [stream]:  # otherwise that stream's own order is enough
             self._slot.release(device)
             self._slot.await_release(device, stream)
+
+    def follow(self, device: DeviceCalls, stream: Stream) -> None:
+        """Order the latest batch, which the user has not got yet, before the user's present stream."""
+        assert self._slot is not None
+        self.take_over(device, stream)
+        self._slot.streams = [device.keep(stream)]
 
     def lend(self, number: int, stream: Stream) -> Lease:
         """Return a lease of batch `number` to a user who computes on `stream`, which the device keeps."""
