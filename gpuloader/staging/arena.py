@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import warnings
@@ -23,6 +24,8 @@ from gpuloader.base.platforms import (
     reserve,
     seal,
 )
+
+_numbers = itertools.count()
 
 
 class PageLocker(Protocol):
@@ -65,6 +68,8 @@ class Arena:
 
     Attributes
     ----------
+    number : int
+        A number that no other arena of this process has, which identifies it in messages to workers.
     closed : bool
         Whether the arena was finalized. In a garbage cycle, this may happen before its users are finalized.
 
@@ -82,6 +87,7 @@ class Arena:
 
     def __init__(self, nbytes: int, locker: PageLocker | None = None, *, shared: bool = False) -> None:
         self.nbytes = nbytes
+        self.number = next(_numbers)
         self.closed = False
         self.page_locked = False
         self.descriptor: int | None = None
