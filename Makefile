@@ -9,7 +9,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
-.PHONY: demo test test-frameworks chaos soak dist-test lint kernels docs notebooks sanitize bench clean
+.PHONY: demo test test-frameworks chaos soak dist-test lint mutants kernels docs notebooks sanitize bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
@@ -52,6 +52,14 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# MODULE=gpuloader/staging/ring.py, or a room; MUTANTS="--sample 50" passes options on. Cosmic Ray makes the
+# mutants, in an environment of its own; the tests run in that of `make test`.
+MODULE ?=
+MUTANTS ?=
+mutants: .venv/dev.stamp .venv-mutants/stamp
+	@test -n "$(MODULE)" || { echo "Set MODULE to a file or a room, such as MODULE=gpuloader/staging."; exit 1; }
+	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
 kernels: .venv/dev.stamp
 	$(BIN)/python -m gpuloader.kernels.compiling
@@ -99,6 +107,11 @@ bench: .venv/bench.stamp
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
 	@touch $@
 
+.venv-mutants/stamp: | .venv/bin/python
+	$(BIN)/python -m venv .venv-mutants
+	.venv-mutants/bin/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray>=8.7'
+	@touch $@
+
 .venv-frameworks/notebooks.stamp: pyproject.toml .venv-frameworks/stamp
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
 	@touch $@
@@ -110,4 +123,4 @@ bench: .venv/bench.stamp
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv .venv-frameworks build dist demo-output *.egg-info
+	rm -rf .venv .venv-frameworks .venv-mutants build dist demo-output *.egg-info

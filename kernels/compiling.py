@@ -37,7 +37,7 @@ def kernel_names() -> list[str]:
     """Return the names of all kernels, one per .cu file.
 
     >>> kernel_names()
-    ['cast', 'checksum', 'crop', 'gather', 'normalize', 'one_hot', 'pad', 'shuffle', 'spin']
+    ['cast', 'checksum', 'crop', 'gather', 'normalize', 'one_hot', 'pad', 'resample', 'shuffle', 'spin']
     """
     files = resources.files("gpuloader.kernels").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))

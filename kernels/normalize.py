@@ -214,7 +214,7 @@ def _plan(
         "out_planar": int(out_layout == "CHW"),
     }
     shape = (samples, *join_shape(channels, out_height, out_width, out_layout))
-    return _Plan(shape, name, held, counts, *_constants(mean, std, scale, channels))
+    return _Plan(shape, name, held, counts, *find_constants(mean, std, scale, channels))
 
 
 def as_constant(name: str, given: ArrayLike) -> NDArray[np.float64]:
@@ -241,10 +241,14 @@ def as_constant(name: str, given: ArrayLike) -> NDArray[np.float64]:
     return part
 
 
-def _constants(
+def find_constants(
     mean: ArrayLike, std: ArrayLike, scale: float, channels: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factor and the offset for every channel."""
+    """Return the factor and the offset for every channel; raise as `normalize` does.
+
+    >>> [part.tolist() for part in find_constants(128, 64, 1.0, channels=2)]
+    [[0.015625, 0.015625], [-2.0, -2.0]]
+    """
     parts = {}
     for name, given in {"mean": mean, "std": std, "scale": scale}.items():
         part = as_constant(name, given)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
 
@@ -17,6 +17,10 @@ from gpuloader.sources.mnist.mnist_json import read_json
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
+# For `make mutants`, which only asks whether any example fails, and not for the smallest one.
+settings.register_profile(
+    "mutants", deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from benchmarks.gpu.counted_cuda import CountedRuntime, counted_cuda
-from gpuloader import DataLoader, TensorDataset
+from gpuloader import DataLoader, TensorDataset, prefetch
 from gpuloader.transforms import Normalize, OneHot, RandomCropFlip
 
 BATCH = 64
@@ -46,6 +46,16 @@ def _from_generator(batches: int, output: str | None = None) -> Epochs:
     return lambda: loader
 
 
+def _prefetch(batches: int, output: str | None = None) -> Epochs:
+    batch = {
+        "image": np.zeros((BATCH, 784), np.uint8),
+        "label": np.zeros((BATCH, 1), np.int64),
+        "name": "text",
+    }
+    loader = prefetch([batch] * batches, places="gpu:0", output=output)
+    return lambda: loader
+
+
 def _dataset(batches: int, cache: str | None = None, transforms: tuple[Any, ...] = ()) -> Epochs:
     pictures = np.zeros((batches * BATCH, 32, 32, 1), np.uint8)
     rows = TensorDataset(pictures, np.arange(batches * BATCH) % 10)
@@ -58,6 +68,8 @@ CASES: dict[str, Callable[[int], Epochs]] = {
     "ready": _ready,
     "from_generator": _from_generator,
     "from_generator_torch": lambda batches: _from_generator(batches, "torch"),
+    "prefetch": _prefetch,
+    "prefetch_torch": lambda batches: _prefetch(batches, "torch"),
     "dataset": _dataset,
     "cached": lambda batches: _dataset(batches, "device"),
     "cached_augmented": lambda batches: _dataset(batches, "device", STEPS),

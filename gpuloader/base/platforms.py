@@ -26,7 +26,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +94,8 @@ def open_memory_file(name: str) -> int:
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     shared = "/dev/shm"
     folder = shared if os.access(shared, os.W_OK) else None
+    import tempfile  # with its five modules, every worker's server would start later
+
     with tempfile.TemporaryFile(prefix=name, dir=folder, buffering=0) as file:
         return os.dup(file.fileno())
 

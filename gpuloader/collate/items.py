@@ -138,6 +138,8 @@ class ItemAssembler(Assembler):
             return None
         if count < size:
             layout = shorten(layout, count)
+        else:
+            known.fullest = max(known.fullest, count)
         return slot, layout, tuple(column[:count] for column in objects.values())
 
     def _fill_gradually(

@@ -70,6 +70,8 @@ class SampleRows:
 
     def _infer(self, values: Sequence[Any]) -> None:
         """Take the fields from the values of a sample, unless they are like those of the batch before."""
+        if self._are_alike(values):
+            return
         arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
         if len(arrays) == len(self.feeds) and all(
             array.shape == feed.sample_shape and array.dtype == feed.dtype
@@ -81,6 +83,17 @@ class SampleRows:
         ]
         self.levels = (0,) * len(arrays)
         self._shapes, self.count = [array.shape for array in arrays], -1
+
+    def _are_alike(self, values: Sequence[Any]) -> bool:
+        """Return whether all values are arrays or numbers of NumPy that look like the batch before."""
+        if len(values) != len(self.feeds):
+            return False
+        for value, feed in zip(values, self.feeds):  # noqa: B905  both are equally long
+            if type(value) is not np.ndarray and not isinstance(value, np.generic):
+                return False
+            if value.dtype != feed.dtype or value.shape != feed.sample_shape:
+                return False
+        return True
 
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` converted to its field; the `SampleError` names both."""

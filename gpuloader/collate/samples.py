@@ -117,7 +117,8 @@ class SampleStager(_Stager):
             if len(kept) < self._batch_size and self._drop_last:
                 return None
             return self._stage_ragged(kept, number, begun)
-        if not self._has_been_full and self._rows.layout_of(self._batch_size).nbytes > AT_ONCE:
+        is_known = self._has_been_full or self._rows.count == self._batch_size
+        if not is_known and self._rows.layout_of(self._batch_size).nbytes > AT_ONCE:
             return self._stage_gradually(samples, number, begun)
         return self._stage_dense(samples, self._batch_size, number, begun, drop_last=self._drop_last)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,60 @@ from gpuloader.collate.structure import Structure, is_proper_array, is_proper_va
 from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.fields.spec import Array, FeedSpec, is_stageable
 from gpuloader.fields.tensors import needs_gradient
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A value in parts.
+
+    Attributes
+    ----------
+    structure : Structure
+        How the parts make up the value.
+    arrays : list of numpy.ndarray
+        The arrays of the array fields, several for a ragged one.
+    levels : tuple of int
+        The lod_level of each array field.
+    objects : tuple
+        The values of the other fields.
+    """
+
+    structure: Structure
+    arrays: list[Array]
+    levels: tuple[int, ...]
+    objects: tuple[Any, ...]
+
+
+def take_apart(structure: Structure, value: Any, convert: Callable[[int, Any], Any] | None = None) -> Parts:
+    """Return the parts of a value of this structure.
+
+    `convert` takes the number and the value of each array field, and returns what to stage.
+
+    Raises
+    ------
+    SampleError
+        The value has another structure, or an array field does not hold numbers.
+    """
+    arrays: list[Array] = []
+    levels: list[int] = []
+    objects: list[Any] = []
+    for field, (leaf, entry) in enumerate(zip(structure.leaves, structure.flatten(value), strict=True)):
+        if not leaf.is_array:
+            objects.append(entry)
+            continue
+        try:
+            found = entry if convert is None else convert(field, entry)
+            parts = (found.values, *found.row_splits) if isinstance(found, Ragged) else (found,)
+            arrays += map(as_numbers, parts)
+        except SampleError as error:
+            error.field = leaf.name
+            raise
+        levels.append(len(parts) - 1)
+    return Parts(structure, arrays, tuple(levels), tuple(objects))
 
 
 def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable[[int], Slot]) -> StagedBatch:
@@ -37,6 +89,12 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
         The value's fields are not those declared, or one of them does not hold numbers.
     """
     by_user = collation.function is not None
+    if collation.feeds is None and (known := _find_plain(value, by_user)) is not None:
+        structure, layout = known
+        slot = reserve(layout.nbytes)
+        for view, array in zip(slot.views(layout), structure.flatten(value), strict=True):
+            np.copyto(view, array)
+        return StagedBatch(slot, layout, (0,) * len(layout.fields), number, structure)
     structure = Structure.of(
         value,
         staged=_find_staged(collation),
@@ -45,29 +103,51 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     )
     if collation.feeds is not None:
         structure = Structure.flat([feed.name for feed in collation.feeds])
-    arrays: list[Array] = []
-    levels: list[int] = []
-    objects: list[Any] = []
-    for field, (leaf, entry) in enumerate(zip(structure.leaves, structure.flatten(value), strict=True)):
-        if not leaf.is_array:
-            objects.append(entry)
-            continue
-        try:
-            if collation.feeds is not None and not collation.batched and not by_user:
-                entry = _convert_sample(entry, collation.feeds[field])
-            if isinstance(entry, Ragged):
-                arrays += [as_numbers(entry.values), *(as_numbers(splits) for splits in entry.row_splits)]
-            else:
-                arrays.append(as_numbers(entry))
-            levels.append(len(entry.row_splits) if isinstance(entry, Ragged) else 0)
-        except SampleError as error:
-            error.field = leaf.name
-            raise
-    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+    feeds, convert = collation.feeds, None
+    if feeds is not None and not collation.batched and not by_user:
+        convert = lambda field, entry: _convert_sample(entry, feeds[field])  # noqa: E731
+    parts = take_apart(structure, value, convert)
+    layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
-    for view, array in zip(slot.views(layout), arrays, strict=True):
+    for view, array in zip(slot.views(layout), parts.arrays, strict=True):
         np.copyto(view, array)
-    return StagedBatch(slot, layout, tuple(levels), number, structure, tuple(objects))
+    return StagedBatch(slot, layout, parts.levels, number, structure, parts.objects)
+
+
+def _find_plain(value: Any, keeps_tuples: bool) -> tuple[Structure, Layout] | None:
+    """Return structure and layout of arrays without nesting; None for all other values."""
+    kind: Any = type(value)
+    keys = None
+    if kind is dict:
+        keys = (*value,)
+        if not all(type(key) is str for key in keys):  # keys such as 1 and True are equal, but not the same
+            return None
+        entries = value.values()
+    elif kind is tuple or kind is list:
+        entries = value
+    else:
+        return None
+    fields = []
+    for entry in entries:
+        if type(entry) is not np.ndarray:
+            return None
+        fields.append((entry.shape, entry.dtype))
+    return _plan_plain(kind, keys, tuple(fields), keeps_tuples)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_plain(
+    kind: Any,
+    keys: tuple[str, ...] | None,
+    fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...],
+    keeps_tuples: bool,
+) -> tuple[Structure, Layout] | None:
+    if not all(is_stageable(dtype) and dtype.isnative for _, dtype in fields):
+        return None
+    arrays = [np.empty(0, dtype) for _, dtype in fields]
+    value = kind(arrays) if keys is None else dict(zip(keys, arrays, strict=True))
+    structure = Structure.of(value, staged=is_proper_array, may_be_empty=True, keeps_tuples=keeps_tuples)
+    return structure, arrange(fields)
 
 
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:

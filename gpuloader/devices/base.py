@@ -113,6 +113,9 @@ class Device(DeviceCalls, Protocol):
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until the mark is reached."""
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is page-locked, so that a copy can run from it; any thread may ask."""
+
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
         """Return the arrays that programs compute with, one per field; they keep the memory alive."""
 

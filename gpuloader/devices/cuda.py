@@ -259,6 +259,11 @@ class CudaDevice:
                 return True
         return in_use and is_torch_capturing()  # PyTorch would create a context to answer
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is page-locked, by whichever library."""
+        with self.current() as calls:
+            return calls.is_page_locked(address, nbytes)
+
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""
         with self.current() as calls:

@@ -26,6 +26,7 @@ from gpuloader.transforms.program import Program
 
 _HOST_TO_DEVICE = 1
 _OUT_OF_MEMORY = 2
+_HOST_MEMORY = 1
 _EVENT_NOT_READY = 600
 _MOST_BOUND = 8
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
@@ -128,6 +129,12 @@ class CudaCalls:
         if nbytes:
             address = target.address + offset
             self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is page-locked, by whichever library."""
+        ask = self._runtime.pointerGetAttributes
+        ends = (address, address + max(nbytes, 1) - 1)
+        return all(ask(end).type == _HOST_MEMORY for end in ends)
 
     # In the following, a stream may have handle 0, which means the default stream of the current device.
 

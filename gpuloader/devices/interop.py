@@ -31,7 +31,7 @@ class Output(Protocol):
     """Converts the batches of one device for the user."""
 
     def stream(self) -> Stream:
-        """Return the stream on which the calling thread will use the next batch."""
+        """Return the stream on which the calling thread will use the next batch; None if not known yet."""
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
         """Return the device's arrays as the user's; `ready` is the event after their copy."""

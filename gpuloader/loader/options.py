@@ -205,11 +205,16 @@ def check_delivery(
         shards=shards,
         remainder=remainder,
     )
+    check_transform_places(transforms, delivery)
+    return delivery
+
+
+def check_transform_places(transforms: Sequence[Transform], delivery: Delivery) -> None:
+    """Raise `ValueError` if transforms would have to run both on hosts and on GPUs."""
     if transforms and delivery.has_host and not delivery.on_host:
         raise ValueError(
             "transforms run where batches land, so places must be all GPUs or all host memory, got both"
         )
-    return delivery
 
 
 def check_dataset(dataset: object) -> bool:

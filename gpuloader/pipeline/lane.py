@@ -151,7 +151,10 @@ class Lane:
             begun = self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
-            device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, stream)
+            for one in staged.apart:
+                device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
+            device.copy_async(slot.memory, staged.slot, in_slot, stream)
         except BaseException:  # whichever call failed, no copy reads from the host slot
             self._ring.release(staged.slot)
             self._slots.give_back(slot)
@@ -188,6 +191,8 @@ class Lane:
         with self.device.current() as device:
             try:
                 stream = self._output.stream() if self._stream is None else self._stream
+                if stream is None:  # no batch has had arrays yet
+                    stream = self.device.consumer_stream()
                 self._stream = None
                 if landing.ready is not None:
                     device.wait(stream, landing.ready)

@@ -104,8 +104,14 @@ class Pipeline:
             raise self._end()
         landings = flying.popleft()
         begun = perf_counter_ns()
-        # No strict=True: the last step may have fewer batches than there are places.
-        step = [(landing.staged, lane.deliver(landing)) for lane, landing in zip(self._lanes, landings)]  # noqa: B905
+        step: DeliveredStep = []
+        try:
+            # No strict=True: the last step may have fewer batches than there are places.
+            for lane, landing in zip(self._lanes, landings):  # noqa: B905
+                step.append((landing.staged, lane.deliver(landing)))
+        except BaseException:
+            self._discard(landings, len(step) + 1)  # the lane that failed has its slot back already
+            raise
         if is_tracing():
             mark("deliver", begun, perf_counter_ns())
         return step
@@ -172,15 +178,26 @@ class Pipeline:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
                 landings.append(lane.issue(staged, self._mask(staged)))
         except BaseException:
-            for lane, landing in zip(self._lanes, landings, strict=False):
-                lane.discard(landing)
+            self._discard(landings)
             for staged in group[len(landings) + 1 :]:
                 self._ring.release(staged.slot)
             raise
         self._flying.append(landings)
 
+    def _discard(self, landings: Sequence[Landing], start: int = 0) -> None:
+        """Take back the batches of a step, from place `start` on."""
+        for lane, landing in list(zip(self._lanes, landings, strict=False))[start:]:
+            lane.discard(landing)
+
     def _mask(self, staged: StagedBatch) -> Mask | None:
-        return None if self._masking is None else self._masking(staged)
+        """Return a batch's mask, if it has one; if that fails, the batch's slot returns to the ring."""
+        if self._masking is None:
+            return None
+        try:
+            return self._masking(staged)
+        except BaseException:
+            self._ring.release(staged.slot)
+            raise
 
     def _drain(self) -> None:
         if self._ring.freed:
@@ -221,8 +238,7 @@ class Pipeline:
     def finish(self) -> None:
         """Wait for copies in progress, and take every slot back; called once, after `stop`."""
         while self._flying:
-            for lane, landing in zip(self._lanes, self._flying.popleft(), strict=False):
-                lane.discard(landing)
+            self._discard(self._flying.popleft())
         for lane in self._lanes:
             lane.close()
         self._drain()

@@ -209,10 +209,11 @@ class Programmer:
         else:
             samples = np.array([as_number(key) for key in keys], np.uint64)
         for number, (position, transform, field, specs) in enumerate(program.drawn):
-            words = np.empty((len(keys), transform.draws), np.uint64)
+            drawn = samples[: len(arrays[position])]
+            words = np.empty((len(drawn), transform.draws), np.uint64)
             for column in range(transform.draws):
                 key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
-                words[:, column] = hash_positions(samples, key)
+                words[:, column] = hash_positions(drawn, key)
             with _named(type(transform).__name__, field):
                 arrays[position][...] = transform.draw(words, specs)
 
@@ -232,23 +233,22 @@ class _Planner:
         self._sources = programmer.sources
         self._names = list(names)
         self._fields: list[FieldLayout] = list(staged.fields)
+        self._present: dict[str, tuple[int, ...]] = {}
+        first = 0
+        for name, level in zip(names, levels, strict=True):
+            self._present[name] = tuple(range(first, first + 1 + level))
+            first += 1 + level
         self._end = staged.nbytes
         self._drawing = [one for one in transforms if one.draws]
         if drawn:
             self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
         else:
-            samples = _count_samples(staged, levels)
-            self._draws = [self._add(((samples, one.draws), np.dtype(np.int32))) for one in self._drawing]
+            draws = [((self._count_samples(one), one.draws), np.dtype(np.int32)) for one in self._drawing]
+            self._draws = list(map(self._add, draws))
         self._copied = Layout(tuple(self._fields), self._end)
-        self._present: dict[str, tuple[int, ...]] = {}
         self._steps: list[Step] = []
         if self._sources is not None:
             self._gather(self._sources, programmer.order)
-            return
-        first = 0
-        for name, level in zip(names, levels, strict=True):
-            self._present[name] = tuple(range(first, first + 1 + level))
-            first += 1 + level
 
     def _gather(self, sources: Sequence[GatherRows], order: Any) -> None:
         count, *rest = self._fields[0].shape
@@ -260,6 +260,16 @@ class _Planner:
             else:
                 step = Step(source, (0,), (output,), name, "gather")
             self._steps.append(step)
+
+    def _count_samples(self, transform: Transform) -> int:
+        """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
+        if self._sources is not None:
+            return self._fields[0].shape[0]
+        first, *splits = self._present[self._find(transform)]
+        if splits:
+            return self._fields[splits[0]].shape[0] - 1
+        shape = self._fields[first].shape
+        return shape[0] if shape else 0
 
     def _add(self, spec: Spec) -> int:
         shape, dtype = spec
@@ -309,10 +319,3 @@ class _Planner:
             problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)
         return name
-
-
-def _count_samples(staged: Layout, levels: Sequence[int]) -> int:
-    """Return the number of samples of a staged batch; a ragged field's first array has one row per step."""
-    if not staged.fields:
-        return 0
-    return staged.fields[1].shape[0] - 1 if levels and levels[0] else staged.fields[0].shape[0]

@@ -32,7 +32,8 @@ class Pace:
     and waits for the interpreter's lock. What each takes without the other is known from steps in which only
     one of them ran. What the thread hides is known from whole steps while both ran: where these take hardly
     less than both together, as with Python code on both sides, the thread is given up for a while. Every
-    decision rests on medians, because on a busy machine a single step may take any time.
+    decision rests on medians, or on means without the largest value, because on a busy machine a single step
+    may take any time.
 
     Attributes
     ----------
@@ -176,13 +177,23 @@ class Pace:
         elif not self._alone:
             if self._until_try <= 0:
                 self._try()
-        elif len(self._cycles) == _WINDOWS:
-            self._both = median(self._cycles)
+        elif self._both_is_known(shorter):
             if not self._hides(min(shorter, self._both / 2)):
                 self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
                 self._change()
             elif self._until_try <= 0:
                 self._try()
+
+    def _both_is_known(self, shorter: float) -> bool:
+        """Learn how long a step with the thread takes; return False if that needs further steps.
+
+        Threads that fight for the lock take turns of several steps each, so this is a mean. The largest time
+        is left out: it may be an accident. No further steps are needed if even free ones could not help.
+        """
+        others, count = sum(self._cycles) - max(self._cycles), len(self._cycles)
+        least = others / (_WINDOWS - 1)
+        self._both = others / max(count - 1, 1)
+        return count == _WINDOWS or median(self._alone) - least < shorter / 4
 
     def _try(self) -> None:
         """Measure a few steps without the thread, to learn what it hides."""

@@ -48,6 +48,30 @@ def test_tuples_of_a_collate_fn_stay_and_those_of_a_sample_become_lists():
     assert_same(build(value, UNBATCHED), wanted)
 
 
+@pytest.mark.parametrize("collation", [BY_USER, UNBATCHED], ids=["collate_fn", "unbatched"])
+def test_each_value_keeps_its_own_form_whatever_came_before(collation):
+    """Values that differ only in what a comparison might overlook."""
+    values = [
+        {"a": np.arange(3), "b": np.zeros(2)},
+        {"b": np.zeros(2), "a": np.arange(3)},
+        {"a": np.arange(4), "b": np.zeros(2)},
+        {"a": np.arange(3, dtype="i4"), "b": np.zeros(2)},
+        {"a": np.arange(3, dtype=">i8"), "b": np.zeros(2)},
+        {"a": np.array(["x"]), "b": np.zeros(2)},
+        {1: np.zeros(2)},
+        {True: np.zeros(2)},
+        [np.arange(3), np.zeros(2)],
+    ]
+    for value in values * 2:
+        entries = value.values() if isinstance(value, dict) else value
+        swapped = [array.astype(array.dtype.newbyteorder("=")) for array in entries]
+        wanted = dict(zip(value, swapped, strict=True)) if isinstance(value, dict) else swapped
+        built = build(value, collation)
+        assert_same(built, wanted)
+        assert type(built) is type(value)
+        assert list(map(type, built)) == list(map(type, wanted))
+
+
 @pytest.mark.parametrize("value", [None, "a", b"a", [], {}, (), [[], {}], object(), {"a": None}])
 def test_a_value_without_arrays(value):
     assert_same(build(value, BY_USER), value)

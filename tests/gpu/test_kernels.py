@@ -12,6 +12,7 @@ from gpuloader.kernels.gather import gather, gather_on_host
 from gpuloader.kernels.normalize import normalize, normalize_on_host
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
+from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
 from gpuloader.kernels.spin import spin
 from tests.kernels.shim import as_floats, same_bits
@@ -80,6 +81,33 @@ def test_normalize(samples, height, width, channels, size, layout, out_layout, d
             out = to_device(np.zeros_like(expected), offset)
             assert normalize(to_device(source), mean, std, windows=on_gpu, out=out, **options) is out
             check(out, expected, dtype)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8"])
+@pytest.mark.parametrize("out_layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("longest", "channels", "size"), [(500, 3, (224, 224)), (90, 1, (33, 70)), (5000, 3, (8, 100))]
+)
+def test_resample(longest, channels, size, interpolation, out_layout, dtype, offset):
+    draw = np.random.default_rng(longest)
+    sizes = draw.integers(1, longest, (6, 2))
+    corners = draw.uniform(0, 0.4, (6, 2)) * sizes[:, ::-1]
+    boxes = np.concatenate([corners, corners + draw.uniform(0.1, 0.6, (6, 2)) * sizes[:, ::-1]], 1)
+    windows = [[*size, 0, 0, number % 4] for number in range(5)] + [[*size, 3, -2, 0]]
+    geometry = np.concatenate([sizes, np.zeros((6, 2)), boxes, windows], 1).astype(np.float32)
+    splits = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
+    values = draw.integers(0, 256, (splits[-1], channels), np.uint8)
+    options = {"interpolation": interpolation, "out_layout": out_layout, "dtype": dtype}
+    if dtype != "uint8":
+        options |= {"mean": draw.uniform(0, 1, channels), "std": 0.3, "scale": 1 / 255}
+    expected = resample_on_host(values, splits, geometry, size, **options)
+    arrays = to_device(values, offset), to_device(splits), to_device(geometry)
+    check(resample(*arrays, size, **options), expected, dtype)
+    out = to_device(np.zeros_like(expected), offset)
+    assert resample(*arrays, size, out=out, **options) is out
+    check(out, expected, dtype)
 
 
 @pytest.mark.parametrize("offset", OFFSETS)

@@ -1,4 +1,5 @@
-// Makes a .cu file compile as plain C++; the threads of all blocks run one after the other.
+// Makes a .cu file compile as plain C++; the threads of all blocks run one after the other. If a kernel waits at
+// barriers (GPULOADER_BARRIERS), the threads of a block take turns, from one barrier to the next.
 //
 // Arguments are checked against a kernel's parameters. `describe` returns a code for each parameter: "*f4" is a
 // pointer to 4-byte floats, "*v" a pointer to anything, "u8" an unsigned integer of 8 bytes, "s128" a structure
@@ -15,6 +16,8 @@
 #define __global__
 #define __device__
 #define __grid_constant__
+#define __noinline__
+#define __shared__ static  // blocks run one after the other
 
 struct Index {
     unsigned x = 0, y = 0, z = 0;
@@ -85,6 +88,77 @@ inline float multiply_add(float value, float factor, float offset) {
     return std::fma(value, factor, offset);
 }
 
+// Built without contraction, so each operation is rounded.
+inline double __dadd_rn(double one, double other) {
+    return one + other;
+}
+
+inline double __dsub_rn(double one, double other) {
+    return one - other;
+}
+
+inline double __dmul_rn(double one, double other) {
+    return one * other;
+}
+
+inline double __ddiv_rn(double one, double other) {
+    return one / other;
+}
+
+#ifdef GPULOADER_BARRIERS
+#include <ucontext.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    bool is_done = true;
+    static constexpr std::size_t STACK = 1 << 17;
+};
+static ucontext_t scheduler;
+static Fiber* running;
+static std::function<void()> body;
+
+inline void run_fiber() {
+    body();
+    running->is_done = true;
+}
+
+inline void __syncthreads() {
+    swapcontext(&running->context, &scheduler);
+}
+
+// Runs a block's threads to each barrier, in ascending and in descending order by turns: threads that rely on
+// an order without a barrier get a wrong result.
+inline void run_block(unsigned threads) {
+    static std::vector<Fiber> fibers(1024);
+    for (unsigned thread = 0; thread < threads; ++thread) {
+        Fiber& fiber = fibers[thread];
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = Fiber::STACK;
+        fiber.context.uc_link = &scheduler;
+        makecontext(&fiber.context, run_fiber, 0);
+        fiber.is_done = false;
+    }
+    bool is_any_left = true;
+    for (bool is_down = false; is_any_left; is_down = !is_down) {
+        is_any_left = false;
+        for (unsigned turn = 0; turn < threads; ++turn) {
+            threadIdx.x = is_down ? threads - 1 - turn : turn;
+            running = &fibers[threadIdx.x];
+            if (!running->is_done) {
+                swapcontext(&scheduler, &running->context);
+                is_any_left = is_any_left || !running->is_done;
+            }
+        }
+    }
+}
+#endif
+
 // Grid and block as x, y.
 template <typename Kernel, typename... Arguments>
 void launch(Kernel kernel, const unsigned (&shape)[4], Arguments... arguments) {
@@ -94,11 +168,16 @@ void launch(Kernel kernel, const unsigned (&shape)[4], Arguments... arguments) {
     blockDim.y = shape[3];
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
         for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+#ifdef GPULOADER_BARRIERS
+            body = [&] { kernel(arguments...); };
+            run_block(blockDim.x);
+#else
             for (threadIdx.y = 0; threadIdx.y < blockDim.y; ++threadIdx.y) {
                 for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) {
                     kernel(arguments...);
                 }
             }
+#endif
         }
     }
 }

@@ -58,7 +58,9 @@ def build(name, folder):
     """Build a kernel and return its library."""
     exports = ", ".join(f"Bound<{entry}>::entry" for entry in built_entries(name))
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text(f'#include "shim.h"\n{read_source(name)}\nEXPORT({exports})\n')
+    code = read_source(name)
+    barriers = "#define GPULOADER_BARRIERS\n" if "__syncthreads" in code else ""
+    source.write_text(f'{barriers}#include "shim.h"\n{code}\nEXPORT({exports})\n')
     command = [*COMPILER, *WARNINGS, *(SANITIZER if SANITIZED else []), f"-I{HERE}", "-o", library, source]
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     subprocess.run(command, check=True, env=environment)

@@ -12,11 +12,13 @@ from gpuloader.kernels.launching import find_device, spread, spread_rows
 from gpuloader.kernels.normalize import normalize, normalize_on_host
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
+from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
 from tests.kernels.shim import Placed, check_shape, pack, place, read
 
 BYTES = np.arange(24, dtype=np.uint8)
 SPLITS = np.array([0, 2, 4])
+WHOLE = np.array([[2, 4, 0, 0, 0, 0, 4, 2, 3, 2, 0, 0, 0]], np.float32)
 
 CALLS = {
     "cast": (cast, cast_on_host, [BYTES, "float32"]),
@@ -24,6 +26,7 @@ CALLS = {
     "normalize": (normalize, normalize_on_host, [BYTES.reshape(2, 2, 2, 3), 0.5, 2]),
     "one_hot": (one_hot, one_hot_on_host, [BYTES, 5]),
     "pad": (pad, pad_on_host, [BYTES.reshape(4, 6), SPLITS, 3]),
+    "resample": (resample, resample_on_host, [BYTES.reshape(8, 3), np.array([0, 8]), WHOLE, (3, 2)]),
     "shuffle": (shuffle, shuffle_on_host, [20, 1, 2]),
 }
 

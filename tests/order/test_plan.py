@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import BatchSampler, LoaderError, RandomSampler, SequenceSampler
+from gpuloader import BatchSampler, LoaderError, RandomSampler, Sampler, SequenceSampler
 from gpuloader.order import plan as plans
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
@@ -150,3 +150,38 @@ def test_a_batch_samplers_size_counts_where_it_is_one(given, size):
     sampler = type("Own", (list,), {"batch_size": given})([[0]])
     found = choose("abc", batch_sampler=sampler).size
     assert (found, type(found)) == (size, type(size))
+
+
+class Backwards(Sampler):
+    """A sampler of the user's, with a length and no order."""
+
+    def __iter__(self):
+        return iter([4, 3, 2, 1, 0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [4, 3, 2, 1, 0],
+        lambda: np.arange(5)[::-1],
+        lambda: range(4, -1, -1),
+        lambda: Backwards("abcde"),
+        lambda: dict.fromkeys([4, 3, 2, 1, 0]),
+    ],
+)
+@pytest.mark.parametrize(("drop_last", "wanted"), [(True, [[4, 3], [2, 1]]), (False, [[4, 3], [2, 1], [0]])])
+def test_drop_last_counts_with_any_iterable_as_sampler(make, drop_last, wanted):
+    batching = choose("abcde", sampler=make(), batch_size=2, drop_last=drop_last)
+    assert listed(batching.plan(0, 0)) == wanted
+    assert batching.count() == len(wanted)
+    assert listed(batching.plan(0, 0, base=1)) == [[3, 2], [1, 0]]
+    grouped = choose("abcde", batch_sampler=BatchSampler(sampler=make(), batch_size=2, drop_last=drop_last))
+    assert listed(grouped.plan(0, 0)) == wanted
+    assert grouped.count() == len(wanted)
+    divided = choose("abcde", sampler=make(), batch_size=1, drop_last=drop_last)
+    if not isinstance(make(), (Backwards, dict)):  # which may differ between ranks
+        parts = [
+            listed(divided.divide((rank, 2), "drop", dataset="abcde", in_order=True).settle().plan(0, 0))
+            for rank in (0, 1)
+        ]
+        assert parts == [[[4], [2]], [[3], [1]]]

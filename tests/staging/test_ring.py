@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuloader.base.errors import QueueClosed
+from gpuloader.base.errors import QueueClosed, StagingMemoryError
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import lease_views
-from gpuloader.staging.ring import Ring
+from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Ring
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
@@ -258,3 +258,100 @@ def test_a_ring_that_grows_before_its_first_batch_reserves_all_at_once():
     ring.acquire(64)
     assert ring.free == 4
     assert ring.rearm() is False  # one slot is still taken
+
+
+def test_small_slots_are_more_than_asked_for_within_so_many_bytes():
+    ring = Ring(4, 1, stretch=10 * 256)
+    assert (ring.stretched, ring.slot_nbytes, ring.reserved_in) == (0, 0, 0)
+    ring.acquire(200)
+    assert (ring.count, ring.stretched, ring.free, ring.slot_nbytes) == (10, 6, 9, 256)
+    assert ring.reserved_in > 0
+    tiny = Ring(4, 1, stretch=1 << 20)
+    tiny.acquire(200)
+    assert (tiny.count, tiny.stretched) == (MOST_STRETCHED, MOST_STRETCHED - 4)
+    large = Ring(4, 1, stretch=10 * 256)
+    large.acquire(256 * 3)
+    assert (large.count, large.stretched, large.free) == (4, 0, 3)
+
+
+def test_of_many_slots_only_the_first_are_reserved_until_all_are_in_use():
+    ring = Ring(FIRST_SLOTS * 3 + 5, 1)
+    mapped, slots = [], []
+    for _ in range(ring.count):
+        slots.append(ring.acquire(100))
+        mapped.append(len({id(slot.memory) for slot in slots}))
+    assert len(slots) == len({slot.address for slot in slots}) == ring.count
+    assert mapped.index(2) == FIRST_SLOTS
+    assert mapped.index(3) == FIRST_SLOTS * 2
+    assert ring.take() is None
+    for slot in slots:
+        ring.release(slot)
+    assert ring.rearm()
+
+
+def test_twice_as_many_slots_as_users_may_hold_are_reserved_at_once():
+    ring = Ring(1000, FIRST_SLOTS)
+    slots = [ring.acquire(100) for _ in range(2 * FIRST_SLOTS)]
+    assert len({id(slot.memory) for slot in slots}) == 1
+
+
+def test_many_slots_that_do_not_fit_into_memory_are_an_error_before_the_first():
+    ring = Ring(1 << 40, 1)
+    with pytest.raises(StagingMemoryError, match="could not be reserved"):
+        ring.acquire(1 << 20)
+    assert not ring.allocated
+
+
+def test_taking_does_not_wait_and_reserves_only_later_slots():
+    ring = Ring(FIRST_SLOTS + 1, 1)
+    assert ring.take() is None
+    first = ring.acquire(100)
+    slots = [ring.take() for _ in range(FIRST_SLOTS)]
+    assert None not in slots
+    assert ring.take() is None
+    ring.release(first)
+    assert ring.take() is first
+
+
+def test_an_interrupted_ring_gives_nothing_until_it_is_rearmed():
+    ring = Ring(2, 1)
+    ring.acquire(10)
+    ring.take()
+    ring.interrupt()
+    for _ in range(2):
+        assert ring.take() is None
+        with pytest.raises(QueueClosed):
+            ring.acquire(10)
+
+
+def test_rearming_keeps_every_free_slot_and_leased_ones_count_as_back():
+    ring = Ring(3, 1)
+    [view] = lease_views(ring.lend(ring.acquire(LAYOUT.nbytes), LAYOUT), LAYOUT, ring.freed)
+    for _ in range(2):
+        ring.interrupt()
+    assert ring.rearm()
+    assert ring.free == 2
+    assert None not in (ring.take(), ring.take())
+    assert ring.take() is None
+    del view
+    ring.drain()
+    assert ring.free == 1
+
+
+def test_a_ring_whose_memory_was_finalized_is_of_no_use():
+    """In a garbage cycle, the memory may be finalized before a loader that would use the ring again."""
+    ring = Ring(2, 1)
+    slot = ring.acquire(10)
+    ring.release(slot)
+    assert ring.rearm()
+    slot.memory.closed = True
+    assert not ring.rearm()
+
+
+def test_a_private_copy_does_not_return_to_the_ring():
+    ring = Ring(2, 0)
+    private = ring.lend(ring.acquire(LAYOUT.nbytes), LAYOUT)
+    ring.release(private)
+    ring.freed.append(private)
+    ring.drain()
+    assert (ring.free, ring.leased) == (2, 0)

@@ -70,6 +70,21 @@ def test_a_thread_that_hides_nothing_is_given_up(time):
     assert share(chosen) < 0.1
 
 
+def test_threads_that_fight_for_the_lock_in_turns_are_seen_as_a_whole():
+    """Most groups of steps are fast then, because the reader has read ahead; a few slow ones pay for them."""
+    pace = Pace()
+    Loop(pace).run(9, SURE, SURE)
+    while not pace.trying:
+        Loop(pace).run(1, SURE, SURE)
+    while not pace.beside:
+        Loop(pace).run(1, SURE, SURE)
+    for is_slow in (False, True, False, False, True, False):
+        for _ in range(3 if is_slow else 8):
+            pace.note_read(SURE, pace.changes)
+            pace.note_step(SURE, MILLISECOND - SURE if is_slow else SURE // 3, True)
+    assert not pace.beside
+
+
 def test_a_thread_that_began_to_hide_something_is_found_again():
     loop = Loop(Pace(), hides=-0.1)
     loop.run(200, MILLISECOND, MILLISECOND)

@@ -1,0 +1,165 @@
+"""The mutants of a module: its source with one small change each.
+
+Cosmic Ray changes operators, conditions, numbers, loops and handlers. It removes no statements, so those
+mutants are made here: they are the calls and assignments that no test misses.
+"""
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+_REPLACED = {
+    "ReplaceBinaryOperator": "Add_Sub Sub_Add Mul_FloorDiv Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul "
+    "LShift_RShift RShift_LShift BitOr_BitAnd BitAnd_BitOr BitXor_BitOr",
+    "ReplaceComparisonOperator": "Eq_NotEq NotEq_Eq Lt_LtE LtE_Lt Gt_GtE GtE_Gt Is_IsNot IsNot_Is",
+    "ReplaceUnaryOperator": "Delete_Not Delete_USub",
+}
+OPERATORS = (
+    *(f"core/{kind}_{pair}" for kind, pairs in _REPLACED.items() for pair in pairs.split()),
+    "core/AddNot",
+    "core/ReplaceTrueWithFalse",
+    "core/ReplaceFalseWithTrue",
+    "core/ReplaceAndWithOr",
+    "core/ReplaceOrWithAnd",
+    "core/ReplaceBreakWithContinue",
+    "core/ReplaceContinueWithBreak",
+    "core/ExceptionReplacer",
+    "core/NumberReplacer",
+    "core/ZeroIterationForLoop",
+)
+"""Cosmic Ray's operators, one replacement for each symbol; its other replacements show the same."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module with one change.
+
+    Attributes
+    ----------
+    line : int
+        The first changed line.
+    before, after : str
+        The changed lines.
+    source : str
+        The whole changed module.
+    """
+
+    line: int
+    before: str
+    after: str
+    source: str
+
+
+def list_mutants(source: str) -> list[Mutant]:
+    """Return the mutants of a module, in the order of their lines, each once.
+
+    Changes that leave the program as it is are no mutants: those in annotations and in imports for type
+    checkers.
+    """
+    seen = {_meaning(source)}
+    found = []
+    for changed in (*_replace(source), *_remove(source)):
+        try:
+            meaning = _meaning(changed)
+        except SyntaxError:  # `if not x := 1`
+            continue
+        if meaning not in seen:
+            seen.add(meaning)
+            found.append(_compare(source, changed))
+    return sorted(found, key=lambda mutant: mutant.line)
+
+
+def _replace(source: str) -> Iterator[str]:
+    # Imported here because the tests' own environment, which imports this file for its doctests, lacks it.
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    for name in OPERATORS:
+        operator = get_operator(name)()
+        for occurrence in count():
+            if (changed := mutate_code(source, operator, occurrence)) is None:
+                break
+            yield changed
+
+
+def _remove(source: str) -> Iterator[str]:
+    """Yield the source without one of its statements, for each that can be left out.
+
+    >>> print(*_remove("def call():\\n    count()\\n    return 1"))
+    def call():
+        pass
+        return 1
+    """
+    lines = source.encode().splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    whole = b"".join(lines)
+    for node in ast.walk(ast.parse(source)):
+        if _can_be_left_out(node):
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            yield (whole[:begin] + b"pass" + whole[end:]).decode()
+
+
+def _can_be_left_out(node: ast.AST) -> bool:
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)  # a docstring
+    if isinstance(node, ast.Assign):
+        return not all(isinstance(target, ast.Name) for target in node.targets)
+    if isinstance(node, ast.AnnAssign):
+        return node.value is not None and not isinstance(node.target, ast.Name)
+    if isinstance(node, ast.Return):
+        return node.value is None
+    return isinstance(node, ast.Raise | ast.AugAssign | ast.Delete)
+
+
+class _Strip(ast.NodeTransformer):
+    """Removes what only type checkers read."""
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return ast.Pass()
+        return self.generic_visit(node)
+
+
+def _meaning(source: str) -> str:
+    return ast.dump(_Strip().visit(ast.parse(source)))
+
+
+def _compare(source: str, changed: str) -> Mutant:
+    old, new = source.splitlines(), changed.splitlines()
+    [(_, begin, end, start, stop)] = _merge(difflib.SequenceMatcher(None, old, new, autojunk=False))
+    before, after = (_join(lines) for lines in (old[begin:end], new[start:stop]))
+    return Mutant(begin + 1, before, after, changed)
+
+
+def _merge(matcher: difflib.SequenceMatcher) -> list[tuple[str, int, int, int, int]]:
+    """Return one block from the first changed line to the last."""
+    blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
+    first, last = blocks[0], blocks[-1]
+    return [("replace", first[1], last[2], first[3], last[4])]
+
+
+def _join(lines: list[str]) -> str:
+    """Return lines as one.
+
+    >>> _join(["  call(", "      1,", "  )"])
+    'call( 1, )'
+    """
+    return re.sub(r"\s+", " ", " ".join(lines)).strip()

@@ -1,0 +1,123 @@
+"""Epochs: how they end, by themselves or by an error, and what they leave for the next one."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+from gpuloader import CPUPlace, DataLoader
+from gpuloader.devices.places import Place
+from gpuloader.pipeline.delivery import Delivery
+from gpuloader.pipeline.epoch import Epoch, build_road
+from gpuloader.testing import simulated_places
+from gpuloader.watch.stats import Meter
+from tests.fakes import loader_threads
+from tests.pipeline.test_steps import Staged
+
+PLACES = {"cpu": lambda: [CPUPlace()], "one": lambda: simulated_places(1), "two": lambda: simulated_places(2)}
+
+
+class Loop:
+    """An epoch over ready batches, and what it left."""
+
+    def __init__(self, entries, places: list[Place], present=list):
+        meter = Meter()
+        delivery = Delivery.of(places, None, None, prefetch=1, drop_last=False)
+        self.road = build_road(delivery, 4, meter)
+        self.fetch = Staged(self.road.ring, entries)
+        self.idle, self.ended = deque(), []
+        self.epoch = Epoch(
+            self.road,
+            self.fetch,
+            present,
+            self.idle,
+            drop_last=False,
+            meter=meter,
+            ended=lambda: self.ended.append(1),
+        )
+
+
+@pytest.fixture(params=PLACES.values(), ids=PLACES)
+def places(request):
+    return request.param()
+
+
+class TestTheEnd:
+    def test_leaves_the_road_for_the_next_epoch(self, places):
+        loop = Loop(range(6), places)
+        assert len(list(loop.epoch)) == 6 // len(places)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [1], True)
+        assert list(loop.epoch) == []
+        assert loop.ended == [1]
+
+    def test_by_an_error_of_the_fetcher_closes_the_epoch(self, places):
+        loop = Loop([*range(2), OSError("gone"), *range(2)], places)
+        with pytest.raises(OSError, match="gone"):
+            list(loop.epoch)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+        assert list(loop.epoch) == []
+        assert loop.ended == []
+
+    def test_by_an_error_while_presenting_closes_the_epoch(self, places):
+        def present(step):
+            raise ValueError("cannot be presented")
+
+        loop = Loop(range(6), places, present)
+        with pytest.raises(ValueError, match="cannot be presented"):
+            next(loop.epoch)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+        assert list(loop.epoch) == []
+
+    def test_by_close_is_no_end_of_the_data(self, places):
+        loop = Loop(range(6), places)
+        next(loop.epoch)
+        loop.epoch.close()
+        loop.epoch.close()
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+        assert list(loop.epoch) == []
+
+    def test_does_not_come_with_an_interrupt(self, places):
+        """A Ctrl-C belongs to the program, which may handle it and go on."""
+        loop = Loop([KeyboardInterrupt(), *range(2)], places)
+        with pytest.raises(KeyboardInterrupt):
+            next(loop.epoch)
+        assert not loop.fetch.is_closed
+        assert len(list(loop.epoch)) == 2 // len(places)
+
+
+def test_an_epoch_whose_slots_are_not_all_back_leaves_nothing():
+    loop = Loop(range(3), [CPUPlace()])
+    loop.road.ring.acquire(1)  # as of a thread that hangs in the user's dataset
+    list(loop.epoch)
+    assert not loop.idle
+
+
+def test_a_held_batch_keeps_its_slot_and_not_the_road():
+    loop = Loop(range(4), [CPUPlace()])
+    kept = next(loop.epoch)
+    list(loop.epoch)
+    assert list(loop.idle) == [loop.road]
+    assert loop.road.ring.leased >= 1
+    [(_, [array])] = kept
+    assert (array == 0).all()
+
+
+def test_after_an_error_a_loader_has_nothing_running_and_begins_again():
+    class Faulty:
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            if index == 5:
+                raise KeyError(index)
+            return np.int64(index)
+
+    for options in ({"use_buffer_reader": "thread"}, {"num_workers": 2, "worker_type": "thread"}):
+        loader = DataLoader(Faulty(), places="cpu", batch_size=2, **options)
+        for _ in range(2):
+            epoch = iter(loader)
+            assert [next(epoch).tolist(), next(epoch).tolist()] == [[0, 1], [2, 3]]
+            with pytest.raises(ValueError, match="index 5"):
+                next(epoch)
+            assert loader_threads() == []
+            assert list(epoch) == []

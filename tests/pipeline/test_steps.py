@@ -1,0 +1,174 @@
+"""Steps: batches are grouped, copied ahead and delivered in order, and every slot comes back."""
+
+import gc
+from collections import deque
+
+import numpy as np
+import pytest
+
+from gpuloader import LoaderError
+from gpuloader.base.errors import QueueClosed
+from gpuloader.collate.stream import StagedBatch
+from gpuloader.devices.host import HostDevice
+from gpuloader.pipeline.lane import Lane, count_slots
+from gpuloader.pipeline.steps import Pipeline
+from gpuloader.staging.layout import arrange
+from gpuloader.staging.ring import Ring
+from gpuloader.testing import SimulatedDevice
+from gpuloader.watch.stats import Meter
+
+LAYOUT = arrange((((2, 3), np.dtype("int64")),))
+
+
+class Staged:
+    """A fetcher whose batches are ready at once: numbers to fill them with, or errors to raise instead."""
+
+    def __init__(self, ring, entries):
+        self.ring = ring
+        self.entries = deque(entries)
+        self.is_closed = False
+
+    def get(self):
+        if not self.entries:
+            raise QueueClosed("no more")
+        entry = self.entries.popleft()
+        if isinstance(entry, BaseException):
+            raise entry
+        slot = self.ring.acquire(LAYOUT.nbytes)
+        slot.views(LAYOUT)[0][...] = entry
+        return StagedBatch(slot, LAYOUT, (0,), entry)
+
+    get_nowait = get
+
+    def close(self):
+        self.is_closed = True
+        return True
+
+
+class Road:
+    """A pipeline over simulated devices, of which the last may be hosts."""
+
+    def __init__(self, entries, *, places=2, drop_last=False, prefetch=1, masking=None, hosts=0):
+        self.devices = [SimulatedDevice() for _ in range(places - hosts)]
+        self.devices += [HostDevice() for _ in range(hosts)]
+        prefetch = 0 if hosts == places else prefetch
+        self.ring = Ring(*count_slots(8, self.devices, prefetch))
+        self.lanes = [Lane(device, self.ring, prefetch, Meter()) for device in self.devices]
+        self.fetch = Staged(self.ring, entries)
+        self.pipeline = Pipeline(
+            self.fetch, self.ring, self.lanes, prefetch=prefetch, drop_last=drop_last, masking=masking
+        )
+
+    def step(self):
+        """Return the numbers of the next step's batches, which are dropped."""
+        return [int(np.asarray(arrays[0])[1, 2]) for _, arrays in self.pipeline.next_step()]
+
+    def steps(self):
+        found = []
+        with pytest.raises(QueueClosed):
+            while True:
+                found.append(self.step())
+        return found
+
+    def is_whole(self):
+        """Close the pipeline, and return whether all slots are free, on the host and on the devices."""
+        self.pipeline.stop()
+        gc.collect()
+        self.pipeline.finish()
+        slots = [lane._slots for lane in self.lanes]
+        return self.ring.rearm() and not self.ring.leased and not any(one._out for one in slots)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(("drop_last", "wanted"), [(False, [[0, 1], [2, 3], [4]]), (True, [[0, 1], [2, 3]])])
+def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, wanted):
+    road = Road(range(5), drop_last=drop_last, prefetch=prefetch)
+    assert road.steps() == wanted
+    assert road.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, hosts):
+    road = Road([*range(2 * places), OSError("gone")], places=places, hosts=hosts)
+    assert [road.step(), road.step()] == [[*range(places)], [*range(places, 2 * places)]]
+    with pytest.raises(OSError, match="gone"):
+        road.step()
+    for _ in range(2):
+        with pytest.raises(QueueClosed):
+            road.step()
+    assert road.is_whole()
+
+
+def test_an_error_within_a_step_drops_what_there_is_of_it():
+    road = Road([0, 1, 2, OSError("gone")])
+    assert road.step() == [0, 1]
+    with pytest.raises(OSError, match="gone"):
+        road.step()
+    assert road.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_an_interrupt_while_waiting_does_not_end_the_epoch(places, hosts):
+    road = Road([KeyboardInterrupt(), *range(places)], places=places, hosts=hosts)
+    with pytest.raises(KeyboardInterrupt):
+        road.step()
+    assert road.steps() == [[*range(places)]]
+
+
+def test_as_many_steps_are_copied_ahead_as_prefetch_says():
+    for prefetch in (0, 1, 3):
+        road = Road(range(20), prefetch=prefetch)
+        road.step()
+        assert 20 - len(road.fetch.entries) == 2 * (1 + prefetch)
+
+
+@pytest.mark.parametrize("call", ["wait", "keep", "views"])
+@pytest.mark.parametrize(("place", "hosts"), [(0, 0), (1, 0), (0, 1)])
+def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place, hosts):
+    road = Road(range(8), hosts=hosts)
+    road.step()
+
+    def fail(*_):
+        raise LoaderError("the device is lost")
+
+    monkeypatch.setattr(road.devices[place], call, fail)
+    with pytest.raises(LoaderError, match="lost"):
+        road.step()
+    monkeypatch.undo()
+    assert road.is_whole()
+
+
+@pytest.mark.parametrize("call", ["alloc", "copy_async", "event"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_copy_that_cannot_be_issued_costs_no_slot(monkeypatch, call, place):
+    road = Road(range(8))
+
+    def fail(*_, **__):
+        raise LoaderError("the device is lost")
+
+    monkeypatch.setattr(road.devices[place], call, fail)
+    with pytest.raises(LoaderError, match="lost"):
+        road.step()
+    monkeypatch.undo()
+    assert road.is_whole()
+
+
+def test_closing_takes_back_what_was_fetched_and_copied_ahead():
+    road = Road(range(9))
+    road.step()
+    assert road.is_whole()
+    assert road.fetch.is_closed
+    with pytest.raises(QueueClosed):
+        road.step()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_a_mask_that_cannot_be_made_costs_no_slot(places, hosts):
+    def masking(staged):
+        if staged.number == places:
+            raise LoaderError("no memory for the mask")
+
+    road = Road(range(6), places=places, hosts=hosts, masking=masking)
+    with pytest.raises(LoaderError, match="no memory"):
+        road.steps()
+    assert road.is_whole()
