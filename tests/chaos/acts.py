@@ -192,6 +192,7 @@ class Acts:
 
     def _be_fork(self, epoch: Iterator[Any], *, is_open: bool, politely: bool) -> None:
         code = 1
+        self.source.troubles.mute()  # they are for the program
         try:
             if is_open:
                 with suppress(LoaderError, StopIteration):

@@ -7,9 +7,11 @@ input, so that no signal comes too late. Whatever else it writes is a finding.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -25,6 +27,8 @@ from tests.chaos.case import ENDS, LIMITS, OUTSIDE, TROUBLES, Case, Fault
 from tests.chaos.processes import descendants, is_tracker
 
 _MOST_FILE = 1 << 30  # bytes, of files and of memory files
+_LATE = ("numpy.random", "multiprocessing.synchronize", "multiprocessing.popen_fork", "threadpoolctl")
+"""What workers import. Under a limit, an import fails in ways that are Python's and not the package's."""
 
 
 def tell(**facts: Any) -> None:
@@ -174,6 +178,7 @@ def wait_for_residue(
 
 
 def main(case: Case, folder: str, patience: float) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore it
     # No case needs so much: a defect must not take the memory of the machine.
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE, resource.RLIM_INFINITY))
     defects.install(case.defect)
@@ -183,6 +188,9 @@ def main(case: Case, folder: str, patience: float) -> None:
         resource_tracker.ensure_running()  # it stays, with a descriptor
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     program = Program(case, folder)
+    if any(fault.kind in LIMITS for fault in case.faults):
+        for name in _LATE:
+            importlib.import_module(name)
     memory = read_status("VmRSS")
     caught: BaseException | None = None
     while True:
