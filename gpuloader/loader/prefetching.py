@@ -182,10 +182,12 @@ class PrefetchedLoader(Measured):
             pad=None,
             transforms=listed,
             on_host=delivery.on_host,
+            output=output,
         )
         self._ahead = ahead
         self._delivery = delivery
         self._programmer = collation.programmer
+        self._library: Any = _MISSING
         self._draws = any(one.draws for one in listed)
         self._seed = check_seed(seed)
         self._intake = Intake(
@@ -202,10 +204,17 @@ class PrefetchedLoader(Measured):
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._start)
 
-    def _settle(self, library: str | None) -> None:
-        for output in self._delivery.outputs:
-            if isinstance(output, FollowingOutput):
-                output.settle(library)
+    def _settle(self, library: str | None) -> str | None:
+        """Deliver arrays of a library, that of the first batch; return it. Later calls change nothing."""
+        if self._library is _MISSING:
+            self._library = library
+            for output in self._delivery.outputs:
+                if isinstance(output, FollowingOutput):
+                    output.settle(library)
+            if self._programmer is not None:
+                self._programmer.native = library == "torch"
+        found: str | None = self._library
+        return found
 
     def _start(self, epoch: int) -> Progress:
         """Return the progress at the start of an epoch."""

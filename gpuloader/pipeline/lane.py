@@ -56,7 +56,7 @@ class Landing:
         if self.mask is None:
             return layout
         mask = FieldLayout(self.mask_at, self.mask.array.shape, self.mask.array.dtype)
-        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size)
+        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size, layout.turned)
 
 
 class Lane:
@@ -200,13 +200,15 @@ class Lane:
             except BaseException:
                 self._slots.give_back(slot)
                 raise
-            arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
+            layout = landing.layout
+            arrays = layout.turn(device.views(slot.memory, layout, self._slots.lend(slot, stream)))
             return self._output.convert(arrays, landing.ready)
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         ring = self._ring
-        arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        layout = staged.layout
+        arrays: list[Any] = layout.turn(lease_views(ring.lend(staged.slot, layout), layout, ring.freed))
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
             arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)

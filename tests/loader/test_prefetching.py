@@ -883,3 +883,24 @@ class TestMeasuring:
         text = (tmp_path / "trace.json").read_text()
         assert '"fetch"' in text
         assert '"deliver"' in text
+
+
+class TestMemoryFormat:
+    def test_dense_arrays_keep_the_order_of_their_dimensions(self, place):
+        image = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)
+        batch = [image, image[:, :2], np.asfortranarray(rows(1)), np.arange(3)]
+        loader = gpuloader.prefetch([batch] * 4, places=place)
+        for found in loader:
+            assert wholly(found) == wholly(batch)
+        if place != "cpu":
+            layouts = [one._data.flags for one in found]
+            assert [flags.c_contiguous for flags in layouts] == [False, True, False, True]
+            assert found[0]._data.transpose(0, 2, 3, 1).flags.c_contiguous
+
+    def test_page_locked_ones_are_copied_as_they_lie(self):
+        image = np.arange(2 * 90 * 90 * 3).reshape(2, 90, 90, 3)
+        device = Locked(image)
+        loader = gpuloader.prefetch([image.transpose(0, 3, 1, 2)] * 2, places=CustomPlace(device))
+        for found in loader:
+            np.testing.assert_array_equal(np.asarray(found), image.transpose(0, 3, 1, 2))
+        assert loader._idle[0].ring.slot_nbytes == 256
