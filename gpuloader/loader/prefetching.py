@@ -244,7 +244,10 @@ class PrefetchedLoader(Measured):
 
     def _open_epoch(self, progress: Progress) -> Epoch:
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
-        capacity = max(self._ahead, 1) * len(self._delivery.devices)
+        # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
+        capacity = (self._ahead + (not self._delivery.on_host or not self._ahead)) * len(
+            self._delivery.devices
+        )
         road = take_road(self._idle) or build_road(
             self._delivery, capacity, self._meter, programmer=self._programmer
         )
@@ -252,7 +255,9 @@ class PrefetchedLoader(Measured):
         batches = stage_all(source, stager, Reached(progress.batches, 1, progress.own), self._token)
         fetch: Fetch = InlineFetch(batches)
         if self._ahead:
-            fetch = ReadAhead(batches, road.ring, capacity, self._pace, bound=True, eager=True)
+            # What a loader announces while it is read must not be seen before `next` returns.
+            pace = Pace(bound=True, read=1.0) if source.announces else self._pace
+            fetch = ReadAhead(batches, road.ring, capacity, pace, bound=True, eager=True)
         return Epoch(
             road,
             fetch,
