@@ -40,7 +40,18 @@ DeviceMemory = Any
 
 
 class DeviceCalls(Protocol):
-    """The calls that are made for every batch."""
+    """The calls that are made for every batch.
+
+    Attributes
+    ----------
+    name : str
+        The device's name in messages, such as 'cpu' or 'gpu:0'.
+    direct : bool
+        Whether the user's arrays lie in the host slot itself, so that the pipeline copies nothing.
+    """
+
+    name: str
+    direct: bool
 
     def event(self, *, timed: bool = False) -> Event:
         """Return a new event, which counts as reached until it is recorded; `timed` ones record the time."""
@@ -53,8 +64,16 @@ class DeviceCalls(Protocol):
         The caller must not change `source` until the copy has run.
         """
 
+    def copy_between(
+        self, target: DeviceMemory, source: DeviceMemory, nbytes: int, stream: Stream, to: int, at: int
+    ) -> None:
+        """Enqueue a copy of `nbytes` from byte `at` of `source` to byte `to` of `target`, on one device."""
+
     def captures(self, stream: Stream) -> bool:
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
+
+    def is_capturing(self, stream: Stream = None) -> bool:
+        """Return whether the thread captures a graph, or `stream` is captured by anybody."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event."""
@@ -86,29 +105,26 @@ class Device(DeviceCalls, Protocol):
 
     Attributes
     ----------
-    name : str
-        The device's name in messages, such as 'cpu' or 'gpu:0'.
-    direct : bool
-        Whether the user's arrays lie in the host slot itself, so that the pipeline copies nothing.
     locker : PageLocker or None
         Page-locks the slots that this device copies from; None if page-locking is of no use.
     """
 
-    name: str
-    direct: bool
     locker: PageLocker | None
 
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
+    def bus_id(self) -> str:
+        """Return the device's position on the PCI bus, such as '0000:3B:00.0'; empty if it has none."""
+
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory; raise `StagingMemoryError` if there is too little."""
 
-    def stream(self) -> Stream:
-        """Return a new stream; only events order it with respect to others."""
+    def stream(self, *, urgent: bool = False) -> Stream:
+        """Return a new stream; only events order it with respect to others.
 
-    def is_capturing(self, stream: Stream = None) -> bool:
-        """Return whether the thread captures a graph, or `stream` is captured by anybody."""
+        Kernels on an `urgent` one go ahead of those on others, if the device has priorities.
+        """
 
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until the mark is reached."""

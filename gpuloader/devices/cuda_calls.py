@@ -11,6 +11,7 @@ Why it calls CUDA the way it does:
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,16 +19,18 @@ from typing import Any
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
-from gpuloader.devices.foreign_arrays import as_stream, find_address
+from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
+from gpuloader.devices.foreign_places import current_torch_stream
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
 from gpuloader.transforms.bound import BoundProgram
 from gpuloader.transforms.program import Program
 
-_HOST_TO_DEVICE = 1
+_HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
 _OUT_OF_MEMORY = 2
 _HOST_MEMORY = 1
 _EVENT_NOT_READY = 600
+_NORMAL, _HIGH = 0, -1  # priorities of streams; these are PyTorch's, too
 _MOST_BOUND = 8
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 
@@ -99,6 +102,13 @@ class CudaCalls:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self._free = free
+        self._home: int | None = index
+
+    def from_home(self, index: int | None) -> CudaCalls:
+        """Return the calls for a block entered from another GPU, the thread's own; None if it has none."""
+        calls = copy.copy(self)
+        calls._home = index
+        return calls
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
@@ -114,9 +124,9 @@ class CudaCalls:
                 "cupy.get_default_memory_pool().free_all_blocks()"
             ) from error
 
-    def stream(self) -> Any:
-        """Return a new non-blocking stream."""
-        return self._cupy.cuda.Stream(non_blocking=True)
+    def stream(self, *, urgent: bool = False) -> Any:
+        """Return a new non-blocking stream, of high priority if it is `urgent`."""
+        return self._cupy.cuda.Stream(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
@@ -129,6 +139,14 @@ class CudaCalls:
         if nbytes:
             address = target.address + offset
             self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    def copy_between(
+        self, target: CudaMemory, source: CudaMemory, nbytes: int, stream: Any, to: int, at: int
+    ) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes` within the GPU."""
+        if nbytes:
+            addresses = target.address + to, source.address + at
+            self._runtime.memcpyAsync(*addresses, nbytes, _WITHIN_DEVICE, stream.ptr)
 
     def is_page_locked(self, address: int, nbytes: int) -> bool:
         """Return whether host memory is page-locked, by whichever library."""
@@ -154,6 +172,21 @@ class CudaCalls:
             if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
                 return True
             raise
+
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
+        own = self.consumer_stream()
+        asked = own.ptr
+        if self.captures(own):
+            return True
+        if stream is not None and stream.ptr != asked:
+            asked = stream.ptr
+            if self.captures(stream):
+                return True
+        handle = None if self._home is None else current_torch_stream(self._home)
+        if handle is None or handle in (own.ptr, asked):
+            return False
+        return self.captures(ForeignStream(handle))
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run.
@@ -203,9 +236,9 @@ class CudaCalls:
 
     def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
         cuda, ndarray = self._cupy.cuda, self._cupy.ndarray
+        pointer = cuda.MemoryPointer
         unowned = cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
-        start = cuda.MemoryPointer(unowned, 0)
-        return [ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+        return [ndarray(one.shape, one.dtype, pointer(unowned, one.offset)) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
 from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
 from gpuloader.pipeline.masks import Mask
+from gpuloader.pipeline.static_slot import StaticSlot, find_moves
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.staging.lease import Lease, lease_views
@@ -41,6 +43,8 @@ class Landing:
         The mask's offset in the device slot, behind all fields.
     ready : Event or None
         The event after which the batch can be used; None once the host knows that it is reached.
+    arrays : list of array
+        What the user gets, once it has been delivered.
     """
 
     staged: StagedBatch
@@ -48,6 +52,7 @@ class Landing:
     mask: Mask | None = None
     mask_at: int = 0
     ready: Event = None
+    arrays: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def layout(self) -> Layout:
@@ -82,6 +87,10 @@ class Lane:
     programmer : Programmer or None
         Builds the programs that transform batches on the device after their copy. It may be replaced between
         epochs.
+    static : StaticSlot or None
+        Where all batches are delivered; None delivers each batch in a slot of its own.
+    urgent : bool
+        Whether kernels on the copy stream go ahead of those on streams of normal priority.
     """
 
     def __init__(
@@ -92,21 +101,37 @@ class Lane:
         meter: Meter,
         output: Output | None = None,
         programmer: Programmer | None = None,
+        static: StaticSlot | None = None,
+        urgent: bool = False,
     ) -> None:
         self.device = device
+        self.static = static
         self.programmer = None if device.direct else programmer
         self._output = output or NativeOutput(device)
         self._convert = None if output is None else output.convert
         self._ring = ring
-        self.prefetch = prefetch
         self._slots = DeviceSlots(device)
+        self.prefetch = prefetch
         # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
         # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
         self._copying: deque[tuple[Event, Landing]] = deque()
         self._spare: list[Event] = []
+        self._is_late = False
         self._stream: Stream = None
-        self._copy_stream = None if device.direct else device.stream()
+        self._copy_stream = None if device.direct else device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
+
+    @property
+    def prefetch(self) -> int:
+        """The batches copied ahead of the consumer."""
+        return self._prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: int) -> None:
+        self._prefetch = prefetch
+        # One slot for the batch in use, one for each copied ahead, and one whose last use has not ended yet.
+        # Batches that are moved to fixed addresses leave theirs at once.
+        self._slots.least = prefetch + (1 if self.static is not None else 2)
 
     def find_capture(self) -> LoaderError | None:
         """Return the error for a batch that is requested while this thread captures a graph, or None.
@@ -116,7 +141,52 @@ class Lane:
         if self.device.direct:
             return None
         self._stream = self._output.stream()
-        return find_capture(self.device, self._stream)
+        with self.device.current() as device:
+            return self._find_capture(device, self._stream)
+
+    def _find_capture(self, device: DeviceCalls, stream: Stream) -> LoaderError | None:
+        error = find_capture(device, stream)
+        if error is None and self.static is not None:
+            return self.static.find_capture(device, stream)
+        return error
+
+    def begin(self, take: Callable[[], Landing | None]) -> tuple[LoaderError | None, Landing | None]:
+        """Look for a capture as `find_capture`; if there is none, drain, and deliver a batch at once.
+
+        All that happens in one block of the device, so it must be the only lane of its pipeline.
+
+        Parameters
+        ----------
+        take : callable
+            Returns the batch to deliver, if there is one in flight; called only when it will be delivered.
+
+        Returns
+        -------
+        tuple of (LoaderError or None, Landing or None)
+            The error for a batch requested during a capture, and the batch that was delivered.
+        """
+        self._stream = stream = self._output.stream()
+        with self.device.current() as device:
+            error = self._find_capture(device, stream)
+            if error is not None:
+                return error, None
+            self._drain(device, self.prefetch + self._ring.stretched // 2)
+            landing = take()
+            if landing is not None:
+                landing.arrays = self._deliver(device, landing)
+            return None, landing
+
+    def follow(self, landing: Landing) -> None:
+        """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
+        stream = self._take_stream()
+        assert landing.slot is not None
+        with self.device.current() as device:
+            if self.static is not None:
+                self.static.follow(device, stream)
+                return
+            if landing.ready is not None:
+                device.wait(stream, landing.ready)
+        landing.slot.add_stream(stream)
 
     def compute(self, program: Program, memory: DeviceMemory) -> None:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
@@ -140,15 +210,25 @@ class Lane:
         landing = Landing(staged, slot, mask, mask_at)
         with self.device.current() as device:
             self._copy(device, landing, slot)
-            if program is not None:
+            if program is None:
+                self._mark_copy(device, landing)
+            elif self._is_resident:
+                self._gather(device, landing, slot, program)
+            else:
+                self._mark_copy(device, landing)
                 self._run(device, landing, slot, program)
         return landing
+
+    @property
+    def _is_resident(self) -> bool:
+        """Whether the rows are on the device, so that hardly anything is copied."""
+        return self.programmer is not None and self.programmer.sources is not None
 
     def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot) -> None:
         staged, mask, stream = landing.staged, landing.mask, self._copy_stream
         try:
             slot.await_release(device, stream)
-            begun = self._timer.begin(device)
+            self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
             for one in staged.apart:
@@ -159,10 +239,13 @@ class Lane:
             self._ring.release(staged.slot)
             self._slots.give_back(slot)
             raise
+
+    def _mark_copy(self, device: DeviceCalls, landing: Landing) -> None:
+        """Record the event after which the batch's host slot is free."""
         copied = landing.ready = self._spare.pop() if self._spare else device.event()
-        device.record(copied, stream)
+        device.record(copied, self._copy_stream)
         self._copying.append((copied, landing))
-        self._timer.end(device, begun)
+        self._timer.end(device)
 
     def _run(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
         try:
@@ -172,6 +255,20 @@ class Lane:
             self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
             raise
         landing.ready = slot.ready
+        landing.staged.layout, landing.staged.levels = program.delivered, program.levels
+
+    def _gather(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
+        """Run a program over rows that are on the device; one event marks the end of it and of the copy.
+
+        The host slot holds row numbers at most, so it may as well wait for the kernels.
+        """
+        try:
+            device.run(program, slot.memory, self._copy_stream)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        finally:
+            self._mark_copy(device, landing)
         landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
     def _program(self, staged: StagedBatch) -> Program | None:
@@ -189,29 +286,83 @@ class Lane:
         if slot is None:
             return self.lease(staged, landing.mask)
         with self.device.current() as device:
-            try:
-                stream = self._output.stream() if self._stream is None else self._stream
-                if stream is None:  # no batch has had arrays yet
-                    stream = self.device.consumer_stream()
-                self._stream = None
-                if landing.ready is not None:
-                    device.wait(stream, landing.ready)
-                stream = device.keep(stream)
-            except BaseException:
-                self._slots.give_back(slot)
-                raise
-            layout = landing.layout
-            arrays = layout.turn(device.views(slot.memory, layout, self._slots.lend(slot, stream)))
-            return self._output.convert(arrays, landing.ready)
+            return self._deliver(device, landing)
+
+    def _deliver(self, device: DeviceCalls, landing: Landing) -> list[Any]:
+        slot = landing.slot
+        assert slot is not None
+        try:
+            stream = self._take_stream()
+            if landing.ready is not None:
+                device.wait(stream, landing.ready)
+            stream = device.keep(stream)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        if self.static is not None:
+            arrays = self._deliver_static(self.static, device, landing, slot, stream)
+        else:
+            arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
+        return self._output.convert(landing.layout.turn(arrays), landing.ready)
+
+    def _take_stream(self) -> Stream:
+        """Return the consumer's stream, which was asked for already or is asked for now."""
+        stream = self._output.stream() if self._stream is None else self._stream
+        self._stream = None
+        return self.device.consumer_stream() if stream is None else stream  # no batch has had arrays yet
+
+    def settle(self, landing: Landing) -> None:
+        """Wait until a batch is on the device, and allocate what delivering it and the next ones takes."""
+        if landing.slot is not None:
+            if landing.ready is not None:
+                self.device.synchronize(landing.ready)
+            self._slots.reserve()
+        if self.static is not None:
+            self.static.fit(landing.staged)
+
+    def _deliver_static(
+        self, static: StaticSlot, device: DeviceCalls, landing: Landing, slot: DeviceSlot, stream: Stream
+    ) -> list[Any]:
+        """Copy a batch within the device to where all batches are delivered; its slot is free afterwards.
+
+        The copy lies on the consumer's stream, behind all use of the batch before. What is slow, the copy
+        over the bus and the transforms, has run ahead into the batch's own slot.
+        """
+        staged, mask = landing.staged, landing.mask
+        try:
+            memory, layout = static.fit(staged, None if mask is None else mask.array)
+            static.take_over(device, stream)
+            for nbytes, to, at in find_moves(landing.layout, layout):
+                device.copy_between(memory, slot.memory, nbytes, stream, to, at)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        self._slots.give_back_used(slot, device, stream)
+        return device.views(memory, layout, static.lend(staged.number, stream))
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         ring = self._ring
+        if self.static is not None:
+            return self._lease_static(self.static, staged, mask)
         layout = staged.layout
         arrays: list[Any] = layout.turn(lease_views(ring.lend(staged.slot, layout), layout, ring.freed))
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
             arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
+
+    def _lease_static(self, static: StaticSlot, staged: StagedBatch, mask: Mask | None) -> list[Any]:
+        """Copy a batch on a direct device to where all batches are delivered."""
+        device = self.device
+        try:
+            memory, layout = static.fit(staged, None if mask is None else mask.array)
+            sources = [*staged.slot.views(staged.layout), *([] if mask is None else [mask.array])]
+            for array, source in zip(device.arrays(memory, layout), sources, strict=True):
+                array[...] = source
+        finally:
+            self._ring.release(staged.slot)
+        arrays = device.views(memory, layout, static.lend(staged.number, device.consumer_stream()))
+        return self._output.convert(staged.layout.turn(arrays), None)
 
     def discard(self, landing: Landing) -> None:
         """Take back a batch that will not be delivered."""
@@ -223,10 +374,20 @@ class Lane:
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
         with self.device.current() as device:
-            self._slots.drain(device, self._stream)
-            while self._copying and device.query(self._copying[0][0]):
+            self._drain(device)
+
+    def _drain(self, device: DeviceCalls, spare: int = 0) -> None:
+        """Drain; do not ask about copies of up to `spare` batches, whose host slots nobody needs yet."""
+        self._slots.drain(device, self._stream)
+        copying = self._copying
+        if len(copying) > spare:
+            if len(copying) > 1 and not self._is_late and device.query(copying[-1][0]):
+                while copying:  # one stream ran them all
+                    self._end_oldest_copy()
+            while copying and device.query(copying[0][0]):
                 self._end_oldest_copy()
-            self._timer.collect(device)
+            self._is_late = len(copying) > spare  # where the last copy has hardly run, ask about the first
+        self._timer.collect(device)
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
@@ -245,8 +406,10 @@ class Lane:
 
     def close(self) -> None:
         """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
-        while self.finish_oldest_copy():
-            pass
+        if self._copying:
+            self.device.synchronize(self._copying[-1][0])
+            while self._copying:
+                self._end_oldest_copy()
         self._timer.forget()
         self._slots.trim(self.prefetch + 1)
 
