@@ -172,7 +172,7 @@ class PrefetchedLoader(Measured):
         if output is None:
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
             delivery = replace(delivery, outputs=following)
-        listed = check_transforms(transforms)
+        listed = check_transforms(transforms, batches_only=True)
         check_transform_places(listed, delivery)
         collation = check_collation(
             feeds=None,

@@ -33,7 +33,12 @@ from gpuloader.transforms.operations import (
 
 
 class Transform(Protocol):
-    """A transform of one field, as the user specifies it."""
+    """A transform of one field, as the user specifies it.
+
+    It may name further fields in an attribute ``others``. Their arrays then follow those of the first as
+    inputs, and the operation computes one array for each field. An operation with a true attribute
+    ``in_place`` changes its inputs, which are its outputs then.
+    """
 
     @property
     def field(self) -> str | None:
@@ -285,7 +290,7 @@ class _Planner:
         """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
         if self._sources is not None:
             return self._fields[0].shape[0]
-        first, *splits = self._present[self._find(transform)]
+        first, *splits = self._present[self._find(transform.field)]
         if splits:
             return self._fields[splits[0]].shape[0] - 1
         shape = self._fields[first].shape
@@ -304,23 +309,28 @@ class _Planner:
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
-            name, title = self._find(transform), type(transform).__name__
-            inputs = self._present[name]
+            title = type(transform).__name__
+            names = [self._find(one) for one in (transform.field, *getattr(transform, "others", ()))]
+            name, inputs = names[0], tuple(one for name in names for one in self._present[name])
             if all(one < staged for one in inputs):
                 checked.append((transform, name, inputs))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
+            with _named(title, name):
+                operation = transform.bind(specs)
+                in_place = getattr(operation, "in_place", False)
+                outputs = inputs if in_place else tuple(self._add(spec) for spec in operation.outputs)
             if transform.draws:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
-            with _named(title, name):
-                operation = transform.bind(specs)
-                outputs = tuple(self._add(spec) for spec in operation.outputs)
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
             self._steps.append(Step(operation, inputs, outputs, name, title))
-            self._present[name] = outputs
+            if len(names) == 1:
+                self._present[name] = outputs
+            else:
+                self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
             if isinstance(operation, KernelCall):
                 self._made[outputs[0]] = self._keep_axes(operation, inputs[0])
         delivered = [one for name in self._names for one in self._present[name]]
@@ -354,9 +364,9 @@ class _Planner:
             if operation is not None and operation.axes is not None:
                 yield position, operation.axes
 
-    def _find(self, transform: Transform) -> str:
+    def _find(self, field: str | None) -> str:
         """Return the name of a transform's field."""
-        name = self._names[0] if transform.field is None and self._names else transform.field
+        name = self._names[0] if field is None and self._names else field
         if name is None or name not in self._present:
             problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)

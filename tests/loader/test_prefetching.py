@@ -19,7 +19,7 @@ import gpuloader
 from gpuloader import DataLoader, LoaderError, PlaceError, Ragged, ReaderError, SampleError
 from gpuloader.collate import nested
 from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, StepReader, simulated_places
-from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip, Resize
 from gpuloader.watch.pace import Pace
 from tests.fakes import leave_early, loader_threads, nothing_left_behind, wait_until
 
@@ -484,6 +484,10 @@ class TestPageLockedArrays:
         ]
         assert found[0] == found[1] == found[2]
         assert found[0][0]["x"][1] == "float32"
+
+    def test_transforms_of_single_pictures_are_refused(self):
+        with pytest.raises(TypeError, match="Resize is done to single pictures before they are a batch"):
+            gpuloader.prefetch([], places="cpu", transforms=[Resize("0", 8)])
 
     def test_transforms_check_the_other_arrays(self):
         big = self.big(0)

@@ -69,7 +69,7 @@ class Road:
 
     def step(self):
         """Return the numbers of the next step's batches, which are dropped."""
-        if self.pipeline.copies:
+        if self.pipeline.asks:
             assert self.pipeline.begin_step() is None
         return [int(np.asarray(arrays[0])[1, 2]) for _, arrays in self.pipeline.next_step()]
 
