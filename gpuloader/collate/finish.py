@@ -8,6 +8,7 @@ from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import Layout
 from gpuloader.transforms.operations import Spec
 from gpuloader.transforms.program import Program, Programmer
@@ -21,7 +22,7 @@ def room_for(collation: Collation, structure: Structure, levels: Sequence[int], 
     return (program.room if collation.on_host else program.copied).nbytes
 
 
-def complete(collation: Collation, staged: StagedBatch, keys: Indices) -> StagedBatch:
+def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
     """Write the transforms' random draws for the samples with these keys; on a CPU place, run the transforms.
 
     Raises
@@ -67,7 +68,7 @@ def complete_apart(
     return staged
 
 
-def _prepare(programmer: Programmer, program: Program, arrays: list[Array], keys: Indices) -> None:
+def _prepare(programmer: Programmer, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
     """Check the staged arrays, and write the draws."""
     program.check(arrays)
     programmer.fill_draws(program, arrays, keys)

@@ -116,12 +116,13 @@ class Structure:
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = ("is_flat", "keeps_tuples", "leaves", "root")
+    __slots__ = ("_array_names", "is_flat", "keeps_tuples", "leaves", "root")
 
     def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
         self.keeps_tuples = keeps_tuples
         self.leaves = tuple(_leaves(root))
+        self._array_names: list[str] | None = None
         self.is_flat = (
             isinstance(root, Branch)
             and root.keys is None
@@ -188,8 +189,11 @@ class Structure:
 
     @property
     def array_names(self) -> list[str]:
-        """Names of the leaves that are arrays."""
-        return [leaf.name for leaf in self.leaves if leaf.is_array]
+        """Names of the leaves that are arrays; callers must not change the list."""
+        names = self._array_names
+        if names is None:  # asked for with every batch
+            names = self._array_names = [leaf.name for leaf in self.leaves if leaf.is_array]
+        return names
 
     def describe(self) -> str:
         """Return what a sample of this structure is, for error messages.

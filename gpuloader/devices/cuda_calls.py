@@ -11,6 +11,7 @@ Why it calls CUDA the way it does:
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ from typing import Any
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
-from gpuloader.devices.foreign_arrays import as_stream, find_address
+from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
+from gpuloader.devices.foreign_places import current_torch_stream
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
 from gpuloader.transforms.bound import BoundProgram
@@ -99,6 +101,13 @@ class CudaCalls:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self._free = free
+        self._home: int | None = index
+
+    def from_home(self, index: int | None) -> CudaCalls:
+        """Return the calls for a block entered from another GPU, the thread's own; None if it has none."""
+        calls = copy.copy(self)
+        calls._home = index
+        return calls
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
@@ -155,6 +164,21 @@ class CudaCalls:
                 return True
             raise
 
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
+        own = self.consumer_stream()
+        asked = own.ptr
+        if self.captures(own):
+            return True
+        if stream is not None and stream.ptr != asked:
+            asked = stream.ptr
+            if self.captures(stream):
+                return True
+        handle = None if self._home is None else current_torch_stream(self._home)
+        if handle is None or handle in (own.ptr, asked):
+            return False
+        return self.captures(ForeignStream(handle))
+
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run.
 
@@ -203,9 +227,9 @@ class CudaCalls:
 
     def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
         cuda, ndarray = self._cupy.cuda, self._cupy.ndarray
+        pointer = cuda.MemoryPointer
         unowned = cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
-        start = cuda.MemoryPointer(unowned, 0)
-        return [ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+        return [ndarray(one.shape, one.dtype, pointer(unowned, one.offset)) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`.

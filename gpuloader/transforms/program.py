@@ -16,12 +16,11 @@ import numpy as np
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array, Indices
-from gpuloader.order.permutation import derive_key, hash_positions
-from gpuloader.order.randomness import as_number, current_draw
+from gpuloader.order.randomness import current_draw
+from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
 from gpuloader.transforms.operations import Computation, GatherRows, GatherSpan, Operation, Spec
-
-_DRAWS = 16  # part of the hash key, so that draws are independent of orders
 
 
 class Transform(Protocol):
@@ -161,6 +160,7 @@ class Programmer:
         self.order = order
         self._made: dict[Any, Program] = {}
         self._last: tuple[Layout | None, Program | None] = None, None
+        self._drawn: DrawnAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Programmer, (self.transforms, self.sources, self.order)
@@ -196,7 +196,7 @@ class Programmer:
         self._last = staged, program
         return program
 
-    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices) -> None:
+    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
         """Write the transforms' draws for the samples with the given keys, which are their dataset indices.
 
         The draws depend on nothing but the loader's seed, the epoch and the key.
@@ -204,18 +204,21 @@ class Programmer:
         if not program.drawn:
             return
         now = current_draw()
-        if isinstance(keys, np.ndarray):
-            samples = keys.astype(np.uint64)
-        else:
-            samples = np.array([as_number(key) for key in keys], np.uint64)
-        for number, (position, transform, field, specs) in enumerate(program.drawn):
-            drawn = samples[: len(arrays[position])]
-            words = np.empty((len(drawn), transform.draws), np.uint64)
-            for column in range(transform.draws):
-                key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
-                words[:, column] = hash_positions(drawn, key)
-            with _named(type(transform).__name__, field):
-                arrays[position][...] = transform.draw(words, specs)
+        purpose = Purpose(now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn))
+        drawn = self._draw(purpose, keys) if isinstance(keys, Stretch) else purpose.draw(keys)
+        for (position, transform, field, specs), words in zip(program.drawn, drawn, strict=True):
+            try:
+                target = arrays[position]
+                target[...] = transform.draw(words[: len(target)], specs)
+            except Exception:
+                with _named(type(transform).__name__, field):
+                    raise
+
+    def _draw(self, purpose: Purpose, stretch: Stretch) -> list[Array]:
+        ahead = self._drawn
+        if ahead is None or not ahead.has(purpose, stretch):  # another thread may do the same
+            ahead = self._drawn = draw_ahead(purpose, stretch, ahead)
+        return ahead.take(stretch)
 
 
 class _Planner:
