@@ -47,6 +47,8 @@ class StagedBatch:
         The fields of the structure that are not arrays; each list has one value per sample.
     state : object
         The source's own state after this batch, if it has one.
+    skipped : int
+        The number of samples left out, because their pictures cannot be decoded.
     """
 
     slot: Slot
@@ -56,6 +58,7 @@ class StagedBatch:
     structure: Structure | None = None
     objects: tuple[Any, ...] = ()
     state: Any = None
+    skipped: int = 0
 
 
 Stager = Callable[[Iterator[Any], int], StagedBatch | None]

@@ -223,14 +223,14 @@ class Structure:
 
 def _node(value: Any, name: str, whole: Collection[str], staged: Callable[[Any], bool]) -> Node:
     if isinstance(value, Mapping):
-        children = tuple(_node(entry, _join(name, key), whole, staged) for key, entry in value.items())
+        children = tuple(_node(entry, join_name(name, key), whole, staged) for key, entry in value.items())
         return Branch(type(value), tuple(value), children, name, Blank.of(value))
     if isinstance(value, list | tuple):
         if name in whole:
             return Leaf(name, True)
         if isinstance(value, WholeList):
             return Leaf(name or "0", False)
-        children = tuple(_node(entry, _join(name, at), whole, staged) for at, entry in enumerate(value))
+        children = tuple(_node(entry, join_name(name, part), whole, staged) for part, entry in _parts(value))
         return Branch(type(value), None, children, name, Blank.of(value))
     return Leaf(name or "0", staged(value))
 
@@ -271,7 +271,36 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
-def _join(name: str, key: object) -> str:
+def _parts(value: Sequence[Any]) -> Iterator[tuple[object, Any]]:
+    """Return the names and the entries of a list or tuple; its class may ask for the names of its fields."""
+    if getattr(type(value), "_names_fields", False):
+        return zip(type(value)._fields, value, strict=True)  # type: ignore[attr-defined]
+    return enumerate(value)
+
+
+def entries_of(value: Any) -> Iterator[tuple[Any, object, Any]] | None:
+    """Return key, name and value of each entry of a container; None for anything else.
+
+    Lists of numbers and whole lists count as values.
+
+    >>> list(entries_of({"x": 1})), list(entries_of(("a", "b"))), entries_of("ab")
+    ([('x', 'x', 1)], [(0, 0, 'a'), (1, 1, 'b')], None)
+    """
+    if isinstance(value, Mapping):
+        return ((key, key, entry) for key, entry in value.items())
+    if not isinstance(value, list | tuple) or isinstance(value, WholeList):
+        return None
+    if isinstance(value, list) and value and all(isinstance(value[at], int | float) for at in (0, -1)):
+        return None
+    return ((at, part, entry) for at, (part, entry) in enumerate(_parts(value)))
+
+
+def join_name(name: str, key: object) -> str:
+    """Return the name of an entry, given that of its container.
+
+    >>> join_name("", "boxes"), join_name("boxes", 0)
+    ('boxes', 'boxes.0')
+    """
     return f"{name}.{key}" if name else str(key)
 
 

@@ -122,7 +122,8 @@ class Fetching:
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._reading.collation
-        source = array_source(self._reading.dataset) if collation.fixed and collation.feeds is None else None
+        plain = collation.gathers and collation.feeds is None
+        source = array_source(self._reading.dataset) if plain else None
         if source is None:
             return None
         return Gatherer(source.arrays, source.rows, collation, structure_of(source))

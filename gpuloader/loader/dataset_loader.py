@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gpuloader.loader.options import (
     check_transforms,
     may_ask_by_key,
 )
+from gpuloader.loader.picture_options import check_on_bad, choose_worker_type, find_stage
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import EpochOf, Resumable
 from gpuloader.loader.state import Course
@@ -40,6 +41,9 @@ from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.planning import PictureTransform
 
 CACHE_BATCH = 64
 """Samples per batch while a cache is filled."""
@@ -119,9 +123,10 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         a loop starts with are allocated in any case.
     in_order : bool
         True delivers batches in the sampler's order. False delivers them as they arrive.
-    worker_type : str
+    worker_type : str or None
         'process', or 'thread' for datasets that wait or release the GIL. Threads share the dataset, so an
-        iterable dataset must keep its position in what ``__iter__`` returns, not in itself.
+        iterable dataset must keep its position in what ``__iter__`` returns, not in itself. None means
+        threads for pictures, whose decoders release the GIL, and processes for anything else.
     start_method : str or None
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None uses a fork server if sending it the
         dataset is cheap, otherwise fork.
@@ -137,7 +142,15 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
-        loaded.
+        loaded. Those that resize, crop, mirror or color single pictures run as each sample is loaded.
+    decode : str or None
+        'image' takes bytes in the samples for encoded pictures, and decodes them to uint8 pixels of shape
+        (height, width, 3). Fields that a transform of pictures names, and those of an `ImageFolder`, are
+        decoded without it.
+    on_bad : str
+        What to do about a picture that cannot be decoded. 'raise' raises PictureError, which names the file
+        and the sample. 'skip' leaves the sample out, so that its batch is shorter, and counts it in
+        ``stats().skipped``.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
@@ -214,13 +227,15 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         prefetch: int | str = 1,
         memory_budget: int | None = None,
         in_order: bool = True,
-        worker_type: str = "process",
+        worker_type: str | None = None,
         start_method: str | None = None,
         multiprocessing_context: Any = None,
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
-        transforms: Sequence[Transform] = (),
+        transforms: Sequence[Transform | PictureTransform] = (),
+        decode: str | None = None,
+        on_bad: str = "raise",
         cache: str | None = None,
         split: str = "batches",
         remainder: str = "error",
@@ -244,9 +259,12 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             drop_last=drop_last,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
+        transforms = check_transforms(transforms)
+        pictures = find_stage(source, transforms, decode, self._feeds)
+        start_method = resolve_start_method(start_method, multiprocessing_context)
         workers = WorkerOptions.of(
             num_workers=num_workers,
-            worker_type=worker_type,
+            worker_type=choose_worker_type(worker_type, pictures, start_method),
             prefetch_factor=prefetch_factor,
             prefetch=prefetch,
             memory_budget=memory_budget,
@@ -256,7 +274,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             persistent_workers=persistent_workers,
-            start_method=resolve_start_method(start_method, multiprocessing_context),
+            start_method=start_method,
             on_worker_death=on_worker_death,
         )
         batching = Batching.choose(
@@ -272,7 +290,6 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._batching = self._divide(
             batching, shard, uneven=uneven, dataset=source, in_order=workers.in_order
         )
-        transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
             batching=self._batching,
@@ -294,8 +311,16 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             transforms=transforms,
             on_host=delivery.on_host,
             output=output,
+            pictures=pictures,
+            skips=check_on_bad(
+                on_bad,
+                pictures,
+                equal=delivery.shards > 1 or (self._batching.sharding is not None and uneven == "pad"),
+            ),
         )
-        self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
+        self._cache = check_cache(
+            cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
+        )
         chosen = sampler is not None or batch_sampler is not None
         check_parts(source, self._batching, collation, chosen=chosen, cached=self._cache is not None)
         self._source = source
@@ -366,6 +391,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             sampler=StoredOrder(self._source),
             seed=self._loading.draw_seed(),
             shard=(0, 1),
+            decode=self._given["decode"],
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None

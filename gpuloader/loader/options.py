@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.picture_options import is_of_pictures, split_transforms
 from gpuloader.loader.spent import OF_DATASETS
 from gpuloader.order.agreement import find_classes
 from gpuloader.order.batching import Batching
@@ -28,7 +29,10 @@ from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.sources.parts import chained, refuse_hidden_mix
 from gpuloader.sources.sample_fields import check_alike
-from gpuloader.transforms.program import Programmer, Transform
+from gpuloader.transforms.program import Programmer
+
+if TYPE_CHECKING:
+    from gpuloader.collate.pictures import PictureStage
 
 _MOST_SEED = 2**64 - 1
 _OF_POSITIONS = (
@@ -48,9 +52,11 @@ def check_collation(
     batched: bool,
     ragged: Iterable[str],
     pad: Mapping[str, float] | None,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[Any] = (),
     on_host: bool = True,
     output: str | None = None,
+    pictures: PictureStage | None = None,
+    skips: bool = False,
 ) -> Collation:
     """Return how to collate samples.
 
@@ -82,15 +88,18 @@ def check_collation(
         for feed in feeds:
             if feed.name in pads:
                 check_fill(pads[feed.name], feed.dtype)
-    if transforms and (collate_fn is not None or not batched):
+    _, others = split_transforms(transforms)
+    if others and (collate_fn is not None or not batched):
         raise ValueError(f"transforms {_OWN_BATCHES}")
     programmer = None
-    if transforms:
+    if others:
         from gpuloader.transforms.pictures import fuse  # imported late: its kernels are slow to import
 
-        programmer = Programmer(fuse(transforms))
+        programmer = Programmer(fuse(others))
     keeps_gradients = on_host and output == "torch"
-    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients)
+    return Collation(
+        feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients, pictures, skips
+    )
 
 
 def check_parts(
@@ -132,7 +141,7 @@ def _keeps_apart(parts: Sequence[Sized], batching: Batching) -> bool:
     return size == 1 or (isinstance(batching.order(0, 0), InOrder) and all(end % size == 0 for end in ends))
 
 
-def check_transforms(transforms: object) -> list[Transform]:
+def check_transforms(transforms: object) -> list[Any]:
     """Return the transforms as a list.
 
     Raises
@@ -144,7 +153,8 @@ def check_transforms(transforms: object) -> list[Transform]:
         raise TypeError(f"transforms must be a list of transforms, got {type(transforms).__name__}")
     listed = list(transforms)
     for transform in listed:
-        if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
+        of_batches = all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check"))
+        if isinstance(transform, type) or not (of_batches or is_of_pictures(transform)):
             got = type(transform).__name__
             if isinstance(transform, type):
                 got = f"the class {transform.__name__}; pass an instance of it"
@@ -157,7 +167,7 @@ def check_delivery(
     places: Any,
     batching: Batching,
     workers: WorkerOptions,
-    transforms: Sequence[Transform],
+    transforms: Sequence[Any],
     split: str,
     remainder: str,
     output: str | None,

@@ -25,7 +25,12 @@ _DRAWS = 16  # part of the hash key, so that draws are independent of orders
 
 
 class Transform(Protocol):
-    """A transform of one field, as the user specifies it."""
+    """A transform of one field, as the user specifies it.
+
+    It may name further fields in an attribute ``others``. Their arrays then follow those of the first as
+    inputs, and the operation computes one array for each field. An operation with a true attribute
+    ``in_place`` changes its inputs, which are its outputs then.
+    """
 
     @property
     def field(self) -> str | None:
@@ -274,23 +279,28 @@ class _Planner:
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
-            name, title = self._find(transform), type(transform).__name__
-            inputs = self._present[name]
+            title = type(transform).__name__
+            names = [self._find(one) for one in (transform.field, *getattr(transform, "others", ()))]
+            name, inputs = names[0], tuple(one for name in names for one in self._present[name])
             if all(one < staged for one in inputs):
                 checked.append((transform, name, inputs))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
+            with _named(title, name):
+                operation = transform.bind(specs)
+                in_place = getattr(operation, "in_place", False)
+                outputs = inputs if in_place else tuple(self._add(spec) for spec in operation.outputs)
             if transform.draws:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
-            with _named(title, name):
-                operation = transform.bind(specs)
-                outputs = tuple(self._add(spec) for spec in operation.outputs)
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
             self._steps.append(Step(operation, inputs, outputs, name, title))
-            self._present[name] = outputs
+            if len(names) == 1:
+                self._present[name] = outputs
+            else:
+                self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
         delivered = [one for name in self._names for one in self._present[name]]
         return Program(
             self._copied,
@@ -302,9 +312,9 @@ class _Planner:
             tuple(len(self._present[name]) - 1 for name in self._names),
         )
 
-    def _find(self, transform: Transform) -> str:
+    def _find(self, field: str | None) -> str:
         """Return the name of a transform's field."""
-        name = self._names[0] if transform.field is None and self._names else transform.field
+        name = self._names[0] if field is None and self._names else field
         if name is None or name not in self._present:
             problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)

@@ -209,11 +209,11 @@ class _Worker:
         """Pickle the facts about a batch that are new to the loader; return nothing if there are none."""
         look = staged.layout, staged.levels, staged.structure
         is_new = look != self._told
-        if not is_new and not staged.objects and staged.state is None:
+        if not is_new and not staged.objects and staged.state is None and not staged.skipped:
             return b""
         self._told = look
         try:
-            return dumps((look if is_new else None, staged.objects, staged.state))
+            return dumps((look if is_new else None, staged.objects, staged.state, staged.skipped))
         except Exception as error:
             self._told = ()
             raise LoaderError(
