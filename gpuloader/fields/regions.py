@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,11 @@ class Region:
 
     pixels: Array
     geometry: Array
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the pixels, by which collation recognizes a field of arrays."""
+        return self.pixels.dtype
 
 
 def join_geometry(regions: Sequence[Region]) -> Array:

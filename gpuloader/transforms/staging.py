@@ -66,7 +66,10 @@ class Resample(Plain):
             options |= {"out_layout": last.to, "dtype": last.dtype}
         _, held = resolve_target(options["dtype"], ("float16", "bfloat16", "float32", "uint8"))
         output = (splits - 1, *join_shape(channels, *self.size, options["out_layout"])), held
-        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1), "geometry": no_rows(inputs[2])}
+        names = "values", "row_splits", "geometry"
+        empty = {
+            name: no_rows(spec, int(name == "row_splits")) for name, spec in zip(names, inputs, strict=True)
+        }
         options |= {"size": self.size, "interpolation": self.interpolation}
         return KernelCall.settle(empty, output, resample, resample_on_host, **options)
 
@@ -95,7 +98,7 @@ def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -
 
 
 def fuse_resampling(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return the transforms with each `Normalize` merged into a `Resample` of the same field directly before it.
+    """Return the transforms with each `Normalize` merged into a `Resample` directly before it.
 
     >>> fused = fuse_resampling([Resample("image", (8, 8)), Normalize("image", mean=0.5)])
     >>> len(fused), fused[0].normalize.mean
@@ -161,7 +164,7 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear")
     >>> region = cut_region(np.zeros((40, 60, 3), np.uint8), geometry)
     >>> region.pixels.shape, region.geometry.astype(int).tolist()
-    ((196, 3), [14, 14, 7, 17, 20, 10, 28, 18, 4, 4, 0, 0, 0])
+    ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
     tall, wide, *channels = pixels.shape
     top, left, bottom, right = geometry.find_region()

@@ -175,7 +175,9 @@ def decode(data: bytes, header: Header, file: str = "") -> Pixels:
         return _turn(np.array(_convert(data)), header.orientation)
 
 
-def decode_briefly(data: bytes, header: Header, file: str = "", shrink: int = _EIGHTHS) -> Pixels | Any:
+def decode_briefly(
+    data: bytes, header: Header, file: str = "", shrink: int = _EIGHTHS, colors: str = "RGBX"
+) -> Pixels | Any:
     """Return the pixels of an encoded picture for use until this thread decodes the next one.
 
     Parameters
@@ -188,15 +190,18 @@ def decode_briefly(data: bytes, header: Header, file: str = "", shrink: int = _E
         The file to name in errors.
     shrink : int
         The eighths of its size to which the decoder may shrink it, if it can.
+    colors : str
+        'RGBX' for pixels as Pillow has them in memory, or 'RGB'.
 
     Returns
     -------
     numpy.ndarray or PIL.Image.Image
-        Pixels of shape (height, width, 4), of which the last is padding, or an image of mode RGB.
+        Pixels of shape (height, width, 4), of which the last is padding, or (height, width, 3) for
+        'RGB'; or an image of mode RGB.
     """
     with _reporting(file):
         if header.is_turbo:
-            pixels = _decode_turbo(data, header, "RGBX", _scratch, shrink)
+            pixels = _decode_turbo(data, header, colors, _scratch, shrink)
             if pixels is not None:
                 return _turn(pixels, header.orientation)
         image = _convert(data)
