@@ -251,7 +251,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         )
         given = dict(locals())  # the options, for the attributes and for copies
         added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
-        source = as_dataset(dataset, by_key=may_ask_by_key(sampler, batch_sampler))
+        by_key = may_ask_by_key(sampler, batch_sampler)
+        source = as_dataset(dataset, by_key=by_key, encoded=decode is not None)
         iterable = check_dataset(source)
         check_flags(
             return_list=return_list,

@@ -11,7 +11,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_images.py"
-SMALL = ("--made", 120, "--batch", 16, "--size", 32)
+SMALL = ("--made", 60, "--batch", 8, "--size", 32)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Let torch compute in one thread: the model is too small for more."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def run(*arguments):
