@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpuloader.loader.dataset_loader import DataLoader
     from gpuloader.loader.feeder import DataFeeder
     from gpuloader.loader.from_ray import from_ray
+    from gpuloader.loader.prefetching import prefetch
     from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
     from gpuloader.order.bucket_sampler import BucketSampler
     from gpuloader.order.randomness import sample_rng, sample_rngs
@@ -131,6 +132,7 @@ __all__ = [
     "from_ray",
     "get_worker_info",
     "io",
+    "prefetch",
     "random_split",
     "record_stream",
     "reader",
@@ -203,6 +205,7 @@ __getattr__ = import_on_demand(
         "from_ray": "gpuloader.loader.from_ray",
         "get_worker_info": "gpuloader.order.worker_info",
         "io": "gpuloader.io",
+        "prefetch": "gpuloader.loader.prefetching",
         "random_split": "gpuloader.sources.dataset",
         "record_stream": "gpuloader.pipeline.streams",
         "reader": "gpuloader.reader",

@@ -1,74 +1,122 @@
 // crop: copies a window of each image, mirrored left to right on request.
 //
-// Elements are copied as bits, so that dtypes of one size share a kernel. A thread writes 4 elements of a row
-// of the result: one store of 4 to 16 bytes (two of 16 for 8-byte elements). Neighboring threads store to
-// neighboring addresses, so stores fill whole cache lines; so do loads, in reverse order if the row is
-// mirrored. HWC and CHW are one case: an image has `planes` planes of rows, a row has pixels, and a pixel has
-// `pixel` elements. At the end of a row, or if the address is not aligned, elements are stored one at a time.
+// Everything is counted in bytes, so all dtypes share a kernel. HWC and CHW are one case: an image has `planes`
+// planes of rows, a row has pixels, and a pixel has `pixel` bytes. The grid and the block count samples, planes
+// and rows, so no thread divides to find its row.
+//
+// A lane stores one word of a row of the result: 16 bytes if all rows begin at multiples of 16, else 8 or 4.
+// Neighboring lanes store neighboring words, so stores fill whole cache lines. The window may begin at any byte,
+// so a word is cut out of two aligned loads; see wide.cuh. A mirrored word is loaded from the other end of the
+// row and reversed, if its pixels fill it evenly. If not, as three bytes do, it is put together from bytes. If
+// rows begin at no multiple of 4, the ends of a row are stored byte by byte.
 //
 // A window is (top, left, flip); see windows.cuh.
 //
-// Launch: any grid, one-dimensional blocks. Twin and launcher: crop.py.
+// Launch: any grid, one- or two-dimensional blocks. Twin and launcher: crop.py.
 
-#include "numbers.cuh"
+#include "wide.cuh"
 #include "windows.cuh"
 
 struct Pictures {
-    unsigned long long samples;
-    int planes, height, width, pixel;
-    int out_height, out_width;
+    unsigned samples, planes, height, width, pixel;
+    unsigned out_height, out_width;
 };
 
-// Writes elements `first` to first + 3 of a row of the result; `row` is the start of the window in its row.
-template <typename Word>
-__device__ inline void make_four(const Word* row, Word* out, const Pictures& pictures, bool is_flipped,
-                                 int first) {
-    const int size = pictures.out_width * pictures.pixel;
-    int x = first / pictures.pixel, part = first - x * pictures.pixel;
-    Four<Word> four = {};
-    for (int i = 0; i < 4; ++i) {
-        if (first + i < size) {
-            const int from = is_flipped ? pictures.out_width - 1 - x : x;
-            four.at[i] = row[from * pictures.pixel + part];
-        }
-        if (++part == pictures.pixel) {
+// A row of the result, and where it is copied from.
+struct Line {
+    const unsigned char* from;
+    unsigned char* to;
+    int size, pixel;
+    bool is_flipped;
+};
+
+// Returns the byte of the source that becomes byte `position` of the line, where `part` is its place in a pixel.
+__device__ inline const unsigned char* find_byte(const Line& line, int position, int part) {
+    return line.from + (line.is_flipped ? line.size - line.pixel - position + 2 * part : position);
+}
+
+template <int count>
+__device__ inline Wide<count> load_mirrored(const Line& line, int first) {
+    Wide<count> word = {};
+    int part = first % line.pixel;
+    const unsigned char* from = find_byte(line, first, part);
+    for (int byte = 0; byte < 4 * count; ++byte) {
+        word.at[byte / 4] |= static_cast<unsigned>(*from) << byte % 4 * 8;
+        ++from;
+        if (++part == line.pixel) {
             part = 0;
-            ++x;
+            from -= 2 * line.pixel;
         }
     }
-    if (first + 4 <= size && is_aligned(out)) {
-        *reinterpret_cast<Four<Word>*>(out) = four;
-        return;
+    return word;
+}
+
+// Reverses the pixels of a word; a pixel has 1, 2, 4, 8 or 16 bytes, and no more than the word.
+template <int count>
+__device__ inline Wide<count> reverse(const Wide<count>& word, int pixel) {
+    Wide<count> result;
+    for (int i = 0; i < count; ++i) {
+        const unsigned mirrored = word.at[count - 1 - i];
+        const unsigned halves = mirrored >> 16 | mirrored << 16;
+        const unsigned bytes = (halves & 0x00ff00ffu) << 8 | (halves >> 8 & 0x00ff00ffu);
+        const unsigned paired = word.at[(i + count / 2) % count];
+        result.at[i] = pixel == 1 ? bytes : pixel == 2 ? halves : pixel == 4 ? mirrored : paired;
     }
-    for (int i = 0; i < 4; ++i) {
-        if (first + i < size) {
-            out[i] = four.at[i];
+    return pixel == 4 * count ? word : result;
+}
+
+template <int count>
+__device__ inline void copy_line(const Line& line, const Extent& source) {
+    constexpr int width = 4 * count;
+    const int ahead = static_cast<int>(address_of(line.to) % width);  // bytes of its first word before the line
+    const int low = line.pixel - 1;  // a mask, if pixels fill words evenly
+    const bool in_reverse = (line.pixel & low) == 0 && line.pixel <= width && (ahead & low) == 0;
+    for (int first = static_cast<int>(threadIdx.x) * width - ahead; first < line.size;
+         first += static_cast<int>(blockDim.x) * width) {
+        if (first < 0 || first + width > line.size) {
+            const int begin = first < 0 ? 0 : first, end = first + width < line.size ? first + width : line.size;
+#pragma unroll 1
+            for (int position = begin; position < end; ++position) {
+                const int part = line.is_flipped ? position % line.pixel : 0;
+                line.to[position] = *find_byte(line, position, part);
+            }
+            continue;
         }
+        Wide<count> word;
+        if (!line.is_flipped) {
+            word = load_wide<count>(line.from + first, source);
+        } else if (in_reverse) {
+            word = reverse(load_wide<count>(line.from + line.size - first - width, source), line.pixel);
+        } else {
+            word = load_mirrored<count>(line, first);
+        }
+        *reinterpret_cast<Wide<count>*>(line.to + first) = word;
     }
 }
 
 template <typename Word>
 __global__ void crop(const void* __restrict__ source, const int* __restrict__ windows, void* __restrict__ out,
                      const __grid_constant__ Pictures pictures) {
-    const int row = pictures.width * pictures.pixel, out_row = pictures.out_width * pictures.pixel;
-    const int fours = out_row / 4 + (out_row % 4 != 0);
-    const unsigned rows = static_cast<unsigned>(pictures.planes) * static_cast<unsigned>(pictures.out_height);
-    const unsigned items = rows * static_cast<unsigned>(fours);
-    for (unsigned long long sample = blockIdx.y; sample < pictures.samples; sample += gridDim.y) {
-        const int* window = windows + sample * 3;
-        const int top = moved_inside(window[0], pictures.height - pictures.out_height);
-        const int left = moved_inside(window[1], pictures.width - pictures.out_width);
-        const unsigned long long planes = sample * static_cast<unsigned long long>(pictures.planes);
-        const Word* from = static_cast<const Word*>(source) + planes * pictures.height * row;
-        Word* to = static_cast<Word*>(out) + planes * pictures.out_height * out_row;
-        for (unsigned item = blockIdx.x * blockDim.x + threadIdx.x; item < items;
-             item += gridDim.x * blockDim.x) {
-            const int line = static_cast<int>(item / static_cast<unsigned>(fours));
-            const int first = (static_cast<int>(item) - line * fours) * 4;
-            const int plane = line / pictures.out_height;
-            const int y = plane * pictures.height + top + line - plane * pictures.out_height;
-            make_four(from + y * row + left * pictures.pixel, to + line * out_row + first, pictures,
-                      window[2] != 0, first);
+    const unsigned row = pictures.width * pictures.pixel, out_row = pictures.out_width * pictures.pixel;
+    const unsigned rows = pictures.samples * pictures.planes * pictures.height;  // of all images
+    const Extent array{address_of(source), address_of(source) + static_cast<Address>(rows) * row};
+    for (unsigned sample = blockIdx.y; sample < pictures.samples; sample += gridDim.y) {
+        const int* window = windows + static_cast<Address>(sample) * 3;
+        const int top = moved_inside(window[0], static_cast<int>(pictures.height - pictures.out_height));
+        const int left = moved_inside(window[1], static_cast<int>(pictures.width - pictures.out_width));
+        const bool is_flipped = window[2] != 0;
+        for (unsigned number = blockIdx.z; number < pictures.planes; number += gridDim.z) {
+            const unsigned plane = sample * pictures.planes + number;
+            const unsigned from = plane * pictures.height + static_cast<unsigned>(top);
+            const unsigned to = plane * pictures.out_height;
+            const unsigned char* begin = static_cast<const unsigned char*>(source) + left * pictures.pixel;
+            for (unsigned y = blockIdx.x * blockDim.y + threadIdx.y; y < pictures.out_height;
+                 y += gridDim.x * blockDim.y) {
+                const Line line{begin + static_cast<Address>(from + y) * row,
+                                static_cast<unsigned char*>(out) + static_cast<Address>(to + y) * out_row,
+                                static_cast<int>(out_row), static_cast<int>(pictures.pixel), is_flipped};
+                copy_line<sizeof(Word) / 4>(line, array);
+            }
         }
     }
 }

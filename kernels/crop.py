@@ -12,11 +12,12 @@ from gpuloader.kernels.dtypes import WORDS
 from gpuloader.kernels.launching import (
     Library,
     check_array,
+    find_word,
     launch,
     make_struct,
     obtain,
     obtain_on_device,
-    spread,
+    spread_images,
 )
 from gpuloader.kernels.windows import (
     Layout,
@@ -31,9 +32,12 @@ from gpuloader.kernels.windows import (
 
 _SIZES = (1, 2, 4, 8)
 
-ENTRIES = tuple(f"crop<{WORDS[size]}>" for size in _SIZES)
+_LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and that a lane stores of a row
+_MOST_BYTES, _MOST_ROWS = 2**30, 2**32  # of a row, and in all: the kernel counts them in 32 bits
 
-_PICTURES = geometry_type("planes", "height", "width", "pixel", "out_height", "out_width")
+ENTRIES = tuple(f"crop<{word}>" for size, word in WORDS.items() if size >= _LEAST_WORD)
+
+_PICTURES = geometry_type("samples", "planes", "height", "width", "pixel", "out_height", "out_width")
 
 
 def crop(
@@ -75,10 +79,12 @@ def crop(
     shape, counts = _check(images, size, windows, layout, "cupy")
     result, device = obtain_on_device(out, shape, images.dtype, images=images, windows=windows)
     if result.size:
-        items = counts["planes"] * counts["out_height"] * -(-counts["out_width"] * counts["pixel"] // 4)
-        entry = f"crop<{WORDS[images.itemsize]}>"
+        row = counts["out_width"] * counts["pixel"]
+        word = max(find_word(row, result.data.ptr), _LEAST_WORD)
+        words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
+        grid = spread_images(counts["samples"], counts["out_height"], words, counts["planes"], _LANE // word)
         arguments = images, windows, result, make_struct(_PICTURES, **counts)
-        launch("crop", entry, spread(items, counts["samples"]), arguments, device, stream)
+        launch("crop", f"crop<{WORDS[word]}>", grid, arguments, device, stream)
     return result
 
 
@@ -108,7 +114,7 @@ def crop_on_host(
 def _check(
     images: Any, size: Sequence[int], windows: Any, layout: str, library: Library
 ) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the shape of the result, and the kernel's geometry."""
+    """Return the shape of the result, and the kernel's geometry, where `pixel` is in bytes."""
     check_array("images", images, library, shape=(None,) * 4)
     if images.dtype.itemsize not in _SIZES or images.dtype.kind not in "biuf":
         raise TypeError(f"images must hold numbers of 1, 2, 4 or 8 bytes, got {images.dtype}")
@@ -118,6 +124,11 @@ def _check(
     samples = len(images)
     check_array("windows", windows, library, shape=(samples, 3), dtypes=[np.int32])
     planes, pixel = (1, channels) if layout == "HWC" else (channels, 1)
+    pixel *= images.itemsize
+    if width * pixel >= _MOST_BYTES:
+        raise ValueError(f"rows of images must have fewer than {_MOST_BYTES} bytes, got {width * pixel}")
+    if samples * planes * height >= _MOST_ROWS:
+        raise ValueError(f"images must have fewer than {_MOST_ROWS} rows in all, got shape {images.shape}")
     counts = {
         "samples": samples,
         "planes": planes,

@@ -15,6 +15,7 @@ from gpuloader.kernels.dtypes import WORDS
 from gpuloader.kernels.launching import (
     Library,
     check_array,
+    count_lanes,
     find_kernel,
     find_word,
     launch,
@@ -28,7 +29,13 @@ ENTRIES = (*(f"gather<{word}>" for word in WORDS.values()), "gather_fields")
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 _MOST_FIELDS = 8
-_FIELD = np.dtype([(name, np.uint64) for name in ("source", "out", "words", "word")])
+_THREADS, _ONE = 256, 1 << 16  # of a block, and the numerator of the lanes' inverses
+_AHEAD = 4  # words that a lane copies at once
+_FIELD = np.dtype(
+    [(name, np.uint64) for name in ("source", "out", "words")]
+    + [(name, np.uint32) for name in ("word", "lanes", "inverse")],
+    align=True,
+)
 _FIELDS = np.dtype([("fields", _FIELD, (_MOST_FIELDS,))])
 
 
@@ -67,7 +74,8 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
         size = find_word(row, source.data.ptr, result.data.ptr)
         words = row // size
         arguments = source, indices, span, result, np.uint64(shape[0]), np.uint64(words)
-        launch("gather", f"gather<{WORDS[size]}>", spread_rows(shape[0], words), arguments, device, stream)
+        grid = spread_rows(shape[0], words, _AHEAD)
+        launch("gather", f"gather<{WORDS[size]}>", grid, arguments, device, stream)
     return result
 
 
@@ -133,12 +141,23 @@ def _fuse(gathers: list[Launch]) -> Launch:
     if len(gathers) == 1:
         return gathers[0]
     fields = np.zeros((), _FIELDS)
+    grids = []
     for number, gathered in enumerate(gathers):
         source, indices, span, out, rows, words = gathered.arguments
-        fields["fields"][number] = source.data.ptr, out.data.ptr, words, _SIZES[gathered.entry]
-    longest = max(gathers, key=lambda one: int(one.arguments[-1]) * _SIZES[one.entry])
+        lanes = count_lanes(int(words))
+        inverse = -(-_ONE // lanes)
+        fields["fields"][number] = (
+            source.data.ptr,
+            out.data.ptr,
+            words,
+            _SIZES[gathered.entry],
+            lanes,
+            inverse,
+        )
+        grids.append(gathered.grid)
+    grid = (*(max(sizes) for sizes in zip(*grids, strict=True)), len(gathers))
     kernel = find_kernel("gather", "gather_fields")
-    return Launch("gather_fields", kernel, longest.grid, longest.block, (indices, span, rows, fields))
+    return Launch("gather_fields", kernel, grid, (_THREADS,), (indices, span, rows, fields))
 
 
 def _check(source: Any, indices: Any, span: Any, out: Any, library: Library) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ _NULL = np.uint64(0)
 _BLOCK = 256
 _GREATEST_X, _GREATEST_Y = 2**31 - 1, 65535
 _WORDS_PER_LANE = 4
+_MOST_LINES = 8
+_ENOUGH_BLOCKS = 1024  # fill the largest device, so that lanes may have more than one row each
 
 
 def check_array(
@@ -234,7 +236,7 @@ def launch(
     name, entry : str
         The kernel's file and entry, as in `load_kernel`.
     shape : tuple
-        Grid and block, from `spread` or `spread_rows`.
+        Grid and block, from `spread`, `spread_rows` or `spread_images`.
     arguments : tuple
         CuPy arrays, NumPy scalars and structures (see `make_struct`) of exactly the types that the kernel
         takes; None is a null pointer.
@@ -263,23 +265,62 @@ def spread(items: int, samples: int = 1) -> tuple[tuple[int, int], tuple[int]]:
     (((4, 1), (256,)), ((1, 65535), (32,)))
     """
     block = min(_BLOCK, max(-(-items // 32) * 32, 32))
-    return (min(max(-(-items // block), 1), _GREATEST_X), min(max(samples, 1), _GREATEST_Y)), (block,)
+    return (_within(-(-items // block), _GREATEST_X), _within(samples, _GREATEST_Y)), (block,)
 
 
-def spread_rows(rows: int, words: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def spread_rows(rows: int, words: int, each: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return grid and block for copying rows of words: lanes along a row, several rows per block.
 
-    Long rows are split over the grid's y.
+    Long rows are split over the grid's y. If there are enough rows to fill a device, a lane copies up to
+    `each` times as many words: of more rows, or of a longer part of one.
 
-    >>> spread_rows(rows=1000, words=3)
-    ((16, 1), (4, 64))
-    >>> spread_rows(rows=2, words=10_000)
-    ((2, 10), (256, 1))
+    >>> spread_rows(rows=1000, words=3), spread_rows(rows=10**6, words=3, each=4)
+    (((12, 1), (3, 85)), ((2942, 1), (3, 85)))
+    >>> spread_rows(rows=2, words=10_000), spread_rows(rows=5000, words=10_000, each=4)
+    (((2, 10), (250, 1)), ((5000, 3), (250, 1)))
     """
-    lanes = min(1 << max(words - 1, 0).bit_length(), _BLOCK)
+    lanes = count_lanes(words)
     beside = _BLOCK // lanes
-    parts = -(-words // (lanes * _WORDS_PER_LANE))
-    return (min(max(-(-rows // beside), 1), _GREATEST_X), min(max(parts, 1), _GREATEST_Y)), (lanes, beside)
+    blocks, parts = -(-rows // beside), -(-words // (lanes * _WORDS_PER_LANE))
+    each = min(each, max(blocks * parts // _ENOUGH_BLOCKS, 1))
+    if parts > 1:
+        parts = -(-parts // each)
+    else:
+        blocks = -(-blocks // each)
+    return (_within(blocks, _GREATEST_X), _within(parts, _GREATEST_Y)), (lanes, beside)
+
+
+def spread_images(
+    samples: int, lines: int, words: int, planes: int = 1, each: int = 1
+) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Return grid and block for images: lanes along a line, with `each` words per lane, and several lines.
+
+    Lines are counted by the grid's x, samples by its y, and planes by its z. If there are enough to fill a
+    device, each lane has up to 8 lines, so that threads set out less often.
+
+    >>> spread_images(samples=64, lines=28, words=21), spread_images(samples=4096, lines=224, words=42)
+    (((3, 64, 1), (21, 12)), ((5, 4096, 1), (42, 6)))
+    """
+    lanes = count_lanes(-(-words // each))
+    beside = min(_BLOCK // lanes, max(lines, 1))
+    blocks = -(-lines // beside)
+    each_lines = min(_MOST_LINES, max(blocks * samples * planes // _ENOUGH_BLOCKS, 1))
+    x = _within(-(-blocks // each_lines), _GREATEST_X)
+    return (x, _within(samples, _GREATEST_Y), _within(planes, _GREATEST_Y)), (lanes, beside)
+
+
+def count_lanes(words: int) -> int:
+    """Return how many lanes copy a row of words: one for each, or an even share of many.
+
+    >>> count_lanes(21), count_lanes(300)
+    (21, 150)
+    """
+    words = max(words, 1)
+    return -(-words // -(-words // _BLOCK))
+
+
+def _within(size: int, greatest: int) -> int:
+    return min(max(size, 1), greatest)
 
 
 def find_word(*sizes: int) -> int:

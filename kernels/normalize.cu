@@ -2,28 +2,30 @@
 // in the same pass.
 //
 // Memory-bound: per value it reads 1 or 4 bytes, writes 2 or 4, and computes one fma. So every value is read
-// once and written once; what remains is how a warp's lanes access cache lines.
+// once and written once; what remains is how a warp's lanes access cache lines, and how many instructions that
+// takes.
 //  * To planes (CHW), a thread writes 4 pixels of a row in all channels. Each channel is one store of 8 or 16
-//    bytes, next to those of the neighboring threads, so stores fill whole lines. Loads from planes are as
-//    regular, in reverse order if the row is mirrored. Loads from pixels (HWC) are `channels` apart. But each
-//    of a warp's loads spans the same contiguous run of 128 pixels, which the first load brings into L1. So
-//    no byte is read from DRAM twice; only the number of load instructions grows, which a memory-bound kernel
-//    can afford.
+//    bytes, next to those of the neighboring threads, so stores fill whole lines. The 4 pixels are adjacent in
+//    the source, mirrored or not. So their bytes are loaded 4 at a time: 12 bytes of three channels (HWC), or 4
+//    of each plane; see wide.cuh. Floats, and bytes of other numbers of channels in HWC, are loaded one by one.
+//    Lanes then load `channels` values apart, but all loads of a warp span the same run of 128 pixels, which the
+//    first load brings into L1.
 //  * To pixels (HWC), a thread writes 4 values of a row, whatever their channels. Stores are again 8 or 16
-//    bytes and fill whole lines. Lanes then need the constants of different channels, which the constant
-//    cache serves one after another, at most `channels` times.
+//    bytes and fill whole lines. From HWC, unless mirrored, the 4 values are adjacent and loaded at once.
+//    For one channel and for three, no thread divides by a variable or looks its constants up by number.
 // At the end of a row, or if a row does not start at an aligned address, values are stored one at a time.
 //
-// The constants are passed by value, as kernel parameters, so a launch allocates and copies nothing. A thread
-// needs one or two 32-bit divisions; the grid's y tells samples apart.
+// The constants are passed by value, as kernel parameters, so a launch allocates and copies nothing. The grid's y
+// counts samples, and its x and the block's y count rows, so no thread divides to find its row.
 //
 // A window is (top, left, flip); see windows.cuh.
 //
 // Subnormal inputs and results are kept; see numbers.cuh.
 //
-// Launch: any grid, one-dimensional blocks. Twin and launcher: normalize.py.
+// Launch: any grid, one- or two-dimensional blocks. Twin and launcher: normalize.py.
 
 #include "numbers.cuh"
+#include "wide.cuh"
 #include "windows.cuh"
 
 struct Channels {
@@ -32,7 +34,7 @@ struct Channels {
 };
 
 struct Images {
-    unsigned long long samples;
+    unsigned samples;
     int channels, height, width;
     int out_height, out_width;
     int planar, out_planar;  // 1: CHW, 0: HWC
@@ -75,13 +77,50 @@ __device__ inline void store(const float (&values)[4], Target* out, int count) {
     }
 }
 
+// Writes four neighboring pixels to `channels` planes; their bytes are adjacent, from `pixels` on.
+template <int channels, typename Target>
+__device__ inline void make_planes_of_bytes(const unsigned char* pixels, Target* out, const Channels& constants,
+                                            int channel, bool is_flipped, int plane, const Extent& array) {
+    const Parts<channels> parts = load_parts<channels>(pixels, array);
+    for (int i = 0; i < channels; ++i) {
+        float values[4];
+        for (int pixel = 0; pixel < 4; ++pixel) {
+            const int byte = pixel * channels + i;
+            const float value = static_cast<float>(parts.at[byte / 4] >> byte % 4 * 8 & 255u);
+            values[pixel] =
+                multiply_add(value, constants.factor[channel + i], constants.offset[channel + i]);
+        }
+        const float turned[4] = {is_flipped ? values[3] : values[0], is_flipped ? values[2] : values[1],
+                                 is_flipped ? values[1] : values[2], is_flipped ? values[0] : values[3]};
+        store(turned, out, 4);
+        out += plane;
+    }
+}
+
 // Writes pixels x to x + 3 of row y, in all channels.
 template <typename Source, typename Target>
 __device__ inline void make_planes(const Source* sample, Target* out, const Images& images,
-                                   const Channels& channels, const Window& window, int y, int x) {
-    const int count = images.out_width - x;
+                                   const Channels& channels, const Window& window, int y, int x,
+                                   [[maybe_unused]] const Extent& array) {
+    const int count = images.out_width - x, plane = images.out_height * images.out_width;
     const Source* from = sample + window.start + y * window.row + x * window.pixel;
     Target* to = out + y * images.out_width + x;
+    if constexpr (sizeof(Source) == 1) {
+        const bool is_flipped = window.pixel < 0, is_one = images.channels == 1;
+        const Source* lowest = is_flipped ? from + 3 * window.pixel : from;
+        if (count >= 4 && images.channels == 3 && !images.planar) {
+            make_planes_of_bytes<3>(lowest, to, channels, 0, is_flipped, plane, array);
+            return;
+        }
+        if (count >= 4 && (images.planar || is_one)) {
+            for (int channel = 0; channel < images.channels; ++channel) {
+                make_planes_of_bytes<1>(lowest, to, channels, channel, is_flipped, plane, array);
+                lowest += window.plane;
+                to += plane;
+            }
+            return;
+        }
+    }
     for (int channel = 0; channel < images.channels; ++channel) {
         const float factor = channels.factor[channel], offset = channels.offset[channel];
         float values[4] = {};
@@ -92,29 +131,69 @@ __device__ inline void make_planes(const Source* sample, Target* out, const Imag
         }
         store(values, to, count);
         from += window.plane;
-        to += images.out_height * images.out_width;
+        to += plane;
     }
 }
 
-// Writes values `first` to first + 3 of row y, where the channels of a pixel are adjacent.
-template <typename Source, typename Target>
-__device__ inline void make_pixels(const Source* sample, Target* out, const Images& images,
-                                   const Channels& channels, const Window& window, int y, int first) {
-    const int row = images.out_width * images.channels;
-    const Source* from = sample + window.start + y * window.row;
-    int x = first / images.channels, channel = first - x * images.channels;
-    float values[4] = {};
+__device__ inline void load_four(const unsigned char* from, float (&values)[4], const Extent& array) {
+    const Parts<1> part = load_parts<1>(from, array);
     for (int i = 0; i < 4; ++i) {
-        if (first + i < row) {
-            const float value = static_cast<float>(from[x * window.pixel + channel * window.plane]);
-            values[i] = multiply_add(value, channels.factor[channel], channels.offset[channel]);
+        values[i] = static_cast<float>(part.at[0] >> i * 8 & 255u);
+    }
+}
+
+__device__ inline void load_four(const float* from, float (&values)[4], const Extent&) {
+    if (is_aligned(from)) {
+        const Four<float> four = *reinterpret_cast<const Four<float>*>(from);
+        for (int i = 0; i < 4; ++i) {
+            values[i] = four.at[i];
         }
-        if (++channel == images.channels) {
+        return;
+    }
+    for (int i = 0; i < 4; ++i) {
+        values[i] = from[i];
+    }
+}
+
+// Returns a channel's constant; of few channels without an indexed load, whose lanes would take turns.
+template <int channels>
+__device__ inline float pick(const float (&constants)[16], int channel) {
+    if constexpr (channels == 1) {
+        return constants[0];
+    } else if constexpr (channels == 3) {
+        return channel == 0 ? constants[0] : channel == 1 ? constants[1] : constants[2];
+    } else {
+        return constants[channel];
+    }
+}
+
+// Writes values `first` to first + 3 of row y, where the channels of a pixel are adjacent; `fixed` is the number
+// of channels, or 0 for images.channels.
+template <int fixed, typename Source, typename Target>
+__device__ inline void make_pixels(const Source* sample, Target* out, const Images& images,
+                                   const Channels& channels, const Window& window, int y, int first,
+                                   const Extent& array) {
+    const int many = fixed ? fixed : images.channels;
+    const int row = images.out_width * many, count = row - first;
+    const Source* from = sample + window.start + y * window.row;
+    int x = first / many, channel = first - x * many;
+    float values[4] = {};
+    const bool is_adjacent = count >= 4 && window.plane == 1 && window.pixel > 0;
+    if (is_adjacent) {
+        load_four(from + first, values, array);
+    }
+    for (int i = 0; i < 4; ++i) {
+        if (!is_adjacent && i < count) {
+            values[i] = static_cast<float>(from[x * window.pixel + channel * window.plane]);
+        }
+        values[i] =
+            multiply_add(values[i], pick<fixed>(channels.factor, channel), pick<fixed>(channels.offset, channel));
+        if (++channel == many) {
             channel = 0;
             ++x;
         }
     }
-    store(values, out + y * row + first, row - first);
+    store(values, out + y * row + first, count);
 }
 
 template <typename Source, typename Target>
@@ -122,24 +201,28 @@ __global__ void normalize(const Source* __restrict__ source, const int* __restri
                           Target* __restrict__ out, const __grid_constant__ Images images,
                           const __grid_constant__ Channels channels) {
     const int row = images.out_planar ? images.out_width : images.out_width * images.channels;
-    const int fours = row / 4 + (row % 4 != 0);
-    const unsigned long long pixels = static_cast<unsigned long long>(images.channels) * images.height *
-                                      images.width;
-    const unsigned long long out_pixels = static_cast<unsigned long long>(images.channels) *
-                                          images.out_height * images.out_width;
-    const unsigned items = static_cast<unsigned>(images.out_height) * static_cast<unsigned>(fours);
-    for (unsigned long long sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
-        const Window window = find_window(images, windows == nullptr ? nullptr : windows + sample * 3);
-        for (unsigned item = blockIdx.x * blockDim.x + threadIdx.x; item < items;
-             item += gridDim.x * blockDim.x) {
-            const int y = static_cast<int>(item / static_cast<unsigned>(fours));
-            const int first = (static_cast<int>(item) - y * fours) * 4;
-            const Source* from = source + sample * pixels;
-            Target* to = out + sample * out_pixels;
-            if (images.out_planar) {
-                make_planes(from, to, images, channels, window, y, first);
-            } else {
-                make_pixels(from, to, images, channels, window, y, first);
+    const unsigned values = static_cast<unsigned>(images.channels * images.height * images.width);
+    const unsigned out_values = static_cast<unsigned>(images.channels * images.out_height * images.out_width);
+    const Extent array{address_of(source),
+                       address_of(source + static_cast<unsigned long long>(images.samples) * values)};
+    for (unsigned sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
+        const unsigned long long number = sample;
+        const Window window = find_window(images, windows == nullptr ? nullptr : windows + number * 3);
+        const Source* from = source + number * values;
+        Target* to = out + number * out_values;
+        for (unsigned y = blockIdx.x * blockDim.y + threadIdx.y; y < static_cast<unsigned>(images.out_height);
+             y += gridDim.x * blockDim.y) {
+            for (unsigned four = threadIdx.x; four * 4 < static_cast<unsigned>(row); four += blockDim.x) {
+                const int line = static_cast<int>(y), first = static_cast<int>(four * 4);
+                if (images.out_planar) {
+                    make_planes(from, to, images, channels, window, line, first, array);
+                } else if (images.channels == 3) {
+                    make_pixels<3>(from, to, images, channels, window, line, first, array);
+                } else if (images.channels == 1) {
+                    make_pixels<1>(from, to, images, channels, window, line, first, array);
+                } else {
+                    make_pixels<0>(from, to, images, channels, window, line, first, array);
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ from gpuloader.kernels.launching import (
     make_struct,
     obtain,
     obtain_on_device,
-    spread,
+    spread_images,
 )
 from gpuloader.kernels.windows import (
     Layout,
@@ -45,7 +45,9 @@ _PIECE = (
 
 _MOST_CHANNELS = 16
 _CHANNELS = np.dtype([("factor", np.float32, _MOST_CHANNELS), ("offset", np.float32, _MOST_CHANNELS)])
-_IMAGES = geometry_type("channels", "height", "width", "out_height", "out_width", "planar", "out_planar")
+_IMAGES = geometry_type(
+    "samples", "channels", "height", "width", "out_height", "out_width", "planar", "out_planar"
+)
 
 
 def normalize(
@@ -108,8 +110,8 @@ def normalize(
         arguments = images, windows, result, make_struct(_IMAGES, **plan.counts), channels
         entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(plan.name)}>"
         row = plan.counts["out_width"] * (1 if plan.counts["out_planar"] else plan.counts["channels"])
-        items = plan.counts["out_height"] * -(-row // 4)
-        launch("normalize", entry, spread(items, plan.counts["samples"]), arguments, device, stream)
+        grid = spread_images(plan.counts["samples"], plan.counts["out_height"], -(-row // 4))
+        launch("normalize", entry, grid, arguments, device, stream)
     return result
 
 

@@ -16,7 +16,7 @@ from gpuloader.kernels.launching import check_size
 Layout = Literal["HWC", "CHW"]
 
 LAYOUTS = ("HWC", "CHW")
-_MOST_VALUES = 2**31  # per sample: the kernels count values in 32 bits
+_MOST_VALUES, _MOST_SAMPLES = 2**31, 2**32  # values per sample: the kernels count in 32 bits
 
 
 def check_layout(name: str, layout: object) -> None:
@@ -71,6 +71,8 @@ def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple
         raise ValueError(
             f"images must have {expected}, got {channels} with shape {images.shape} in layout {layout}"
         )
+    if len(images) >= _MOST_SAMPLES:
+        raise ValueError(f"there must be fewer than {_MOST_SAMPLES} images, got shape {images.shape}")
     if channels * height * width >= _MOST_VALUES:
         raise ValueError(f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape}")
     return channels, height, width
@@ -101,9 +103,9 @@ def cut_windows(pixels: NDArray[Any], windows: NDArray[np.int32], target: NDArra
 
 
 def geometry_type(*counts: str) -> np.dtype[Any]:
-    """Return the dtype of a kernel's geometry: ``samples`` as uint64, then the named counts as int32.
+    """Return the dtype of a kernel's geometry, with the named counts as uint32.
 
     >>> geometry_type("height", "width").itemsize
-    16
+    8
     """
-    return np.dtype([("samples", np.uint64), *((name, np.int32) for name in counts)], align=True)
+    return np.dtype([(name, np.uint32) for name in counts])

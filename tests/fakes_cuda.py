@@ -97,7 +97,9 @@ class FakeRuntime:
     contexts : set of int
         The devices whose primary context exists, each of which takes some 500 MiB of its GPU.
     registered : dict
-        Maps the address of page-locked memory to its size.
+        Maps the address of memory that the loader has page-locked to its size.
+    pinned : dict
+        The same for memory that another library has page-locked.
     """
 
     CUDARuntimeError = CudaError
@@ -107,6 +109,7 @@ class FakeRuntime:
         self.devices, self.driver, self.built = devices, driver, built
         self.contexts = set()
         self.registered = {}
+        self.pinned = {}
         self.refuse_registering = False
         self.failed = 0
         self.memory_left = 1 << 40
@@ -282,6 +285,12 @@ class FakeRuntime:
         if not (self.is_reached(start) and self.is_reached(end)):
             raise CudaError(NOT_READY, "cudaErrorNotReady")
         return (self.marks[end].time - self.marks[start].time) * 1000
+
+    def pointerGetAttributes(self, address):
+        self.check("pointerGetAttributes")
+        spans = {**self.registered, **self.pinned}
+        is_locked = any(start <= address < start + nbytes for start, nbytes in spans.items())
+        return SimpleNamespace(type=int(is_locked))
 
     def hostRegister(self, address, nbytes, flags):
         self.check("hostRegister")

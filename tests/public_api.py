@@ -39,7 +39,10 @@ MODULES = (
 )
 """The modules that users import from. The names in their ``__all__`` and the names' members are public."""
 
-RETURNED = ("gpuloader.loader.generator_loader.GeneratorLoader",)
+RETURNED = (
+    "gpuloader.loader.generator_loader.GeneratorLoader",
+    "gpuloader.loader.prefetching.PrefetchedLoader",
+)
 """Classes whose objects users receive but which they never name."""
 
 

@@ -32,6 +32,7 @@ class CountedRuntime:
         )
         results |= dict.fromkeys(("hostUnregister", "ctxSetCurrent", "launch"))
         results |= {"streamIsCapturing": False, "eventElapsedTime": 0.001, "getDeviceCount": 1}
+        results |= {"pointerGetAttributes": SimpleNamespace(type=0)}
         for name, result in results.items():
             setattr(self, name, self._counted(result))
 

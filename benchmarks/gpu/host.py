@@ -1,9 +1,11 @@
 """The host's time per batch on a GPU's pipeline, without a GPU: calls of CUDA return at once and are counted.
 
 python benchmarks/gpu/host.py [--case NAME ...] [--batches N] [--repeats N] [--json]
+    [--beside FOLDER ...] [--rounds N] [--output FILE.json]
 
 The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are
-those of CUDA per batch.
+those of CUDA per batch. `--beside` names checkouts of other commits. All take turns, each time in a new
+process, and the medians of all rounds are compared.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from benchmarks.gpu.counted_cuda import CountedRuntime, counted_cuda
-from gpuloader import DataLoader, TensorDataset
+from gpuloader import DataLoader, TensorDataset, prefetch
 from gpuloader.transforms import Normalize, OneHot, RandomCropFlip
 
 BATCH = 64
@@ -46,6 +51,16 @@ def _from_generator(batches: int, output: str | None = None) -> Epochs:
     return lambda: loader
 
 
+def _prefetch(batches: int, output: str | None = None) -> Epochs:
+    batch = {
+        "image": np.zeros((BATCH, 784), np.uint8),
+        "label": np.zeros((BATCH, 1), np.int64),
+        "name": "text",
+    }
+    loader = prefetch([batch] * batches, places="gpu:0", output=output)
+    return lambda: loader
+
+
 def _dataset(batches: int, cache: str | None = None, transforms: tuple[Any, ...] = ()) -> Epochs:
     pictures = np.zeros((batches * BATCH, 32, 32, 1), np.uint8)
     rows = TensorDataset(pictures, np.arange(batches * BATCH) % 10)
@@ -58,6 +73,8 @@ CASES: dict[str, Callable[[int], Epochs]] = {
     "ready": _ready,
     "from_generator": _from_generator,
     "from_generator_torch": lambda batches: _from_generator(batches, "torch"),
+    "prefetch": _prefetch,
+    "prefetch_torch": lambda batches: _prefetch(batches, "torch"),
     "dataset": _dataset,
     "cached": lambda batches: _dataset(batches, "device"),
     "cached_augmented": lambda batches: _dataset(batches, "device", STEPS),
@@ -84,6 +101,40 @@ def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int]:
     return perf_counter_ns() - begun, runtime.calls - before
 
 
+def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Return the medians of one case for each checkout, measured by turns."""
+    arguments = ["--json", "--case", case, f"--batches={options.batches}", f"--repeats={options.repeats}"]
+    runs: list[list[dict[str, float]]] = [[] for _ in folders]
+    for _ in range(options.rounds):
+        for folder, seen in zip(folders, runs, strict=True):
+            command = [sys.executable, str(folder / "benchmarks/gpu/host.py"), *arguments]
+            environment = {**os.environ, "PYTHONPATH": str(folder)}
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
+            seen.append(json.loads(done.stdout)[case])
+    return [{kind: median(one[kind] for one in seen) for kind in ("us", "calls")} for seen in runs]
+
+
+def _describe(folder: Path) -> str:
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def compare_all(options: argparse.Namespace) -> None:
+    """Compare all checkouts case by case, and print a table."""
+    folders = [*options.beside, Path(__file__).parents[2]]
+    names = [_describe(folder) for folder in folders]
+    report: dict[str, dict[str, dict[str, float]]] = {}
+    print(f"| case | {' | '.join(names)} | last / first |")
+    print("|---|" + "---:|" * (len(names) + 1))
+    for case in options.case:
+        found = compare(folders, case, options)
+        report[case] = dict(zip(names, found, strict=True))
+        cells = [f"{one['us']:.1f} µs, {one['calls']:.1f} calls" for one in found]
+        print(f"| `{case}` | {' | '.join(cells)} | {found[-1]['us'] / found[0]['us']:.2f} |", flush=True)
+    if options.output is not None:
+        options.output.write_text(json.dumps({"rounds": options.rounds, "cases": report}, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure the chosen cases and print them."""
     parser = argparse.ArgumentParser(
@@ -93,7 +144,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=500, help="batches per epoch")
     parser.add_argument("--repeats", type=int, default=15, help="epochs to take the least of")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--beside", nargs="+", type=Path, default=[], help="checkouts of other commits")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each checkout")
+    parser.add_argument("--output", type=Path, help="write the comparison to this file")
     options = parser.parse_args()
+    if options.beside:
+        compare_all(options)
+        return
     found = {case: measure(case, options.batches, options.repeats) for case in options.case}
     if options.json:
         print(json.dumps(found))

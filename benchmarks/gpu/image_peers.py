@@ -12,6 +12,8 @@ import torch.utils.data
 
 from benchmarks.gpu import consumers
 from benchmarks.gpu.blocks import MEAN, STD, Pictures, PlanarPictures
+from gpuloader import prefetch
+from gpuloader.transforms import Normalize
 
 Batches = Callable[[], Iterator[Any]]
 SHARED_MEMORY = "/dev/shm"
@@ -89,6 +91,19 @@ def timms(length: int, batch: int, workers: int) -> Batches:
         std=STD,
         device=torch.device(consumers.DEVICE),
     )
+
+    def batches() -> Iterator[Any]:
+        for images, _ in loader:
+            yield images
+
+    return batches
+
+
+def wrapped(length: int, batch: int, workers: int) -> Batches:
+    """Return the same loader of bytes as for the others, which `prefetch` copies and normalizes."""
+    place = "gpu:0" if consumers.DEVICE == "cuda" else consumers.DEVICE
+    steps = [Normalize("0", MEAN, STD, scale=1 / 255)]
+    loader = prefetch(_loader(Pictures(length), batch, workers, itemsize=1), places=place, transforms=steps)
 
     def batches() -> Iterator[Any]:
         for images, _ in loader:

@@ -34,6 +34,7 @@ def images(repeats: int) -> list[Judged]:
             sources["timm PrefetchLoader, bytes"] = peers.timms(LENGTH, BATCH, WORKERS)
         else:
             print("left out: timm is not installed", file=sys.stderr)
+        sources["torch, bytes, gpuloader.prefetch"] = peers.wrapped(LENGTH, BATCH, WORKERS)
     else:
         print("left out: torch is not installed", file=sys.stderr)
     sources["gpuloader, bytes, Normalize on the device"] = _ours(dataset, consumer.output)

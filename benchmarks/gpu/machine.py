@@ -37,7 +37,7 @@ def describe_gpu_machine(commit: str | None) -> dict[str, str]:
         "CUDA runtime": _version(runtime.runtimeGetVersion()),
         "cupy": cupy.__version__,
     }
-    for library in ("torch", "timm"):
+    for library in ("torch", "timm", "torch_geometric", "lightning", "accelerate"):
         if importlib.util.find_spec(library):
             machine[library] = importlib.metadata.version(library)
     return machine

@@ -17,6 +17,7 @@ CASES = {
     "kernels": "benchmarks.gpu.kernels",
     "images": "benchmarks.gpu.images",
     "resident": "benchmarks.gpu.resident",
+    "wrapped": "benchmarks.gpu.wrapped",
 }
 """The module of each case's function, by the function's name."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from gpuloader import CUDAPlace
 from gpuloader.base.errors import QueueClosed
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.pipeline.delivery import Delivery
-from gpuloader.pipeline.epoch import Epoch, Road, build_road
+from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
@@ -80,11 +82,7 @@ class ReadyRoad:
             self._road,
             fetch,
             lambda step: step[0][1],
-            _leave,
+            deque(maxlen=0),  # the road is kept here
             drop_last=False,
             meter=self._meter,
         )
-
-
-def _leave(road: Road) -> None:
-    """Do nothing with a returned road, which is kept anyway."""

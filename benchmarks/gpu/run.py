@@ -1,4 +1,4 @@
-"""Measure gpuloader on a GPU: bandwidth, step time, host time, kernels, pictures, data on the device.
+"""Measure gpuloader on a GPU: bandwidth, step time, host time, kernels, pictures, data there, other loaders.
 
 python benchmarks/gpu/run.py [--case NAME ...] [--repeats N] [--output FILE]
 

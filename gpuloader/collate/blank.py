@@ -1,8 +1,9 @@
-"""Blanks: a sample's container without its entries, for classes that hold more than entries."""
+"""Blanks: a sample's container without its entries, for classes with more than entries and dataclasses."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -80,3 +81,62 @@ class Blank:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Blank, (self._value,)
+
+
+class BlankObject:
+    """An object of a dataclass without the values of its fields.
+
+    Batches are filled into copies of it, without a call of the class. So frozen dataclasses, those whose
+    `__init__` takes other arguments, and attributes that are no fields all come out as they went in.
+
+    Parameters
+    ----------
+    value : object
+        The object with empty fields; nobody changes it.
+    names : tuple of str
+        The names of its fields.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Pair:
+    ...     first: int
+    ...     second: str
+    >>> blank = BlankObject.of(Pair(1, "a"))
+    >>> blank.entries(Pair(2, "b")), blank.fill({"first": 3, "second": "c"})
+    ([2, 'b'], Pair(first=3, second='c'))
+    """
+
+    __slots__ = ("_value", "names")
+
+    def __init__(self, value: Any, names: tuple[str, ...]) -> None:
+        self._value = value
+        self.names = names
+
+    @classmethod
+    def of(cls, value: Any) -> BlankObject | None:
+        """Return the blank of a dataclass's object; None for any other value, or if it cannot be copied."""
+        if not hasattr(type(value), "__dataclass_fields__"):
+            return None
+        names = tuple(one.name for one in dataclasses.fields(value) if hasattr(value, one.name))
+        try:
+            blank = copy.copy(value)
+            if blank is value or type(blank) is not type(value):
+                return None
+            for name in names:
+                object.__setattr__(blank, name, None)
+        except Exception:  # the user's class may raise anything
+            return None
+        return cls(blank, names)
+
+    def entries(self, value: Any) -> list[Any]:
+        """Return the values of the fields of an object of the same class."""
+        return [getattr(value, name) for name in self.names]
+
+    def fill(self, entries: Mapping[str, Any]) -> Any:
+        """Return a new object with these values of its fields."""
+        filled = copy.copy(self._value)
+        for name, entry in entries.items():
+            object.__setattr__(filled, name, entry)
+        return filled

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Structure
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import Layout
-from gpuloader.transforms.program import Program
+from gpuloader.transforms.operations import Spec
+from gpuloader.transforms.program import Program, Programmer
 
 
 def room_for(collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout) -> int:
@@ -20,7 +22,7 @@ def room_for(collation: Collation, structure: Structure, levels: Sequence[int], 
     return (program.room if collation.on_host else program.copied).nbytes
 
 
-def complete(collation: Collation, staged: StagedBatch, keys: Indices) -> StagedBatch:
+def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
     """Write the transforms' random draws for the samples with these keys; on a CPU place, run the transforms.
 
     Raises
@@ -33,14 +35,43 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices) -> Staged
     if program is None or collation.programmer is None:
         return staged
     arrays = staged.slot.views(program.room if collation.on_host else program.copied)
-    program.check(arrays)
-    collation.programmer.fill_draws(program, arrays, keys)
+    _prepare(collation.programmer, program, arrays, keys)
     if collation.on_host:
         program.run_on_host(arrays)
         staged.layout, staged.levels = program.delivered, program.levels
     else:
         staged.layout = program.copied
     return staged
+
+
+def list_draws(
+    collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout
+) -> tuple[Spec, ...]:
+    """Return the shapes and dtypes of the random draws that are copied with a batch of this layout."""
+    program = _program(collation, structure, levels, layout)
+    drawn = () if program is None else program.copied.fields[len(layout.fields) :]
+    return tuple((one.shape, one.dtype) for one in drawn)
+
+
+def complete_apart(
+    collation: Collation, staged: StagedBatch, arrays: list[Array], keys: Indices
+) -> StagedBatch:
+    """Write the transforms' random draws for a batch of which a device copies some arrays from elsewhere.
+
+    The arrays are the batch's, wherever they lie, and those of `list_draws`; raises like `complete`.
+    """
+    assert staged.structure is not None
+    if collation.programmer is not None:
+        names = staged.structure.array_names
+        program = collation.programmer.program(names, staged.levels, staged.layout, drawn=True)
+        _prepare(collation.programmer, program, arrays, keys)
+    return staged
+
+
+def _prepare(programmer: Programmer, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
+    """Check the staged arrays, and write the draws."""
+    program.check(arrays)
+    programmer.fill_draws(program, arrays, keys)
 
 
 def _program(

@@ -130,7 +130,7 @@ class Gatherer:
         staged = StagedBatch(slot, layout, self._levels, number, self._structure)
         return staged if not self._has_transforms else self._complete(staged, indices)
 
-    def _complete(self, staged: StagedBatch, indices: Indices) -> StagedBatch:
+    def _complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
         try:
             return complete(self._collation, staged, indices)
         except SampleError as error:
@@ -235,7 +235,7 @@ class RowStager(Gatherer):
         span[0], span[1] = indices.first, indices.last
         staged = StagedBatch(slot, layout, self._levels, number, self._structure)
         # Only random draws need the indices. Without them, the host never has to compute the permutation.
-        return self._complete(staged, indices.indices() if self._draws else ())
+        return self._complete(staged, indices if self._draws else ())
 
 
 class Gathering:

@@ -9,6 +9,9 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpuloader.base.errors import (
     BadValue,
     LoaderError,
@@ -25,6 +28,25 @@ from gpuloader.sources.readers.contract import Reader, iterate
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """An array of a batch that is not in the slot, because a device can copy it from where it lies.
+
+    Attributes
+    ----------
+    bytes : numpy.ndarray
+        The array's page-locked memory, uint8, which it keeps.
+    address : int
+        Start address of that memory.
+    offset : int
+        Where the array lies in the device slot, in bytes.
+    """
+
+    bytes: NDArray[np.uint8]
+    address: int
+    offset: int
 
 
 @dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
@@ -47,6 +69,10 @@ class StagedBatch:
         The fields of the structure that are not arrays; each list has one value per sample.
     state : object
         The source's own state after this batch, if it has one.
+    apart : tuple of Apart
+        The arrays that a device copies from elsewhere.
+    in_slot : int or None
+        The bytes that it copies from the slot; None means the whole layout.
     skipped : int
         The number of samples left out, because their pictures cannot be decoded.
     """
@@ -58,6 +84,8 @@ class StagedBatch:
     structure: Structure | None = None
     objects: tuple[Any, ...] = ()
     state: Any = None
+    apart: tuple[Apart, ...] = ()
+    in_slot: int | None = None
     skipped: int = 0
 
 
@@ -172,7 +200,12 @@ class _Place:
 
 
 def fill_slot(
-    write: Callable[[list[Array]], None], layout: Layout, ring: Ring, meter: Meter, begun: int
+    write: Callable[[list[Array]], None],
+    layout: Layout,
+    ring: Ring,
+    meter: Meter,
+    begun: int,
+    room: int | None = None,
 ) -> Slot:
     """Wait for a free slot and return it filled.
 
@@ -188,9 +221,11 @@ def fill_slot(
         Receives the times of reading, waiting and writing.
     begun : int
         When the reader was asked for the batch, in nanoseconds of `time.perf_counter_ns`.
+    room : int or None
+        The bytes that the slot must have, if that is more than the layout's.
     """
     fetched = perf_counter_ns()
-    slot = ring.acquire(layout.nbytes)
+    slot = ring.acquire(layout.nbytes if room is None else room)
     ready = perf_counter_ns()
     try:
         write(slot.views(layout))

@@ -8,18 +8,19 @@ else stays. A field's name is its path from the top: ``image``, ``boxes.0``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.collate.blank import Blank
+from gpuloader.collate.blank import Blank, BlankObject
 from gpuloader.fields.convert import IF_A_LIST, IF_IT_VARIES
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import can_stage
 from gpuloader.sources.block import WholeList
+from gpuloader.sources.recognizing import is_instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +41,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A dict, tuple or list of further nodes.
+    """A dict, tuple or list of further nodes, or an object with fields.
 
     Attributes
     ----------
     kind : type
-        The sample's class at this node: dict, tuple, list, or a class derived from one of them.
+        The sample's class at this node: dict, tuple, list, a class derived from one of them, or a dataclass.
     keys : tuple or None
-        A dict's keys, in its order; None for sequences.
+        A dict's keys, or an object's fields, in order; None for sequences.
     children : tuple of Leaf or Branch
         One node per key or element.
     name : str
         The path from the top; empty at the top itself.
-    blank : Blank or None
+    blank : Blank, BlankObject or None
         The container without its entries, if its class has more than entries; None for plain classes.
     """
 
@@ -60,13 +61,15 @@ class Branch:
     keys: tuple[Any, ...] | None
     children: tuple[Node, ...]
     name: str
-    blank: Blank | None = None
+    blank: Blank | BlankObject | None = None
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
         if self.keys is None:
             if isinstance(value, list | tuple) and len(value) == len(self.children):
                 return value
+        elif isinstance(self.blank, BlankObject):
+            return self.blank.entries(value)
         elif isinstance(value, Mapping) and len(value) == len(self.keys):
             try:
                 return [value[key] for key in self.keys]
@@ -113,12 +116,13 @@ class Structure:
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = ("is_flat", "keeps_tuples", "leaves", "root")
+    __slots__ = ("_array_names", "is_flat", "keeps_tuples", "leaves", "root")
 
     def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
         self.keeps_tuples = keeps_tuples
         self.leaves = tuple(_leaves(root))
+        self._array_names: list[str] | None = None
         self.is_flat = (
             isinstance(root, Branch)
             and root.keys is None
@@ -134,6 +138,8 @@ class Structure:
         staged: Callable[[Any], bool] | None = None,
         may_be_empty: bool = False,
         keeps_tuples: bool = False,
+        opens: bool = False,
+        kept: Collection[str] = (),
     ) -> Structure:
         """Return the structure of a sample.
 
@@ -149,14 +155,19 @@ class Structure:
             Whether a sample without any field is accepted.
         keeps_tuples : bool
             Whether tuples in the sample stay tuples in the batch.
+        opens : bool
+            Whether the fields of a dataclass become fields. If not, its object is a single value.
+        kept : collection of str
+            Names of fields, or of containers of fields, that are not staged, whatever they hold.
 
         Raises
         ------
         SampleError
             The sample has no field, or contains itself.
         """
+        rules = _Rules(whole, staged or is_array, opens, kept)
         try:
-            structure = cls(_node(sample, "", whole, staged or is_array), keeps_tuples)
+            structure = cls(_node(sample, "", rules), keeps_tuples)
         except RecursionError:
             raise SampleError(
                 f"expected containers that end, got {_describe_value(sample)} that contains itself or is "
@@ -178,8 +189,11 @@ class Structure:
 
     @property
     def array_names(self) -> list[str]:
-        """Names of the leaves that are arrays."""
-        return [leaf.name for leaf in self.leaves if leaf.is_array]
+        """Names of the leaves that are arrays; callers must not change the list."""
+        names = self._array_names
+        if names is None:  # asked for with every batch
+            names = self._array_names = [leaf.name for leaf in self.leaves if leaf.is_array]
+        return names
 
     def describe(self) -> str:
         """Return what a sample of this structure is, for error messages.
@@ -221,18 +235,49 @@ class Structure:
         return _build(self.root, iter(fields), self.keeps_tuples)
 
 
-def _node(value: Any, name: str, whole: Collection[str], staged: Callable[[Any], bool]) -> Node:
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How a sample is taken apart; the attributes are parameters of `Structure.of`."""
+
+    whole: Collection[str]
+    staged: Callable[[Any], bool]
+    opens: bool
+    kept: Collection[str]
+
+    def within(self, value: Any, number: int) -> _Rules:
+        """Return the rules for an element of a list or tuple.
+
+        PyTorch wants the batch sizes of a packed sequence in host memory, wherever its data is.
+        """
+        stays = number == 1 and self.opens and is_instance(value, "torch.nn.utils.rnn", "PackedSequence")
+        return replace(self, staged=_never) if stays else self
+
+
+def _node(value: Any, name: str, rules: _Rules) -> Node:
+    if rules.kept and name in rules.kept:
+        rules = replace(rules, staged=_never, kept=())
     if isinstance(value, Mapping):
-        children = tuple(_node(entry, join_name(name, key), whole, staged) for key, entry in value.items())
+        children = tuple(_node(entry, join_name(name, key), rules) for key, entry in value.items())
         return Branch(type(value), tuple(value), children, name, Blank.of(value))
     if isinstance(value, list | tuple):
-        if name in whole:
+        if name in rules.whole:
             return Leaf(name, True)
         if isinstance(value, WholeList):
             return Leaf(name or "0", False)
-        children = tuple(_node(entry, join_name(name, part), whole, staged) for part, entry in _parts(value))
+        children = tuple(
+            _node(entry, join_name(name, part), rules.within(value, at))
+            for at, (part, entry) in enumerate(_parts(value))
+        )
         return Branch(type(value), None, children, name, Blank.of(value))
-    return Leaf(name or "0", staged(value))
+    if rules.opens and not isinstance(value, Ragged) and (blank := BlankObject.of(value)) is not None:
+        entries = zip(blank.names, blank.entries(value), strict=True)
+        children = tuple(_node(entry, join_name(name, key), rules) for key, entry in entries)
+        return Branch(type(value), blank.names, children, name, blank)
+    return Leaf(name or "0", rules.staged(value))
+
+
+def _never(value: Any) -> bool:  # noqa: ARG001
+    return False
 
 
 def is_proper_array(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,56 @@ from gpuloader.fields.spec import Array, FeedSpec, is_stageable
 from gpuloader.fields.tensors import needs_gradient
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A value in parts.
+
+    Attributes
+    ----------
+    structure : Structure
+        How the parts make up the value.
+    arrays : list of numpy.ndarray
+        The arrays of the array fields, several for a ragged one.
+    levels : tuple of int
+        The lod_level of each array field.
+    objects : tuple
+        The values of the other fields.
+    """
+
+    structure: Structure
+    arrays: list[Array]
+    levels: tuple[int, ...]
+    objects: tuple[Any, ...]
+
+
+def take_apart(structure: Structure, value: Any, convert: Callable[[int, Any], Any] | None = None) -> Parts:
+    """Return the parts of a value of this structure.
+
+    `convert` takes the number and the value of each array field, and returns what to stage.
+
+    Raises
+    ------
+    SampleError
+        The value has another structure, or an array field does not hold numbers.
+    """
+    arrays: list[Array] = []
+    levels: list[int] = []
+    objects: list[Any] = []
+    for field, (leaf, entry) in enumerate(zip(structure.leaves, structure.flatten(value), strict=True)):
+        if not leaf.is_array:
+            objects.append(entry)
+            continue
+        try:
+            found = entry if convert is None else convert(field, entry)
+            parts = (found.values, *found.row_splits) if isinstance(found, Ragged) else (found,)
+            arrays += map(as_numbers, parts)
+        except SampleError as error:
+            error.field = leaf.name
+            raise
+        levels.append(len(parts) - 1)
+    return Parts(structure, arrays, tuple(levels), tuple(objects))
 
 
 def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable[[int], Slot]) -> StagedBatch:
@@ -52,29 +103,15 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     )
     if collation.feeds is not None:
         structure = Structure.flat([feed.name for feed in collation.feeds])
-    arrays: list[Array] = []
-    levels: list[int] = []
-    objects: list[Any] = []
-    for field, (leaf, entry) in enumerate(zip(structure.leaves, structure.flatten(value), strict=True)):
-        if not leaf.is_array:
-            objects.append(entry)
-            continue
-        try:
-            if collation.feeds is not None and not collation.batched and not by_user:
-                entry = _convert_sample(entry, collation.feeds[field])
-            if isinstance(entry, Ragged):
-                arrays += [as_numbers(entry.values), *(as_numbers(splits) for splits in entry.row_splits)]
-            else:
-                arrays.append(as_numbers(entry))
-            levels.append(len(entry.row_splits) if isinstance(entry, Ragged) else 0)
-        except SampleError as error:
-            error.field = leaf.name
-            raise
-    layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+    feeds, convert = collation.feeds, None
+    if feeds is not None and not collation.batched and not by_user:
+        convert = lambda field, entry: _convert_sample(entry, feeds[field])  # noqa: E731
+    parts = take_apart(structure, value, convert)
+    layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
-    for view, array in zip(slot.views(layout), arrays, strict=True):
+    for view, array in zip(slot.views(layout), parts.arrays, strict=True):
         np.copyto(view, array)
-    return StagedBatch(slot, layout, tuple(levels), number, structure, tuple(objects))
+    return StagedBatch(slot, layout, parts.levels, number, structure, parts.objects)
 
 
 def _find_plain(value: Any, keeps_tuples: bool) -> tuple[Structure, Layout] | None:

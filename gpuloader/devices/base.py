@@ -40,7 +40,18 @@ DeviceMemory = Any
 
 
 class DeviceCalls(Protocol):
-    """The calls that are made for every batch."""
+    """The calls that are made for every batch.
+
+    Attributes
+    ----------
+    name : str
+        The device's name in messages, such as 'cpu' or 'gpu:0'.
+    direct : bool
+        Whether the user's arrays lie in the host slot itself, so that the pipeline copies nothing.
+    """
+
+    name: str
+    direct: bool
 
     def event(self, *, timed: bool = False) -> Event:
         """Return a new event, which counts as reached until it is recorded; `timed` ones record the time."""
@@ -55,6 +66,9 @@ class DeviceCalls(Protocol):
 
     def captures(self, stream: Stream) -> bool:
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
+
+    def is_capturing(self, stream: Stream = None) -> bool:
+        """Return whether the thread captures a graph, or `stream` is captured by anybody."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event."""
@@ -86,16 +100,10 @@ class Device(DeviceCalls, Protocol):
 
     Attributes
     ----------
-    name : str
-        The device's name in messages, such as 'cpu' or 'gpu:0'.
-    direct : bool
-        Whether the user's arrays lie in the host slot itself, so that the pipeline copies nothing.
     locker : PageLocker or None
         Page-locks the slots that this device copies from; None if page-locking is of no use.
     """
 
-    name: str
-    direct: bool
     locker: PageLocker | None
 
     def current(self) -> AbstractContextManager[DeviceCalls]:
@@ -107,11 +115,11 @@ class Device(DeviceCalls, Protocol):
     def stream(self) -> Stream:
         """Return a new stream; only events order it with respect to others."""
 
-    def is_capturing(self, stream: Stream = None) -> bool:
-        """Return whether the thread captures a graph, or `stream` is captured by anybody."""
-
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until the mark is reached."""
+
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is page-locked, so that a copy can run from it; any thread may ask."""
 
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
         """Return the arrays that programs compute with, one per field; they keep the memory alive."""

@@ -20,7 +20,6 @@ from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import explain_absence, translate
-from gpuloader.devices.foreign_places import is_torch_capturing
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -122,42 +121,54 @@ def _refuse_fork(index: int) -> None:
         raise PlaceError(f"gpu:{index} cannot be used in a forked process: CUDA does not survive a fork")
 
 
-class _Current:
-    """A block in which a GPU is the thread's current device; turns CUDA's errors into the package's own."""
+class _Here:
+    """A block in which a GPU is the current device anyway; turns CUDA's errors into the package's own."""
 
-    __slots__ = ("_before", "_calls", "_context", "_index")
+    __slots__ = ("_calls",)
 
-    def __init__(self, index: int, context: Context, calls: CudaCalls) -> None:
-        self._index = index
-        self._context = context
+    def __init__(self, calls: CudaCalls) -> None:
         self._calls = calls
-        self._before: int | None = None
 
     def __enter__(self) -> CudaCalls:
-        if _forked:
-            _refuse_fork(self._index)
-        try:
-            self._before = self._context.enter()
-        except Exception as error:
-            raise translate(cupy, self._index, error) or error from error
         return self._calls
-
-    def had_context(self) -> bool:
-        """Return whether the thread had a context before the block; without one it captures nothing."""
-        return self._context.has_any() if self._before is None else bool(self._before)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            try:
-                self._context.leave(self._before)
-            except Exception as second:
-                if error is None:  # otherwise keep the first error: a failed device refuses every later call
-                    raise translate(cupy, self._index, second) or second from second
-        failure = None if error is None else translate(cupy, self._index, error)
-        if failure is not None:
-            raise failure from error
+        if error is not None:
+            failure = translate(cupy, self._calls.index, error)
+            if failure is not None:
+                raise failure from error
+
+
+class _Away(_Here):
+    """A block in which a GPU is the current device instead of the thread's own."""
+
+    __slots__ = ("_before", "_context", "_home")
+
+    def __init__(self, calls: CudaCalls, context: Context, home: int) -> None:
+        super().__init__(calls)
+        self._context = context
+        self._home = home
+        self._before = 0
+
+    def __enter__(self) -> CudaCalls:
+        try:
+            self._before = self._context.enter()
+        except Exception as error:
+            raise translate(cupy, self._calls.index, error) or error from error
+        # A thread without a context captures nothing, and asking could create one.
+        return self._calls.from_home(self._home if self._before else None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._context.leave(self._before)
+        except Exception as second:
+            if error is None:  # otherwise keep the first error: a failed device refuses every later call
+                raise translate(cupy, self._calls.index, second) or second from second
+        super().__exit__(kind, error, trace)
 
 
 class CudaDevice:
@@ -178,15 +189,22 @@ class CudaDevice:
         self._runtime = cupy.cuda.runtime
         self._context = Context(cupy, index)
         self._calls = CudaCalls(cupy, index, self._free)
+        self._here = _Here(self._calls)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
 
-    def current(self) -> _Current:
+    def current(self) -> _Here:
         """Return a block in which this GPU is the thread's current device, and that yields its calls.
 
         It costs little if the GPU is current already. No other GPU is touched. CUDA's errors in the block
         become the package's own.
         """
-        return _Current(self.index, self._context, self._calls)
+        if _forked:
+            _refuse_fork(self.index)
+        try:
+            home: int = self._runtime.getDevice()
+        except Exception as error:
+            raise translate(cupy, self.index, error) or error from error
+        return self._here if home == self.index else _Away(self._calls, self._context, home)
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
@@ -249,15 +267,13 @@ class CudaDevice:
 
     def is_capturing(self, stream: Any = None) -> bool:
         """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
-        block = self.current()
-        with block as calls:
-            in_use = block.had_context()
-            own = calls.consumer_stream()
-            if calls.captures(own) or (
-                stream is not None and stream.ptr != own.ptr and calls.captures(stream)
-            ):
-                return True
-        return in_use and is_torch_capturing()  # PyTorch would create a context to answer
+        with self.current() as calls:
+            return calls.is_capturing(stream)
+
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is page-locked, by whichever library."""
+        with self.current() as calls:
+            return calls.is_page_locked(address, nbytes)
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""

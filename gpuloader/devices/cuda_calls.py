@@ -11,6 +11,7 @@ Why it calls CUDA the way it does:
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ from typing import Any
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
-from gpuloader.devices.foreign_arrays import as_stream, find_address
+from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
+from gpuloader.devices.foreign_places import current_torch_stream
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
 from gpuloader.transforms.bound import BoundProgram
@@ -26,6 +28,7 @@ from gpuloader.transforms.program import Program
 
 _HOST_TO_DEVICE = 1
 _OUT_OF_MEMORY = 2
+_HOST_MEMORY = 1
 _EVENT_NOT_READY = 600
 _MOST_BOUND = 8
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
@@ -98,6 +101,13 @@ class CudaCalls:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self._free = free
+        self._home: int | None = index
+
+    def from_home(self, index: int | None) -> CudaCalls:
+        """Return the calls for a block entered from another GPU, the thread's own; None if it has none."""
+        calls = copy.copy(self)
+        calls._home = index
+        return calls
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
@@ -129,6 +139,12 @@ class CudaCalls:
             address = target.address + offset
             self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is page-locked, by whichever library."""
+        ask = self._runtime.pointerGetAttributes
+        ends = (address, address + max(nbytes, 1) - 1)
+        return all(ask(end).type == _HOST_MEMORY for end in ends)
+
     # In the following, a stream may have handle 0, which means the default stream of the current device.
 
     def record(self, event: Any, stream: Any) -> None:
@@ -147,6 +163,21 @@ class CudaCalls:
             if error.status in CAPTURED:  # the default stream, and another stream's capture excludes it
                 return True
             raise
+
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
+        own = self.consumer_stream()
+        asked = own.ptr
+        if self.captures(own):
+            return True
+        if stream is not None and stream.ptr != asked:
+            asked = stream.ptr
+            if self.captures(stream):
+                return True
+        handle = None if self._home is None else current_torch_stream(self._home)
+        if handle is None or handle in (own.ptr, asked):
+            return False
+        return self.captures(ForeignStream(handle))
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run.
@@ -196,9 +227,9 @@ class CudaCalls:
 
     def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
         cuda, ndarray = self._cupy.cuda, self._cupy.ndarray
+        pointer = cuda.MemoryPointer
         unowned = cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
-        start = cuda.MemoryPointer(unowned, 0)
-        return [ndarray(one.shape, one.dtype, start + one.offset) for one in layout.fields]
+        return [ndarray(one.shape, one.dtype, pointer(unowned, one.offset)) for one in layout.fields]
 
     def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`.

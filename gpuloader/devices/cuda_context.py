@@ -30,22 +30,15 @@ class Context:
         self._index = index
         self._handle = 0
 
-    def enter(self) -> int | None:
-        """Make the GPU the thread's current one; return the context before, or None if it was current."""
-        if self._runtime.getDevice() == self._index:
-            return None
+    def enter(self) -> int:
+        """Make the GPU, which is not current, the thread's current one; return the context before, or 0."""
         before: int = self._driver.ctxGetCurrent()
         self._driver.ctxSetCurrent(self._handle or self._find())
         return before
 
-    def leave(self, before: int | None) -> None:
+    def leave(self, before: int) -> None:
         """Make the context current that `enter` returned; 0 is none, and the thread's device is as before."""
-        if before is not None:
-            self._driver.ctxSetCurrent(before)
-
-    def has_any(self) -> bool:
-        """Return whether the calling thread has a current context, of any device."""
-        return bool(self._driver.ctxGetCurrent())
+        self._driver.ctxSetCurrent(before)
 
     def _find(self) -> int:
         """Return the primary context, which the runtime may create now.

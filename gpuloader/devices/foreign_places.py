@@ -38,7 +38,16 @@ def current_cuda_device() -> int:
     return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
 
 
-def is_torch_capturing() -> bool:
-    """Return whether PyTorch's current stream of the calling thread is being captured into a graph."""
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
+def current_torch_stream(index: int) -> int | None:
+    """Return the handle of PyTorch's current stream of the calling thread on a GPU; None if it uses none."""
+    torch: Any = sys.modules.get("torch")
+    cuda: Any = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return raw_stream(torch, index)
+
+
+def raw_stream(torch: Any, index: int) -> int:
+    """Return the handle of the current stream of PyTorch, which the caller has imported, on a GPU."""
+    raw: Any = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)  # makes no object
+    return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))

@@ -109,6 +109,10 @@ class HostDevice:
         """Run a program immediately."""
         program.run_on_host(self.arrays(memory, program.room))
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return False: nothing is copied from there."""
+        return False
+
     def arrays(self, memory: HostBuffer, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field."""
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]

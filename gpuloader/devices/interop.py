@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, PlaceError
-from gpuloader.devices.base import Device, Event, Stream
+from gpuloader.devices.base import Device, DeviceCalls, Event, Stream
 from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.devices.foreign_arrays import ForeignStream, as_stream
+from gpuloader.devices.foreign_places import raw_stream
 from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
@@ -31,7 +32,7 @@ class Output(Protocol):
     """Converts the batches of one device for the user."""
 
     def stream(self) -> Stream:
-        """Return the stream on which the calling thread will use the next batch."""
+        """Return the stream on which the calling thread will use the next batch; None if not known yet."""
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
         """Return the device's arrays as the user's; `ready` is the event after their copy."""
@@ -123,7 +124,7 @@ class CopiedOutput:
         return copies
 
 
-def find_capture(device: Device, stream: Stream) -> LoaderError | None:
+def find_capture(device: DeviceCalls, stream: Stream) -> LoaderError | None:
     """Return the error for a batch that is requested while the calling thread captures a graph, or None.
 
     It asks for the states of streams alone, because many other calls, by any thread, would invalidate the
@@ -186,22 +187,22 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
         return ForeignOutput(wrap, device.consumer_stream)
     if name == "jax":
         return CopiedOutput(device, wrap, lambda array: module.numpy.array(array, copy=True))
-    streams = module.cuda if name == "torch" else module.device.cuda
-    return ForeignOutput(wrap, own or _current_stream(streams, getattr(module, "_C", None), index))
+    assert index is not None
+    return ForeignOutput(wrap, own or _current_stream(name, module, index))
 
 
-def _current_stream(streams: Any, internals: Any, index: int | None) -> Callable[[], Stream]:
+def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     """Return a function that returns the framework's current stream on a device, in the calling thread."""
-    raw: Any = getattr(internals, "_cuda_getCurrentRawStream", None)  # PyTorch's, which makes no object
     latest: ForeignStream | None = None
 
     def current() -> Stream:
         nonlocal latest
         found = latest
-        if raw is None or found is None:  # the first call initializes PyTorch
+        if name != "torch" or found is None:  # the first call initializes PyTorch
+            streams = module.cuda if name == "torch" else module.device.cuda
             stream = streams.current_stream(index)
             found = latest = ForeignStream(stream.cuda_stream, stream)
-        elif (ptr := raw(index)) != found.ptr:
+        elif (ptr := raw_stream(module, index)) != found.ptr:
             found = latest = ForeignStream(ptr)
         return found
 
@@ -238,6 +239,9 @@ def _wrapper(name: str, device: Device) -> Callable[[Any], Any]:
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack
+    if name == "torch":  # what its function ends in, for a capsule
+        internals = getattr(importlib.import_module(name), "_C", None)
+        from_dlpack = getattr(internals, "_from_dlpack", from_dlpack)
     # -1: CuPy must not order the array against its own current stream; the lane orders streams itself.
     unordered: Callable[[Any], Any] = lambda array: from_dlpack(array.__dlpack__(stream=-1))  # noqa: E731
     if name == "torch":

@@ -234,6 +234,10 @@ class SimulatedDevice:
                 memory.readers[stream.number] = clock[stream.number]
             self._put(stream, kernel, duration)
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:  # noqa: ARG002
+        """Return False: there is no page-locked memory."""
+        return False
+
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field over the memory's bytes."""
         self._memories[id(memory.bytes)] = memory

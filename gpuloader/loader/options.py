@@ -141,13 +141,13 @@ def _keeps_apart(parts: Sequence[Sized], batching: Batching) -> bool:
     return size == 1 or (isinstance(batching.order(0, 0), InOrder) and all(end % size == 0 for end in ends))
 
 
-def check_transforms(transforms: object) -> list[Any]:
+def check_transforms(transforms: object, *, batches_only: bool = False) -> list[Any]:
     """Return the transforms as a list.
 
     Raises
     ------
     TypeError
-        They are not a list, or an entry is not a transform.
+        They are not a list, or an entry is not a transform, or is one of single pictures with `batches_only`.
     """
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of transforms, got {type(transforms).__name__}")
@@ -159,6 +159,11 @@ def check_transforms(transforms: object) -> list[Any]:
             if isinstance(transform, type):
                 got = f"the class {transform.__name__}; pass an instance of it"
             raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
+        if batches_only and not of_batches:
+            raise TypeError(
+                f"{type(transform).__name__} is done to single pictures before they are a batch: pass it to "
+                "a gpuloader.DataLoader"
+            )
     return listed
 
 
@@ -215,11 +220,16 @@ def check_delivery(
         shards=shards,
         remainder=remainder,
     )
+    check_transform_places(transforms, delivery)
+    return delivery
+
+
+def check_transform_places(transforms: Sequence[Any], delivery: Delivery) -> None:
+    """Raise `ValueError` if transforms would have to run both on hosts and on GPUs."""
     if transforms and delivery.has_host and not delivery.on_host:
         raise ValueError(
             "transforms run where batches land, so places must be all GPUs or all host memory, got both"
         )
-    return delivery
 
 
 def check_dataset(dataset: object) -> bool:

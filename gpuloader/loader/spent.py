@@ -15,6 +15,7 @@ from gpuloader.sources.dataset import ChainDataset
 OF_DATASETS = (
     "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
 )
+OF_BATCHES = "pass a loader, a list, or an object whose __iter__ makes a new iterator"
 _OF_SAMPLERS = "pass a list, or an object whose __iter__ makes a new iterator"
 _OF_CLASSES = "make a new iterator in every call, for example by writing __iter__ with yield"
 _OF_READERS = "make a new iterator in every call, for example by writing the reader with yield"
@@ -58,6 +59,11 @@ def find_spent(dataset: Any, batching: Batching, *, drops: bool) -> str:
         if problem := _describe(what, one, _OF_SAMPLERS, drops):
             return problem
     return ""
+
+
+def find_spent_batches(batches: Any, *, drops: bool) -> str:
+    """Return that batches can be read only once, if so; see `find_spent`."""
+    return _describe("the iterable of batches", batches, OF_BATCHES, drops)
 
 
 def find_spent_reader(reader: Callable[[], Any], *, drops: bool) -> str:

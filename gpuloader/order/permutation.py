@@ -7,6 +7,7 @@ rely on an order, so it must stay the same on every machine and in every release
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ Words = NDArray[np.uint64]
 _ALL = 2**64 - 1
 # The constants of splitmix64 (Steele, Lea and Flood 2014, with Stafford's mixer 13).
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_30, _27, _31, _MIX_1, _MIX_2 = (np.uint64(word) for word in (30, 27, 31, _FIRST, _SECOND))
+_0, _30, _27, _31, _MIX_1, _MIX_2 = (np.uint64(word) for word in (0, 30, 27, 31, _FIRST, _SECOND))
 _BLOCK = 4096  # numbers hashed at once
 SORTED_AT_MOST = 2**18
 """Up to this length, permutations are sorted once, in a few ms and 2 MiB; beyond, computed per slice."""
@@ -54,7 +55,28 @@ def hash_positions(positions: Words, key: int) -> Words:
     ['0x599ed017fb08fc85', '0x2c73f08458540fa5']
     """
     words = positions * np.uint64(_STEP)
-    start = np.uint64((key + _STEP) & _ALL)
+    _mix(words, np.uint64((key + _STEP) & _ALL))
+    return words
+
+
+def hash_for_keys(positions: Words, keys: Sequence[int]) -> Words:
+    """Return the hashes of every position for each of several keys, shape (positions, keys).
+
+    Examples
+    --------
+    >>> hash_for_keys(np.array([0, 1], np.uint64), [1234567]).tolist() == [
+    ...     [hash_positions(np.array([position], np.uint64), 1234567)[0]] for position in (0, 1)
+    ... ]
+    True
+    """
+    starts = np.array([(key + _STEP) & _ALL for key in keys], np.uint64)
+    words: Words = np.add.outer(positions * np.uint64(_STEP), starts)
+    _mix(words.reshape(-1), _0)
+    return words
+
+
+def _mix(words: Words, start: np.uint64) -> None:
+    """Replace words, plus a start, by their hashes."""
     shifted = np.empty(min(_BLOCK, words.size), np.uint64)
     # Block by block, so that the eight passes run over data in the cache.
     for first in range(0, words.size, _BLOCK):
@@ -66,7 +88,6 @@ def hash_positions(positions: Words, key: int) -> Words:
         block ^= np.right_shift(block, _27, out=spare)
         block *= _MIX_2
         block ^= np.right_shift(block, _31, out=spare)
-    return words
 
 
 def sort_hashes(count: int, key: int) -> Words:

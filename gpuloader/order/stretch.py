@@ -44,6 +44,10 @@ class Stretch:
     def __len__(self) -> int:
         return self.count
 
+    def __getitem__(self, position: int) -> int:
+        """Return the dataset index of one sample."""
+        return int(self.indices()[position])
+
     def indices(self) -> Indices:
         """Return the dataset indices of the samples."""
         part = self.order.slice(self.first, self.last + 1)

@@ -51,7 +51,7 @@ class Remains:
     idle : deque of Road
         Where to leave the road, if it can be reused.
     is_closed : bool
-        Whether somebody closes it already.
+        Whether the epoch closes it.
     is_whole : bool
         Whether fetching has ended in time, so that the road can be reused.
     """
@@ -89,7 +89,6 @@ def guard(remains: Remains) -> Generator[None, None, None]:
         yield
     finally:
         if not remains.is_closed:
-            remains.is_closed = True
             try:
                 close(remains)
             except KeyboardInterrupt:

@@ -35,25 +35,28 @@ class CopyTimer:
         self._row = device.name + COPIES
         self._issued = 0
         self._anchor: tuple[Event, int] | None = None
+        self._begun: Event = None
         self._spare: list[Event] = []
         self._under_way: deque[tuple[Event, Event, int, bool]] = deque()
 
-    def begin(self, device: DeviceCalls) -> Event:
-        """Record the start of the next copy; return None if this copy is not timed."""
+    def begin(self, device: DeviceCalls) -> None:
+        """Record the start of the next copy, if this copy is timed."""
+        self._begun = None
         tracing = is_tracing()
         self._issued += 1
         if not tracing:
             self._anchor = None
             if self._issued % EVERY != 1:
-                return None
+                return
         elif self._anchor is None:
             self._set_anchor()
         begun = self._event()
         device.record(begun, self._stream)
-        return begun
+        self._begun = begun
 
-    def end(self, device: DeviceCalls, begun: Event) -> None:
-        """Record the end of the copy whose start `begin` returned."""
+    def end(self, device: DeviceCalls) -> None:
+        """Record the end of the copy that `begin` has begun."""
+        begun, self._begun = self._begun, None
         if begun is None:
             return
         done = self._event()

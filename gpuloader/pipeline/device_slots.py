@@ -130,10 +130,9 @@ class DeviceSlots:
         try:
             return self._device.alloc(nbytes)
         except StagingMemoryError:
-            fitting = [slot for slot in self.free if slot.memory.nbytes >= nbytes]
-            if len(fitting) == len(self.free) and not self._outgrown:
+            if not self._outgrown:  # then no slot is free, not even one that is too small
                 raise
-            self.free = deque(fitting)
+            self.free = deque(slot for slot in self.free if slot.memory.nbytes >= nbytes)
             self._outgrown.clear()
             return self._device.alloc(nbytes)
 

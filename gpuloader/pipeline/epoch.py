@@ -129,9 +129,9 @@ class Epoch:
             if pipeline is None:
                 end_if_exiting()
                 raise StopIteration
-            if pipeline.copies:
-                self._refuse_capture(pipeline)
             asked = perf_counter_ns()
+            if pipeline.copies:
+                self._begin_step(pipeline)
             if self._handed:
                 self._count_compute(asked)
             nvtx = push_range("next")
@@ -155,12 +155,13 @@ class Epoch:
                 self._steering = None
             return presented
 
-    def _refuse_capture(self, pipeline: Pipeline) -> None:
+    def _begin_step(self, pipeline: Pipeline) -> None:
         """Raise `LoaderError` while the calling thread captures a graph, and leave the epoch as it is."""
         try:
-            error = pipeline.find_capture()
+            error = pipeline.begin_step()
         except Exception:
             self.close()
+            end_if_exiting()
             raise
         if error is not None:
             raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Landing:
         The mask's offset in the device slot, behind all fields.
     ready : Event or None
         The event after which the batch can be used; None once the host knows that it is reached.
+    arrays : list of array
+        What the user gets, once it has been delivered.
     """
 
     staged: StagedBatch
@@ -48,6 +51,7 @@ class Landing:
     mask: Mask | None = None
     mask_at: int = 0
     ready: Event = None
+    arrays: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def layout(self) -> Layout:
@@ -104,6 +108,7 @@ class Lane:
         # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
         self._copying: deque[tuple[Event, Landing]] = deque()
         self._spare: list[Event] = []
+        self._is_late = False
         self._stream: Stream = None
         self._copy_stream = None if device.direct else device.stream()
         self._timer = CopyTimer(device, self._copy_stream, meter)
@@ -117,6 +122,41 @@ class Lane:
             return None
         self._stream = self._output.stream()
         return find_capture(self.device, self._stream)
+
+    def begin(self, take: Callable[[], Landing | None]) -> tuple[LoaderError | None, Landing | None]:
+        """Look for a capture as `find_capture`; if there is none, drain, and deliver a batch at once.
+
+        All that happens in one block of the device, so it must be the only lane of its pipeline.
+
+        Parameters
+        ----------
+        take : callable
+            Returns the batch to deliver, if there is one in flight; called only when it will be delivered.
+
+        Returns
+        -------
+        tuple of (LoaderError or None, Landing or None)
+            The error for a batch requested during a capture, and the batch that was delivered.
+        """
+        self._stream = stream = self._output.stream()
+        with self.device.current() as device:
+            error = find_capture(device, stream)
+            if error is not None:
+                return error, None
+            self._drain(device, self.prefetch + self._ring.stretched // 2)
+            landing = take()
+            if landing is not None:
+                landing.arrays = self._deliver(device, landing)
+            return None, landing
+
+    def follow(self, landing: Landing) -> None:
+        """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
+        stream, self._stream = self._stream or self._output.stream(), None
+        assert landing.slot is not None
+        with self.device.current() as device:
+            if landing.ready is not None:
+                device.wait(stream, landing.ready)
+        landing.slot.add_stream(stream)
 
     def compute(self, program: Program, memory: DeviceMemory) -> None:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
@@ -140,26 +180,42 @@ class Lane:
         landing = Landing(staged, slot, mask, mask_at)
         with self.device.current() as device:
             self._copy(device, landing, slot)
-            if program is not None:
+            if program is None:
+                self._mark_copy(device, landing)
+            elif self._is_resident:
+                self._gather(device, landing, slot, program)
+            else:
+                self._mark_copy(device, landing)
                 self._run(device, landing, slot, program)
         return landing
+
+    @property
+    def _is_resident(self) -> bool:
+        """Whether the rows are on the device, so that hardly anything is copied."""
+        return self.programmer is not None and self.programmer.sources is not None
 
     def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot) -> None:
         staged, mask, stream = landing.staged, landing.mask, self._copy_stream
         try:
             slot.await_release(device, stream)
-            begun = self._timer.begin(device)
+            self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
-            device.copy_async(slot.memory, staged.slot, staged.layout.nbytes, stream)
+            for one in staged.apart:
+                device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
+            device.copy_async(slot.memory, staged.slot, in_slot, stream)
         except BaseException:  # whichever call failed, no copy reads from the host slot
             self._ring.release(staged.slot)
             self._slots.give_back(slot)
             raise
+
+    def _mark_copy(self, device: DeviceCalls, landing: Landing) -> None:
+        """Record the event after which the batch's host slot is free."""
         copied = landing.ready = self._spare.pop() if self._spare else device.event()
-        device.record(copied, stream)
+        device.record(copied, self._copy_stream)
         self._copying.append((copied, landing))
-        self._timer.end(device, begun)
+        self._timer.end(device)
 
     def _run(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
         try:
@@ -169,6 +225,20 @@ class Lane:
             self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
             raise
         landing.ready = slot.ready
+        landing.staged.layout, landing.staged.levels = program.delivered, program.levels
+
+    def _gather(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
+        """Run a program over rows that are on the device; one event marks the end of it and of the copy.
+
+        The host slot holds row numbers at most, so it may as well wait for the kernels.
+        """
+        try:
+            device.run(program, slot.memory, self._copy_stream)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        finally:
+            self._mark_copy(device, landing)
         landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
     def _program(self, staged: StagedBatch) -> Program | None:
@@ -186,17 +256,24 @@ class Lane:
         if slot is None:
             return self.lease(staged, landing.mask)
         with self.device.current() as device:
-            try:
-                stream = self._output.stream() if self._stream is None else self._stream
-                self._stream = None
-                if landing.ready is not None:
-                    device.wait(stream, landing.ready)
-                stream = device.keep(stream)
-            except BaseException:
-                self._slots.give_back(slot)
-                raise
-            arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
-            return self._output.convert(arrays, landing.ready)
+            return self._deliver(device, landing)
+
+    def _deliver(self, device: DeviceCalls, landing: Landing) -> list[Any]:
+        slot = landing.slot
+        assert slot is not None
+        try:
+            stream = self._output.stream() if self._stream is None else self._stream
+            if stream is None:  # no batch has had arrays yet
+                stream = self.device.consumer_stream()
+            self._stream = None
+            if landing.ready is not None:
+                device.wait(stream, landing.ready)
+            stream = device.keep(stream)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
+        return self._output.convert(arrays, landing.ready)
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
@@ -216,10 +293,20 @@ class Lane:
     def drain(self) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done."""
         with self.device.current() as device:
-            self._slots.drain(device, self._stream)
-            while self._copying and device.query(self._copying[0][0]):
+            self._drain(device)
+
+    def _drain(self, device: DeviceCalls, spare: int = 0) -> None:
+        """Drain; do not ask about copies of up to `spare` batches, whose host slots nobody needs yet."""
+        self._slots.drain(device, self._stream)
+        copying = self._copying
+        if len(copying) > spare:
+            if len(copying) > 1 and not self._is_late and device.query(copying[-1][0]):
+                while copying:  # one stream ran them all
+                    self._end_oldest_copy()
+            while copying and device.query(copying[0][0]):
                 self._end_oldest_copy()
-            self._timer.collect(device)
+            self._is_late = len(copying) > spare  # where the last copy has hardly run, ask about the first
+        self._timer.collect(device)
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
@@ -238,8 +325,10 @@ class Lane:
 
     def close(self) -> None:
         """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
-        while self.finish_oldest_copy():
-            pass
+        if self._copying:
+            self.device.synchronize(self._copying[-1][0])
+            while self._copying:
+                self._end_oldest_copy()
         self._timer.forget()
         self._slots.trim(self.prefetch + 1)
 

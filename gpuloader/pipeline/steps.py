@@ -75,11 +75,14 @@ class Pipeline:
         self._lanes = lanes
         self.copies = not all(lane.device.direct for lane in lanes)
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
-        self._only_direct_lane = lanes[0] if len(lanes) == 1 and lanes[0].device.direct else None
+        only = lanes[0] if len(lanes) == 1 else None
+        self._only_direct_lane = only if only is not None and only.device.direct else None
+        self._only_copying_lane = only if self._only_direct_lane is None else None
         self.prefetch = prefetch
         self._drop_last = drop_last
         self._group: list[StagedBatch] = []
         self._flying: deque[list[Landing]] = deque()
+        self._begun: Landing | None = None  # the step that `begin_step` has delivered
         self._ending: BaseException | None = None
 
     def next_step(self) -> DeliveredStep:
@@ -92,14 +95,19 @@ class Pipeline:
         BaseException
             The fetcher's exception, once every step before it has been delivered.
         """
-        self._drain()
+        flying, early = self._flying, self._begun
+        if self._only_copying_lane is None:
+            self._drain()
         if self._only_direct_lane is not None:
             return self._next_direct(self._only_direct_lane)
         self.waited = 0
-        flying = self._flying
-        while len(flying) <= self.prefetch and self._ending is None:
-            if not self._advance(wait=not flying):
+        while len(flying) < self.prefetch + (early is None) and self._ending is None:
+            if not self._advance(wait=early is None and not flying):
                 break
+        if early is not None:
+            self._begun, arrays = None, early.arrays
+            early.arrays = []  # the lane may hold the landing for longer than the user holds the arrays
+            return [(early.staged, arrays)]
         if not flying:
             raise self._end()
         landings = flying.popleft()
@@ -215,6 +223,32 @@ class Pipeline:
             self._ring.release(staged.slot)
         self._group = []
 
+    def begin_step(self) -> LoaderError | None:
+        """Begin the next step; if the calling thread captures a graph, return the error and change nothing.
+
+        The reader may be any code, and may run in this thread. So the device is looked at before it and after
+        it. If there is only one place, whatever can be done before the next batch is read is done here, with
+        one look: the batch to deliver, which is in flight already, is delivered.
+        """
+        lane = self._only_copying_lane
+        if lane is None:
+            return self.find_capture()
+        is_early = self._begun is not None  # the thread was interrupted when it read the next batch
+        if self._ring.freed:
+            self._ring.drain()
+        begun = perf_counter_ns()
+        error, landing = lane.begin(self._take_oldest)
+        if landing is not None:
+            self._begun = landing
+            if is_tracing():
+                mark("deliver", begun, perf_counter_ns())
+        elif is_early and error is None and self._begun is not None:
+            lane.follow(self._begun)
+        return error
+
+    def _take_oldest(self) -> Landing | None:
+        return self._flying.popleft()[0] if self._flying and self._begun is None else None
+
     def find_capture(self) -> LoaderError | None:
         """Return the error for a step that is requested while this thread captures a graph, or None."""
         for lane in self._copying_lanes:
@@ -231,6 +265,9 @@ class Pipeline:
             Whether the ring can be used for another epoch; False if the fetcher did not stop.
         """
         self._ending = QueueClosed("the epoch was closed")
+        if self._begun is not None:
+            self._begun.arrays = []
+            self._begun = None
         stopped = self._fetch.close()
         self._drop_group()
         return stopped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,26 @@ def arrange(fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Layout
         placed.append(FieldLayout(offset, shape, dtype))
         end = offset + math.prod(shape) * dtype.itemsize
     return Layout(tuple(placed), end)
+
+
+def arrange_last(
+    fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...], last: Collection[int]
+) -> tuple[Layout, Layout]:
+    """Return the layout of fields of which those with these numbers lie last, and that of the others.
+
+    Examples
+    --------
+    >>> byte = np.dtype("uint8")
+    >>> whole, others = arrange_last((((300,), byte), ((5,), byte)), last=[0])
+    >>> [field.offset for field in whole.fields], whole.nbytes, others.nbytes
+    ([256, 0], 556, 5)
+    """
+    others = [number for number in range(len(fields)) if number not in last]
+    order = [*others, *sorted(last)]
+    placed = arrange(tuple(fields[number] for number in order))
+    found = dict(zip(order, placed.fields, strict=True))
+    whole = Layout(tuple(found[number] for number in range(len(fields))), placed.nbytes)
+    return whole, arrange(tuple(fields[number] for number in others))
 
 
 def align(nbytes: int) -> int:

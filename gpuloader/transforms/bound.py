@@ -9,6 +9,8 @@ from gpuloader.kernels.recording import Launch, record_launches
 from gpuloader.transforms.operations import GatherRows, GatherSpan, KernelCall
 from gpuloader.transforms.program import Program
 
+_Prepared = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
+
 
 class BoundProgram:
     """Launches a program over the same arrays, batch after batch.
@@ -28,7 +30,7 @@ class BoundProgram:
     def __init__(self, program: Program, arrays: list[Any]) -> None:
         self.program = program
         self._arrays = arrays
-        self._launches: list[Launch] | None = None
+        self._launches: list[_Prepared] | None = None
 
     def launch(self, stream: Any) -> None:
         """Launch the program on a stream of the device, which is the current one.
@@ -39,14 +41,20 @@ class BoundProgram:
             A step can only run on the host.
         """
         if self._launches is not None:
-            for _, kernel, grid, block, arguments in self._launches:
+            for kernel, grid, block, arguments in self._launches:
                 kernel(grid, block, arguments, stream=stream)
         elif all(is_repeatable(step.operation) for step in self.program.steps):
             with record_launches() as launches:
                 self.program.run_on_device(self._arrays, stream)
-            self._launches = fuse_gathers(launches)
+            self._launches = [_prepare(one) for one in fuse_gathers(launches)]
         else:
             self.program.run_on_device(self._arrays, stream)
+
+
+def _prepare(launch: Launch) -> _Prepared:
+    """Return a launch's parts, with the function for this device, which a CuPy kernel would look up."""
+    _, kernel, grid, block, arguments = launch
+    return getattr(kernel, "kernel", kernel), grid, block, arguments
 
 
 def is_repeatable(operation: Any) -> bool:

@@ -20,6 +20,7 @@ from gpuloader.transforms.program import Transform
 
 _TARGETS = ("float16", "bfloat16", "float32")
 _WINDOW = 3  # the numbers of a window: top, left, flip
+_LAST_BIT = np.uint64(63)
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def draw_windows(words: Array, room: tuple[int, int], size: tuple[int, int], *, 
     array([[0, 0, 0]], dtype=int32)
     """
     drawn = np.empty((len(words), _WINDOW), np.int32)
-    for column in (0, 1):
-        drawn[:, column] = words[:, column] % np.uint64(room[column] - size[column] + 1)
-    drawn[:, 2] = words[:, 2] >> np.uint64(63) if flip else 0
+    places = np.array([room[0] - size[0] + 1, room[1] - size[1] + 1], np.uint64)
+    drawn[:, :2] = words[:, :2] % places
+    drawn[:, 2] = words[:, 2] >> _LAST_BIT if flip else 0
     return drawn

@@ -16,12 +16,11 @@ import numpy as np
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array, Indices
-from gpuloader.order.permutation import derive_key, hash_positions
-from gpuloader.order.randomness import as_number, current_draw
+from gpuloader.order.randomness import current_draw
+from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
 from gpuloader.transforms.operations import Computation, GatherRows, GatherSpan, Operation, Spec
-
-_DRAWS = 16  # part of the hash key, so that draws are independent of orders
 
 
 class Transform(Protocol):
@@ -167,6 +166,7 @@ class Programmer:
         self.order = order
         self._made: dict[Any, Program] = {}
         self._last: tuple[Layout | None, Program | None] = None, None
+        self._drawn: DrawnAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Programmer, (self.transforms, self.sources, self.order)
@@ -202,7 +202,7 @@ class Programmer:
         self._last = staged, program
         return program
 
-    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices) -> None:
+    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
         """Write the transforms' draws for the samples with the given keys, which are their dataset indices.
 
         The draws depend on nothing but the loader's seed, the epoch and the key.
@@ -210,17 +210,21 @@ class Programmer:
         if not program.drawn:
             return
         now = current_draw()
-        if isinstance(keys, np.ndarray):
-            samples = keys.astype(np.uint64)
-        else:
-            samples = np.array([as_number(key) for key in keys], np.uint64)
-        for number, (position, transform, field, specs) in enumerate(program.drawn):
-            words = np.empty((len(keys), transform.draws), np.uint64)
-            for column in range(transform.draws):
-                key = derive_key(now.seed or 0, now.epoch, _DRAWS, number, column)
-                words[:, column] = hash_positions(samples, key)
-            with _named(type(transform).__name__, field):
-                arrays[position][...] = transform.draw(words, specs)
+        purpose = Purpose(now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn))
+        drawn = self._draw(purpose, keys) if isinstance(keys, Stretch) else purpose.draw(keys)
+        for (position, transform, field, specs), words in zip(program.drawn, drawn, strict=True):
+            try:
+                target = arrays[position]
+                target[...] = transform.draw(words[: len(target)], specs)
+            except Exception:
+                with _named(type(transform).__name__, field):
+                    raise
+
+    def _draw(self, purpose: Purpose, stretch: Stretch) -> list[Array]:
+        ahead = self._drawn
+        if ahead is None or not ahead.has(purpose, stretch):  # another thread may do the same
+            ahead = self._drawn = draw_ahead(purpose, stretch, ahead)
+        return ahead.take(stretch)
 
 
 class _Planner:
@@ -239,23 +243,22 @@ class _Planner:
         self._names = list(names)
         self._levels = tuple(levels)
         self._fields: list[FieldLayout] = list(staged.fields)
+        self._present: dict[str, tuple[int, ...]] = {}
+        first = 0
+        for name, level in zip(names, levels, strict=True):
+            self._present[name] = tuple(range(first, first + 1 + level))
+            first += 1 + level
         self._end = staged.nbytes
         self._drawing = [one for one in transforms if one.draws]
         if drawn:
             self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
         else:
-            samples = _count_samples(staged, levels)
-            self._draws = [self._add(((samples, one.draws), np.dtype(np.int32))) for one in self._drawing]
+            draws = [((self._count_samples(one), one.draws), np.dtype(np.int32)) for one in self._drawing]
+            self._draws = list(map(self._add, draws))
         self._copied = Layout(tuple(self._fields), self._end)
-        self._present: dict[str, tuple[int, ...]] = {}
         self._steps: list[Step] = []
         if self._sources is not None:
             self._gather(self._sources, programmer.order)
-            return
-        first = 0
-        for name, level in zip(names, levels, strict=True):
-            self._present[name] = tuple(range(first, first + 1 + level))
-            first += 1 + level
 
     def _gather(self, sources: Sequence[GatherRows], order: Any) -> None:
         count, *rest = self._fields[0].shape
@@ -267,6 +270,16 @@ class _Planner:
             else:
                 step = Step(source, (0,), (output,), name, "gather")
             self._steps.append(step)
+
+    def _count_samples(self, transform: Transform) -> int:
+        """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
+        if self._sources is not None:
+            return self._fields[0].shape[0]
+        first, *splits = self._present[self._find(transform.field)]
+        if splits:
+            return self._fields[splits[0]].shape[0] - 1
+        shape = self._fields[first].shape
+        return shape[0] if shape else 0
 
     def _add(self, spec: Spec) -> int:
         shape, dtype = spec
@@ -323,10 +336,3 @@ class _Planner:
             problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)
         return name
-
-
-def _count_samples(staged: Layout, levels: Sequence[int]) -> int:
-    """Return the number of samples of a staged batch; a ragged field's first array has one row per step."""
-    if not staged.fields:
-        return 0
-    return staged.fields[1].shape[0] - 1 if levels and levels[0] else staged.fields[0].shape[0]

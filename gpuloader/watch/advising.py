@@ -24,7 +24,7 @@ class Configuration:
     ----------
     reads : str
         The kind of data: 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable
-        dataset, or 'reader'.
+        dataset, 'reader', or 'batches' of another loader.
     workers : int
         The number of worker threads or processes; a reader thread counts as one.
     worker_type : str
@@ -87,6 +87,8 @@ def advise_on_input(
     cores, workers = configuration.cores, configuration.workers
     if configuration.reads == "reader":
         return _advise_on_reader(configuration, parts, loop)
+    if configuration.reads == "batches":
+        return _advise_on_batches(configuration, parts, loop)
     if configuration.tuned and configuration.since is None:
         return []  # 'auto' is still searching
     if configuration.reads == "arrays":
@@ -159,3 +161,19 @@ def _advise_on_reader(configuration: Configuration, parts: dict[str, float], loo
             "takes longer than reading them",
         )
     return advice
+
+
+def _advise_on_batches(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
+    if not configuration.workers and loop < TOO_SHORT:
+        return ["larger batches: in steps this short, a thread that reads them costs more than it saves"]
+    if configuration.pace is None:
+        return ["prefetch=2: reads and copies the next batches while your loop computes"]
+    busy = (parts["fetch"] + parts["stage"]) / loop
+    if busy < BUSY_SHARE:
+        told = f"batches are read only {busy:.0%} of the time"
+        return [f"increase prefetch: {told}; reading further ahead evens out slow batches"]
+    return [
+        "more workers in the wrapped loader, such as num_workers of PyTorch's: prefetch reads it all the "
+        "time, and cannot make it faster",
+        "gpuloader.DataLoader in its place: writes samples straight into the memory that is copied",
+    ]

@@ -140,7 +140,7 @@ def _input_notes(configuration: Configuration, parts: dict[str, float]) -> list[
 
 
 def _name_workers(configuration: Configuration) -> str:
-    if configuration.reads == "reader":
+    if configuration.reads in ("reader", "batches"):
         return "reader thread"
     names = {"thread": ("thread", "threads"), "process": ("process", "processes")}
     return f"worker {names[configuration.worker_type][configuration.workers > 1]}"
@@ -198,6 +198,8 @@ def _copy_ahead(configuration: Configuration) -> str:
 
 def _switch(configuration: Configuration) -> str:
     """Return the option with which the loader itself chooses how to read ahead."""
+    if configuration.reads == "batches":
+        return "prefetch=2"
     return f"use_{'double_buffer' if configuration.reads == 'reader' else 'buffer_reader'}=True"
 
 

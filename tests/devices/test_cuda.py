@@ -18,6 +18,7 @@ from gpuloader import (
     CUDAPlace,
     DataFeeder,
     DataLoader,
+    Dataset,
     LoaderError,
     PlaceError,
     TensorDataset,
@@ -63,6 +64,12 @@ def capture(request, runtime):
 
 def batches(count):
     return lambda: ([np.full((3, 5), n, np.float32), np.full((3, 1), n)] for n in range(count))
+
+
+def fake_torch(current):
+    """Return PyTorch, with a function that returns the handle of its current stream on a device."""
+    cuda = SimpleNamespace(is_initialized=lambda: True)
+    return SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_getCurrentRawStream=current))
 
 
 def load(count, places="gpu:0", **options):
@@ -407,11 +414,8 @@ class TestContexts:
         assert runtime.contexts == {3}
 
     def test_nor_by_asking_torch_about_a_capture(self, runtime, monkeypatch):
-        """PyTorch asks about its own current device, which in a fresh thread is the first one."""
-        states = SimpleNamespace(
-            is_initialized=lambda: True, is_current_stream_capturing=lambda: runtime.streamIsCapturing(0)
-        )
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=states))
+        """PyTorch's streams on the first device, that of a fresh thread, may create its context."""
+        monkeypatch.setitem(sys.modules, "torch", fake_torch(lambda index: runtime.enter(index) or 0))
         assert self.in_a_fresh_thread(lambda: list(load(5, places="gpu:3"))) == 0
         assert runtime.contexts == {3}
 
@@ -710,6 +714,48 @@ class TestKernelsFail:
         assert caught.value is error
 
 
+class TestOneStep:
+    def test_looks_at_the_device_before_the_next_batch_is_read_and_after_it(self, runtime):
+        """Everything else is done in these two looks, and asks nothing twice."""
+        loader = load(60)
+        for _ in range(2):
+            runtime.calls.clear()
+            for batch in loader:
+                del batch
+                runtime.finish()
+        calls = runtime.calls
+        assert calls["getDevice"] <= 2 * 60 + 12  # and at the epoch's begin and end
+        assert calls["streamIsCapturing"] <= 60 + 4
+        assert calls["streamWaitEvent"] <= 2 * 60
+        assert calls["eventQuery"] <= 60
+        assert not calls["ctxGetCurrent"] + calls["setDevice"] + calls["malloc"]
+
+    def test_that_is_interrupted_loses_no_batch(self, runtime):
+        """A batch is delivered before the next is read; if that is interrupted, it comes a step later."""
+
+        class Rows(Dataset):
+            def __getitem__(self, index):
+                if index == 6:
+                    raise KeyboardInterrupt
+                return np.full(3, index, np.float32)
+
+            def __len__(self):
+                return 20
+
+        epoch = iter(DataLoader(Rows(), places="gpu:0", batch_size=2))
+        seen = []
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                seen.append(runtime.launch_read(next(epoch)))
+        other = cuda.cupy.cuda.Stream(non_blocking=True)
+        with other:  # the user may go on with another stream, which has to wait for the copy, too
+            seen.append(runtime.launch_read(next(epoch), other.ptr))
+            with pytest.raises(LoaderError, match="interrupted"):
+                next(epoch)
+        runtime.finish()
+        assert [int(values[0, 0]) for [values] in seen] == [0, 2, 4]
+
+
 REFUSED = "gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture"
 
 
@@ -775,11 +821,10 @@ class TestAStreamBeingCaptured:
 
     def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):
         """The loader's arrays are CuPy's, on the default stream, and the capture is PyTorch's."""
-        states = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: True)
         epoch = iter(load(10))
         next(epoch)
-        with monkeypatch.context() as patch, capture(current=False):
-            patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=states))
+        with monkeypatch.context() as patch, capture(current=False) as stream:
+            patch.setitem(sys.modules, "torch", fake_torch(lambda _: stream.ptr))
             with pytest.raises(LoaderError, match=REFUSED):
                 next(epoch)
         assert len(list(epoch)) == 9

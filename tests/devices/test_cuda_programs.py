@@ -152,6 +152,17 @@ def test_bytes_are_what_crosses_the_bus(runtime, monkeypatch):
     assert sorted(sizes) == sorted([PICTURES.nbytes, LABELS.nbytes] + [256 + 4 * 3 * 4] * (COUNT // 4))
 
 
+def test_rows_that_are_on_the_device_need_one_event_a_batch(runtime):
+    """It marks the end of the copy and that of the kernels; another marks the user's."""
+    loader = load(cache="device", batch_size=1)
+    for _ in range(2):
+        runtime.calls.clear()
+        for batch in loader:
+            del batch
+            runtime.finish()
+    assert runtime.calls["eventRecord"] <= 2.5 * COUNT  # one copy in eight is timed by two more
+
+
 def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch):
     orders, sizes, copy, permute = [], [], runtime.memcpyAsync, shuffle.shuffle
 

@@ -1,11 +1,15 @@
 """The window of jobs in progress: worker threads reserve slots while the consumer removes jobs."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from gpuloader.base.errors import QueueClosed, StagingMemoryError
 from gpuloader.fetch import jobs as fetch_jobs
-from gpuloader.fetch.jobs import Window
+from gpuloader.fetch.jobs import FIRST_JOBS, Window, deliver
+from gpuloader.staging.ring import Ring
+from gpuloader.watch.stats import Meter
 
 
 class EmptyRing:
@@ -52,3 +56,156 @@ def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(a
     worker.join(30)
     assert wrong == []
     assert list(window.jobs) == jobs[-100:]
+
+
+NBYTES = 100
+
+
+def ready_ring(slots):
+    """Return a ring whose memory is reserved, with all slots free."""
+    ring = Ring(slots, 1)
+    ring.release(ring.acquire(NBYTES))
+    return ring
+
+
+def plan(count, error=None):
+    yield from ((number, (number,)) for number in range(count))
+    if error is not None:
+        raise error
+
+
+def open_window(count=9, slots=9, ahead=3, in_order=True, error=None):
+    return Window(plan(count, error), ready_ring(slots), ahead, in_order=in_order)
+
+
+def finish(window, job):
+    """End a job with a batch, in its slot."""
+    job.finish(
+        SimpleNamespace(slot=window.reserve(job, NBYTES), layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
+    )
+
+
+def hand_out(window):
+    """Return all jobs that the window hands out now."""
+    jobs = []
+    while (job := window.next_job()) is not None:
+        jobs.append(job)
+    return jobs
+
+
+class TestWindow:
+    def test_hands_out_no_more_than_ahead_and_goes_on_when_one_is_delivered(self):
+        window = open_window()
+        jobs = hand_out(window)
+        assert [(job.number, job.indices) for job in jobs] == [(0, (0,)), (1, (1,)), (2, (2,))]
+        assert len({job.slot.address for job in jobs}) == 3
+        finish(window, jobs[0])
+        assert window.due() is jobs[0]
+        assert [job.number for job in hand_out(window)] == [3]
+        window.ahead = 5
+        assert [job.number for job in hand_out(window)] == [4, 5]
+
+    @pytest.mark.parametrize(("in_order", "wanted"), [(True, [0, 1, 2]), (False, [2, 0, 1])])
+    def test_delivers_in_order_or_as_batches_finish(self, in_order, wanted):
+        window, found = open_window(count=3, in_order=in_order), []
+        jobs = hand_out(window)
+        for number in (2, 0, 1):
+            finish(window, jobs[number])
+            while (job := window.due()) is not None:
+                found.append(job.number)
+        assert found == wanted
+        assert (window.is_empty, window.exhausted) == (False, False)  # the plan may have more
+        assert window.next_job() is None
+        assert (window.is_empty, window.exhausted) == (True, True)
+
+    def test_hands_out_few_jobs_until_batches_have_been_delivered(self):
+        window = open_window(count=10 * FIRST_JOBS, slots=10 * FIRST_JOBS, ahead=10 * FIRST_JOBS)
+        jobs = hand_out(window)
+        assert len(jobs) == FIRST_JOBS
+        for job in jobs:
+            finish(window, job)
+            window.due()
+        assert len(hand_out(window)) == 2 * FIRST_JOBS
+
+    def test_asks_the_plan_for_no_batch_that_has_no_slot(self):
+        window = open_window(slots=2)
+        jobs = hand_out(window)
+        assert [job.number for job in jobs] == [0, 1]
+        finish(window, jobs[0])
+        window._ring.release(window.due().slot)
+        assert [job.number for job in hand_out(window)] == [2]
+
+    def test_that_is_ended_hands_out_nothing(self):
+        window = open_window()
+        window.end()
+        assert window.next_job() is None
+        assert window.is_empty
+        assert window._ring.free == 9
+
+    def test_the_end_of_the_plan_costs_no_slot(self):
+        window = open_window(count=0)
+        assert window.next_job() is None
+        assert window.next_job() is None
+        assert window._ring.free == 9
+
+    def test_an_error_of_the_plan_comes_behind_the_batches_before_it(self):
+        window, meter = open_window(count=2, error=KeyError("sampler")), Meter()
+        jobs = hand_out(window)
+        assert [job.number for job in jobs] == [0, 1]
+        for job in jobs:
+            assert deliver(window, meter) is None
+            finish(window, job)
+            window._ring.release(deliver(window, meter).slot)
+        with pytest.raises(KeyError, match="sampler"):
+            deliver(window, meter)
+        with pytest.raises(QueueClosed):
+            deliver(window, meter)
+        assert window._ring.free == 9
+        assert (meter.batches, meter.nbytes) == (2, 2 * NBYTES)
+
+    def test_an_error_of_a_worker_costs_no_slot(self):
+        window = open_window(count=2)
+        first, second = hand_out(window)
+        window.reserve(first, NBYTES)
+        first.finish(None, OSError("gone"))
+        with pytest.raises(OSError, match="gone"):
+            deliver(window, Meter())
+        finish(window, second)
+        assert deliver(window, Meter()) is second.staged
+        assert window._ring.free == 8
+
+    def test_jobs_without_a_batch_are_skipped_and_cost_no_slot(self):
+        window = open_window(count=3)
+        jobs = hand_out(window)
+        jobs[0].finish(None)
+        jobs[1].finish(None)
+        assert window.due() is None
+        assert list(window.jobs) == [jobs[2]]
+        assert window._ring.free == 8
+
+    def test_closing_returns_the_slots_of_jobs_that_are_done(self):
+        window = open_window(count=3)
+        jobs = hand_out(window)
+        finish(window, jobs[1])
+        jobs[2].finish(None, OSError("gone"))
+        window.drop_done()
+        assert list(window.jobs) == [jobs[0]]
+        assert window._ring.free == 8
+
+    def test_the_first_job_to_know_its_size_gives_all_others_their_slots(self):
+        window = Window(plan(9), Ring(3, 1), 3, in_order=True)
+        jobs = hand_out(window)
+        assert [job.slot for job in jobs] == [None] * 3
+        jobs[1].finish(None, OSError("gone"))  # needs none any more
+        slot = window.reserve(jobs[2], NBYTES)
+        assert window.reserve(jobs[2], NBYTES) is slot is jobs[2].slot
+        assert jobs[1].slot is None
+        assert jobs[0].slot not in (None, slot)
+        assert window._ring.free == 1
+
+    def test_a_slot_grows_with_its_job(self):
+        window = open_window()
+        job = window.next_job()
+        assert window.reserve(job, 100 * NBYTES).nbytes >= 100 * NBYTES
+        with pytest.raises(StagingMemoryError):
+            window.reserve(job, 1 << 60)

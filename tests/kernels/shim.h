@@ -159,25 +159,27 @@ inline void run_block(unsigned threads) {
 }
 #endif
 
-// Grid and block as x, y.
+// Grid as x, y, z and block as x, y.
+using Shape = unsigned[5];
+
 template <typename Kernel, typename... Arguments>
-void launch(Kernel kernel, const unsigned (&shape)[4], Arguments... arguments) {
-    gridDim.x = shape[0];
-    gridDim.y = shape[1];
-    blockDim.x = shape[2];
-    blockDim.y = shape[3];
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
-        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+void launch(Kernel kernel, const Shape& shape, Arguments... arguments) {
+    gridDim = {shape[0], shape[1], shape[2]};
+    blockDim = {shape[3], shape[4], 1};
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
 #ifdef GPULOADER_BARRIERS
-            body = [&] { kernel(arguments...); };
-            run_block(blockDim.x);
+                body = [&] { kernel(arguments...); };
+                run_block(blockDim.x);
 #else
-            for (threadIdx.y = 0; threadIdx.y < blockDim.y; ++threadIdx.y) {
-                for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) {
-                    kernel(arguments...);
+                for (threadIdx.y = 0; threadIdx.y < blockDim.y; ++threadIdx.y) {
+                    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) {
+                        kernel(arguments...);
+                    }
                 }
-            }
 #endif
+            }
         }
     }
 }
@@ -201,7 +203,7 @@ std::string describe_type() {
 
 struct Entry {
     std::string (*describe)();
-    void (*run)(const unsigned (&shape)[4], void** arguments);
+    void (*run)(const Shape& shape, void** arguments);
 };
 
 template <auto kernel>
@@ -216,11 +218,11 @@ struct Bound<kernel> {
     }
 
     template <std::size_t... i>
-    static void unpack(const unsigned (&shape)[4], void** arguments, std::index_sequence<i...>) {
+    static void unpack(const Shape& shape, void** arguments, std::index_sequence<i...>) {
         launch(kernel, shape, *static_cast<std::remove_cv_t<Parameters>*>(arguments[i])...);
     }
 
-    static void run(const unsigned (&shape)[4], void** arguments) {
+    static void run(const Shape& shape, void** arguments) {
         unpack(shape, arguments, std::index_sequence_for<Parameters...>{});
     }
 
@@ -234,5 +236,5 @@ struct Bound<kernel> {
         std::strncpy(text, entries[entry].describe().c_str(), size);                               \
     }                                                                                              \
     extern "C" void run(unsigned entry, const unsigned* shape, void** arguments) {                 \
-        entries[entry].run({shape[0], shape[1], shape[2], shape[3]}, arguments);                   \
+        entries[entry].run({shape[0], shape[1], shape[2], shape[3], shape[4]}, arguments);         \
     }

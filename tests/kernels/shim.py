@@ -105,7 +105,7 @@ class Kernels:
             self.launches.append((entry, grid, block, stream))
             check_shape(grid, block)
             grid, block = self.shape or (grid, block)
-            shape = (ctypes.c_uint * 4)(*(*grid, 1)[:2], *(*block, 1)[:2])
+            shape = (ctypes.c_uint * 5)(*(*grid, 1, 1)[:3], *(*block, 1)[:2])
             assert len(arguments) == len(parameters), f"{entry} takes {parameters}, got {len(arguments)}"
             held = [
                 pack(argument, parameter) for argument, parameter in zip(arguments, parameters, strict=True)

@@ -38,7 +38,7 @@ def problems(draw):
 @given(
     problem=problems(),
     offsets=offsets(2),
-    shape=launch_shapes(1),
+    shape=launch_shapes(2),
     given_out=st.booleans(),
 )
 @examples(300)
@@ -72,7 +72,49 @@ def test_more_samples_than_a_grid_has_rows(device):
     result = crop(place(images), (1, 2), place(windows))
     np.testing.assert_array_equal(read(result), crop_on_host(images, (1, 2), windows))
     entry, grid, block, _ = device.launches[-1]
-    assert (entry, grid, block) == ("crop<unsigned int>", (1, 65535), (32,))
+    assert (entry, grid, block) == ("crop<unsigned long long>", (1, 65535, 1), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("width", "channels", "out_offset", "word"),
+    [
+        (16, 3, 0, "uint4"),
+        (8, 3, 0, "unsigned long long"),
+        (4, 3, 0, "unsigned int"),
+        (5, 3, 0, "unsigned int"),
+        (16, 3, 8, "unsigned long long"),
+        (16, 3, 3, "unsigned int"),
+    ],
+)
+def test_words_are_as_large_as_the_rows_allow(device, width, channels, out_offset, word):
+    device.shape = None
+    images = np.zeros((2, 7, 20, channels), np.uint8)
+    out = Placed(np.zeros((2, 5, width, channels), np.uint8), out_offset)
+    if (out.array.data.ptr - out_offset) % 16:
+        pytest.skip("the memory is not aligned to 16 bytes")
+    crop(place(images), (5, width), place(np.zeros((2, 3), np.int32)), out=out.array)
+    assert device.launches[-1][0] == f"crop<{word}>"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 16])
+def test_they_agree_at_any_offset(device, layout, dtype, channels):
+    """Windows that begin at any byte, up to the last one of the images, mirrored or not."""
+    device.shape = None
+    images = np.zeros((3, 4, 19, channels), dtype)
+    images.reshape(-1).view(np.uint8)[:] = np.arange(images.nbytes) % 251
+    if layout == "CHW":
+        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    for width in (1, 5, 16, 17):
+        for left in range(0, 20 - width, 3):
+            windows = np.array([[1, left, 0], [0, left, 1], [9, 99, left % 2]], np.int32)
+            expected = crop_on_host(images, (3, width), windows, layout=layout)
+            start, out_start = left * images.itemsize, (left + width) * images.itemsize
+            out = Placed(np.zeros_like(expected), out_start)
+            crop(place(images, start), (3, width), place(windows), layout=layout, out=out.array)
+            assert read(out.array).tobytes() == expected.tobytes()
+            out.check()
 
 
 @pytest.mark.parametrize(
@@ -87,6 +129,11 @@ def test_more_samples_than_a_grid_has_rows(device):
         ({"images": np.zeros((2, 4, 5, 0), np.uint8)}, ValueError, "images must have at least 1 channel"),
         ({"size": (5, 5)}, ValueError, "height in size must be from 0 to 4, got 5"),
         ({"size": (4, 6)}, ValueError, "width in size must be from 0 to 5, got 6"),
+        (
+            {"images": np.zeros((0, 1, 2**27, 1)), "size": (1, 1), "windows": np.zeros((0, 3), np.int32)},
+            ValueError,
+            "rows of images must have fewer than 1073741824 bytes, got 1073741824",
+        ),
         ({"size": 4}, ValueError, r"size must be \(height, width\), got 4"),
         ({"layout": "NHWC"}, ValueError, "layout must be 'HWC' or 'CHW', got 'NHWC'"),
         ({"windows": np.zeros((1, 3), np.int32)}, ValueError, r"windows must have shape \(2, 3\)"),

@@ -57,7 +57,7 @@ def problems(draw):
 @given(
     problem=problems(),
     offsets=offsets(2),
-    shape=launch_shapes(1),
+    shape=launch_shapes(2),
     given_out=st.booleans(),
 )
 @examples(300)
@@ -150,7 +150,7 @@ def test_floats_are_stored_four_at_once_where_the_result_allows(device):
     normalize(images, 0, 1)
     entry, grid, block, _ = device.launches[-1]
     assert entry == "normalize<unsigned char, float>"
-    assert (grid, block) == ((1, 65535), (32,))  # more samples than the grid's y holds
+    assert (grid, block) == ((1, 65535, 1), (1, 2))  # more samples than the grid's y holds
 
 
 @pytest.mark.parametrize(

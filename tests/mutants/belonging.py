@@ -5,60 +5,57 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "collate/batches.py": "loader/test_generator_loader.py test_bad_input.py",
-    "collate/blank.py": "collate/test_structure.py loader/test_forms.py",
-    "collate/block_assembly.py": "collate/test_blocks.py",
-    "collate/columns.py": "loader/test_forms.py loader/test_generator_loader.py",
-    "collate/finish.py": "collate/test_assembly.py collate/test_items.py transforms/test_transforms.py",
-    "collate/form.py": "loader/test_forms.py",
-    "collate/gradual.py": "loader/test_options_and_memory.py loader/test_generator_loader.py",
-    "collate/items.py": "collate/test_blocks.py loader/test_endings.py",
-    "collate/known.py": "collate/test_assembly.py collate/test_form.py loader/test_forms.py",
-    "collate/leaves.py": "collate/test_structure.py loader/test_forms.py",
-    "collate/packing.py": "collate/test_blocks.py collate/test_items.py "
-    "loader/test_state.py sources/test_tokens.py",
-    "collate/reading.py": "collate/test_assembly.py loader/test_dataset_loader.py",
-    "collate/rows.py": "collate/test_columns.py loader/test_generator_loader.py test_bad_input.py",
-    "collate/samples.py": "loader/test_generator_loader.py test_bad_input.py",
-    "collate/shares.py": "loader/test_rank_streams.py loader/test_uneven.py",
-    "collate/stream.py": "loader/test_generator_loader.py loader/test_endings.py",
-    "collate/structure.py": "loader/test_forms.py",
-    "collate/targets.py": "collate/test_columns.py loader/test_generator_loader.py",
-    "collate/whole.py": "loader/test_forms.py",
-    "fetch/base.py": "fetch/test_threads.py",
-    "fetch/failures.py": "fetch/test_threads.py fetch/test_timeouts.py fetch/processes/test_failures.py",
-    "fetch/fetching.py": "fetch/test_threads.py fetch/test_read_ahead.py loader/test_options.py",
-    "fetch/inline.py": "fetch/test_read_ahead.py loader/test_dataset_loader.py loader/test_endings.py",
-    "fetch/relay.py": "fetch/test_read_ahead.py",
-    "fetch/worker_options.py": "loader/test_options.py",
-    "fetch/threads/crew.py": "fetch/test_threads.py fetch/test_timeouts.py fetch/test_leaving.py",
-    "fetch/threads/workers.py": "fetch/test_threads.py",
-    "order/agreement.py": "order/test_batch_sampler.py order/test_division.py loader/test_ranks.py",
-    "order/batching.py": "order/test_plan.py loader/test_options.py "
-    "loader/test_ranks.py loader/test_dealt_batches.py",
-    "order/computed.py": "order/test_order.py order/test_permutation.py",
-    "order/division.py": "loader/test_uneven.py",
-    "order/fitting.py": "order/test_bucket_sampler.py sources/test_mix.py loader/test_options.py",
-    "order/generators.py": "order/test_sampler.py order/test_bucket_sampler.py",
-    "order/mixed.py": "sources/test_mix.py",
-    "order/plan.py": "loader/test_dealt_batches.py",
-    "order/repeated.py": "order/test_sampler.py order/test_order.py",
-    "order/walking.py": "order/test_plan.py loader/test_endings.py",
-    "pipeline/closing.py": "loader/test_iteration.py test_promises.py",
-    "pipeline/copy_timing.py": "watch/test_stats.py watch/test_tracing.py",
-    "pipeline/delivery.py": "pipeline/test_split.py pipeline/test_lane.py "
-    "loader/test_options.py devices/test_cuda.py",
-    "pipeline/device_slots.py": "pipeline/test_lane.py devices/test_cuda.py test_promises.py",
-    "pipeline/epoch.py": "pipeline/test_closing.py loader/test_iteration.py watch/test_stats.py",
-    "pipeline/lane.py": "devices/test_cuda.py test_promises.py",
-    "pipeline/masks.py": "pipeline/test_split.py",
-    "pipeline/steering.py": "watch/test_tuning.py",
-    "pipeline/steps.py": "pipeline/test_lane.py pipeline/test_split.py test_promises.py",
-    "pipeline/streams.py": "devices/test_cuda.py test_promises.py",
+    "collate/batches.py": "loader/generator_loader bad_input",
+    "collate/blank.py": "collate/structure loader/forms",
+    "collate/block_assembly.py": "collate/blocks",
+    "collate/columns.py": "loader/forms loader/generator_loader",
+    "collate/finish.py": "collate/assembly collate/items transforms/transforms",
+    "collate/form.py": "loader/forms",
+    "collate/gradual.py": "loader/options_and_memory loader/generator_loader",
+    "collate/items.py": "collate/blocks loader/endings",
+    "collate/known.py": "collate/assembly collate/form loader/forms",
+    "collate/leaves.py": "collate/structure loader/forms",
+    "collate/packing.py": "collate/blocks collate/items loader/state sources/tokens",
+    "collate/reading.py": "collate/assembly loader/dataset_loader",
+    "collate/rows.py": "collate/columns loader/generator_loader bad_input",
+    "collate/samples.py": "loader/generator_loader bad_input",
+    "collate/shares.py": "loader/rank_streams loader/uneven",
+    "collate/stream.py": "loader/generator_loader loader/endings",
+    "collate/structure.py": "loader/forms",
+    "collate/targets.py": "collate/columns loader/generator_loader",
+    "collate/whole.py": "loader/forms",
+    "fetch/base.py": "fetch/threads",
+    "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
+    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options",
+    "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
+    "fetch/relay.py": "fetch/read_ahead",
+    "fetch/worker_options.py": "loader/options",
+    "fetch/threads/crew.py": "fetch/threads fetch/timeouts fetch/leaving",
+    "fetch/threads/workers.py": "fetch/threads",
+    "order/agreement.py": "order/batch_sampler order/division loader/ranks",
+    "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches",
+    "order/computed.py": "order/order order/permutation",
+    "order/division.py": "loader/uneven",
+    "order/fitting.py": "order/bucket_sampler sources/mix loader/options",
+    "order/generators.py": "order/sampler order/bucket_sampler",
+    "order/mixed.py": "sources/mix",
+    "order/plan.py": "loader/dealt_batches",
+    "order/repeated.py": "order/sampler order/order",
+    "order/walking.py": "order/plan loader/endings",
+    "pipeline/closing.py": "pipeline/epoch loader/iteration devices/cuda promises",
+    "pipeline/copy_timing.py": "watch/stats watch/tracing",
+    "pipeline/delivery.py": "pipeline/split pipeline/lane loader/options devices/cuda",
+    "pipeline/device_slots.py": "pipeline/lane pipeline/steps devices/cuda promises",
+    "pipeline/epoch.py": "pipeline/closing loader/iteration watch/stats devices/cuda",
+    "pipeline/lane.py": "pipeline/steps devices/cuda devices/cuda_programs promises",
+    "pipeline/masks.py": "pipeline/split",
+    "pipeline/steering.py": "watch/tuning",
+    "pipeline/steps.py": "pipeline/lane pipeline/split promises",
+    "pipeline/streams.py": "devices/cuda promises",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 
-Modules are named by their paths in gpuloader/, tests by theirs in tests/.
+The names are paths in gpuloader/ and in tests/: ``loader/forms`` stands for tests/loader/test_forms.py.
 """
 
 
@@ -82,9 +79,13 @@ def find_tests(module: Path) -> list[str]:
     ['gpuloader/staging/ring.py', 'tests/staging/test_ring.py']
     """
     inside = module.relative_to("gpuloader") if module.parts[0] == "gpuloader" else module
-    mirror = Path("tests", inside).with_name(f"test_{inside.name}")
-    more = [f"tests/{name}" for name in MORE.get(inside.as_posix(), "").split()]
-    found = [mirror.as_posix()] if (ROOT / mirror).exists() else []
+    mirror = _name_test(inside.with_suffix(""))
+    more = [_name_test(Path(name)) for name in MORE.get(inside.as_posix(), "").split()]
+    found = [mirror] if (ROOT / mirror).exists() else []
     if not found and not more:
         found = [Path("tests", inside.parent).as_posix()]
     return [module.as_posix(), *found, *more]
+
+
+def _name_test(path: Path) -> str:
+    return Path("tests", path.parent, f"test_{path.name}.py").as_posix()

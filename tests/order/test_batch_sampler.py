@@ -283,6 +283,7 @@ def test_the_launcher_says_rank_and_world_size(monkeypatch):
     assert (sampler.local_rank, sampler.nranks) == (1, 2)
     assert list(sampler) == [[2, 3], [6, 7], [9]]
     assert DistributedBatchSampler(TEN, 2, rank=0).nranks == 2
+    assert DistributedBatchSampler(TEN, 2, rank=1).local_rank == 1
     assert DistributedBatchSampler(TEN, 2, num_replicas=4).local_rank == 1
     assert DistributedBatchSampler(TEN, 2, num_replicas=4, rank=3).local_rank == 3
     with pytest.raises(ValueError, match="rank must be an integer from 0 to 0, got 1"):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from gpuloader import BatchSampler, LoaderError, RandomSampler, Sampler, SequenceSampler
 from gpuloader.order import plan as plans
 from gpuloader.order.batching import Batching
+from gpuloader.order.division import Division
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
-from gpuloader.order.plan import GroupedPlan, OrderedPlan, SampledPlan
+from gpuloader.order.plan import DividedPlan, GroupedPlan, OrderedPlan, SampledPlan
 
 
 def choose(dataset, **options):
@@ -63,6 +64,16 @@ def test_a_part_of_an_order_cannot_be_written_to():
         batch[0] = 3
 
 
+@pytest.mark.parametrize("count", [6, 7, 8, 9])
+@pytest.mark.parametrize("base", [0, 1])
+@pytest.mark.parametrize("uneven", ["pad", "repeat", "drop"])
+def test_a_divided_plan_knows_whether_a_rank_reads_from_the_start_again(count, base, uneven):
+    divided = [DividedPlan(InOrder(count), 2, False, Division(rank, 3, uneven), base) for rank in range(3)]
+    read = [index for plan in divided for batch in listed(plan) for index in batch]
+    wraps = any(index < base or (not index and read.count(0) > 1) for index in read)
+    assert [plan.wraps for plan in divided] == [wraps] * 3
+
+
 def test_an_order_of_a_billion_is_entered_in_its_middle():
     plan = OrderedPlan(Shuffled(10**9, 1, 0), 100, drop_last=False)
     start = 7_654_321
@@ -96,6 +107,8 @@ def test_groups_of_a_sampler():
     assert list(GroupedPlan("abc", 2, drop_last=True).batches(2)) == []
     with pytest.raises(ValueError, match="the sampler ended after 3 items"):
         list(GroupedPlan("abc", 2, drop_last=True).batches(5))
+    with pytest.raises(ValueError, match="the sampler ended after 0 items"):
+        list(GroupedPlan("", 2, drop_last=True).batches(1))
     drawn = []
     endless = (drawn.append(number) or number for number in itertools.count())
     assert next(GroupedPlan(endless, 2, drop_last=False).batches(3)) == [6, 7]

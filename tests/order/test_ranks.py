@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from gpuloader.order.ranks import find_local_rank, find_rank
+from gpuloader.order.ranks import find_local_rank, find_rank, find_torch_rank
 
 PAIRS = [
     ("RANK", "WORLD_SIZE"),
@@ -29,6 +29,15 @@ def test_every_launcher_is_understood(pair, monkeypatch):
     monkeypatch.setenv(pair[0], "2")
     monkeypatch.setenv(pair[1], "3")
     assert find_rank() == (2, 3)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_only_torchruns_variables_are_pytorchs(pair, monkeypatch):
+    """A single process inherits the others' variables in a batch script."""
+    monkeypatch.setenv(pair[0], "2")
+    assert find_torch_rank() == (0, 1)
+    monkeypatch.setenv(pair[1], "3")
+    assert find_torch_rank() == ((2, 3) if pair == PAIRS[0] else (0, 1))
 
 
 @pytest.mark.parametrize("first", range(len(PAIRS)))

@@ -174,10 +174,12 @@ def test_permutations_that_follow_one_another_differ():
 
 
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
-def test_a_numpy_generator_draws_one_permutation_after_another(make):
-    indices = list(RandomSampler(FIVE, num_samples=12, generator=make(5)))
-    assert [sorted(indices[start : start + 5]) for start in (0, 5)] == [list(range(5))] * 2
-    assert len(indices) == 12
+@pytest.mark.parametrize(("count", "draws"), [(5, 4), (5, 5), (5, 6), (5, 12), (1, 3)])
+def test_a_numpy_generator_draws_one_permutation_after_another(make, count, draws):
+    indices = list(RandomSampler(range(count), num_samples=draws, generator=make(5)))
+    assert len(indices) == draws
+    for start in range(0, draws - count + 1, count):
+        assert sorted(indices[start : start + count]) == list(range(count))
 
 
 SEEDED = {

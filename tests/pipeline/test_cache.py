@@ -238,6 +238,8 @@ class TestTheOrderOnTheDevice:
             ({"sampler": RandomSampler(range(COUNT), num_samples=35)}, ENDS),
             ({"shuffle": True, "shard": (1, 3)}, ENDS),
             ({"shuffle": False, "shard": (2, 3), "uneven": "drop"}, ENDS),
+            ({"shuffle": True, "shard": (1, 3), "uneven": "repeat", "batch_size": 8}, 8 * 8),
+            ({"shuffle": True, "shard": (1, 2), "uneven": "repeat"}, ENDS),
             ({"sampler": RandomSampler(range(COUNT), replacement=True)}, 7 * 8),
             ({"sampler": SubsetRandomSampler(range(0, COUNT, 2))}, 7 * 8),
             ({"sampler": Kept()}, 7 * 8),

@@ -1,11 +1,13 @@
 """Epochs: how they end, by themselves or by an error, and what they leave for the next one."""
 
+import gc
+import sys
 from collections import deque
 
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, DataLoader
+from gpuloader import CPUPlace, DataLoader, LoaderError
 from gpuloader.devices.places import Place
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
@@ -83,6 +85,44 @@ class TestTheEnd:
             next(loop.epoch)
         assert not loop.fetch.is_closed
         assert len(list(loop.epoch)) == 2 // len(places)
+
+
+@pytest.mark.parametrize(("places", "question"), [(1, "begin"), (2, "find_capture")])
+def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monkeypatch, places, question):
+    loop = Loop(range(6), simulated_places(places))
+    next(loop.epoch)
+
+    def fail(*_):
+        raise LoaderError("the device is lost")
+
+    monkeypatch.setattr(loop.road.lanes[0], question, fail)
+    with pytest.raises(LoaderError, match="lost"):
+        next(loop.epoch)
+    assert (loop.ended, loop.fetch.is_closed) == ([], True)
+    assert list(loop.epoch) == []
+
+
+def test_a_dropped_epoch_that_cannot_be_closed_is_silent(monkeypatch):
+    """Python prints what a finalizer raises, which nobody could handle."""
+    loop, printed = Loop(range(6), [CPUPlace()]), []
+    next(loop.epoch)
+
+    def fail():
+        raise LoaderError("the device is lost")
+
+    monkeypatch.setattr(loop.fetch, "close", fail)
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    loop.epoch = None
+    gc.collect()
+    assert (printed, list(loop.idle)) == ([], [])
+
+
+def test_a_dropped_epoch_leaves_the_road_for_the_next_one():
+    loop = Loop(range(6), [CPUPlace()])
+    next(loop.epoch)
+    loop.epoch = None
+    gc.collect()
+    assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
 
 
 def test_an_epoch_whose_slots_are_not_all_back_leaves_nothing():

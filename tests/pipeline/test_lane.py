@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import CUDAPlace
+from gpuloader import CUDAPlace, LoaderError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.opening import open_device
 from gpuloader.pipeline.lane import Lane
@@ -89,7 +89,7 @@ class TestHostSlots:
             held.append(runtime.block_stream(stream.ptr))
 
         program = SimpleNamespace(room=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), run_on_device=compute)
-        programmer = SimpleNamespace(program=lambda *_, drawn: program)
+        programmer = SimpleNamespace(program=lambda *_, drawn: program, sources=None)
         road = Road(runtime, monkeypatch, programmer=programmer)
         landing = road.issue()
         road.run_copies()
@@ -118,6 +118,43 @@ class TestHostSlots:
                 del array, landing
             road.runtime.run_stream(DEFAULT_STREAM)
         assert len(road.lane._spare) == 2
+
+
+class TestAStep:
+    """What `begin` does in one look at the device; `take` says which batch to deliver."""
+
+    def test_delivers_a_batch(self, road):
+        landing = road.issue()
+        road.run_copies()
+        error, delivered = road.lane.begin(lambda: landing)
+        assert error is None
+        assert delivered is landing
+        assert read(landing.arrays[0])[0, 0] == 0
+
+    def test_asks_about_copies_only_if_their_slots_are_needed(self, road):
+        """With one step ahead, one host slot may stay; when it is one too many, all that are done return."""
+        nothing = lambda: None  # noqa: E731
+        for _ in range(2):  # the first copy is timed, which takes a question more
+            road.issue()
+            road.run_copies()
+            assert road.held == 0
+        road.issue()
+        road.run_copies()
+        road.runtime.calls.clear()
+        road.lane.begin(nothing)
+        assert not road.runtime.calls["eventQuery"]
+        road.issue()
+        road.run_copies()
+        road.lane.begin(nothing)
+        assert road.runtime.calls["eventQuery"] == 1
+        assert road.ring.free == road.ring.count
+
+    def test_takes_no_batch_that_cannot_be_delivered(self, road):
+        road.issue()
+        road.runtime.failed = 700
+        with pytest.raises(LoaderError, match="700"):
+            road.lane.begin(pytest.fail)
+        road.runtime.failed = 0
 
 
 def test_a_batch_whose_copy_is_known_to_be_done_is_not_waited_for_again(road):

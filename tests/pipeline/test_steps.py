@@ -21,24 +21,32 @@ LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
 
 class Staged:
-    """A fetcher whose batches are ready at once: numbers to fill them with, or errors to raise instead."""
+    """A fetcher whose batches are ready at once: numbers to fill them with, or errors to raise instead.
+
+    Before an entry that is None, it has to be waited for.
+    """
 
     def __init__(self, ring, entries):
         self.ring = ring
         self.entries = deque(entries)
         self.is_closed = False
+        self.waits = 0
 
     def get(self):
         if not self.entries:
             raise QueueClosed("no more")
         entry = self.entries.popleft()
+        if entry is None:
+            self.waits += 1
+            return self.get()
         if isinstance(entry, BaseException):
             raise entry
         slot = self.ring.acquire(LAYOUT.nbytes)
         slot.views(LAYOUT)[0][...] = entry
         return StagedBatch(slot, LAYOUT, (0,), entry)
 
-    get_nowait = get
+    def get_nowait(self):
+        return None if self.entries and self.entries[0] is None else self.get()
 
     def close(self):
         self.is_closed = True
@@ -61,6 +69,8 @@ class Road:
 
     def step(self):
         """Return the numbers of the next step's batches, which are dropped."""
+        if self.pipeline.copies:
+            assert self.pipeline.begin_step() is None
         return [int(np.asarray(arrays[0])[1, 2]) for _, arrays in self.pipeline.next_step()]
 
     def steps(self):
@@ -79,6 +89,22 @@ class Road:
         return self.ring.rearm() and not self.ring.leased and not any(one._out for one in slots)
 
 
+@pytest.mark.parametrize(
+    ("devices", "hosts", "slots", "spare"),
+    # Four wait in the queue and one is being filled; then the step, the copies of three steps, the user's.
+    [
+        (1, 0, 5 + 1 + 3, 0),
+        (3, 0, 5 + 3 + 9, 0),
+        (0, 1, 5 + 1 + 3, 3),
+        (0, 2, 5 + 2 + 5, 5),
+        (1, 1, 5 + 2 + 6 + 5, 5),
+    ],
+)
+def test_there_is_a_slot_for_whatever_a_batch_waits_for(devices, hosts, slots, spare):
+    places = [SimulatedDevice() for _ in range(devices)] + [HostDevice() for _ in range(hosts)]
+    assert count_slots(4, places, prefetch=2) == (slots, spare)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize(("drop_last", "wanted"), [(False, [[0, 1], [2, 3], [4]]), (True, [[0, 1], [2, 3]])])
 def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, wanted):
@@ -91,8 +117,10 @@ def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, want
 def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, hosts):
     road = Road([*range(2 * places), OSError("gone")], places=places, hosts=hosts)
     assert [road.step(), road.step()] == [[*range(places)], [*range(places, 2 * places)]]
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OSError, match="gone") as caught:
         road.step()
+    assert "get" in [entry.name for entry in caught.traceback]  # where the reader failed
+    del caught
     for _ in range(2):
         with pytest.raises(QueueClosed):
             road.step()
@@ -123,9 +151,9 @@ def test_as_many_steps_are_copied_ahead_as_prefetch_says():
 
 
 @pytest.mark.parametrize("call", ["wait", "keep", "views"])
-@pytest.mark.parametrize(("place", "hosts"), [(0, 0), (1, 0), (0, 1)])
-def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place, hosts):
-    road = Road(range(8), hosts=hosts)
+@pytest.mark.parametrize(("place", "places", "hosts"), [(0, 1, 0), (0, 2, 0), (1, 2, 0), (0, 2, 1)])
+def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place, places, hosts):
+    road = Road(range(8), places=places, hosts=hosts)
     road.step()
 
     def fail(*_):
@@ -139,9 +167,9 @@ def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place, hosts):
 
 
 @pytest.mark.parametrize("call", ["alloc", "copy_async", "event"])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_copy_that_cannot_be_issued_costs_no_slot(monkeypatch, call, place):
-    road = Road(range(8))
+@pytest.mark.parametrize(("place", "places"), [(0, 1), (0, 2), (1, 2)])
+def test_a_copy_that_cannot_be_issued_costs_no_slot(monkeypatch, call, place, places):
+    road = Road(range(8), places=places)
 
     def fail(*_, **__):
         raise LoaderError("the device is lost")
@@ -153,8 +181,19 @@ def test_a_copy_that_cannot_be_issued_costs_no_slot(monkeypatch, call, place):
     assert road.is_whole()
 
 
-def test_closing_takes_back_what_was_fetched_and_copied_ahead():
-    road = Road(range(9))
+def test_a_step_that_is_ready_does_not_wait_for_the_next_one():
+    road = Road([0, 1, 2, None, 3, None, 4])
+    assert road.step() == [0, 1]
+    assert road.fetch.waits == 0
+    assert road.step() == [2, 3]
+    assert road.fetch.waits == 1
+    assert road.steps() == [[4]]
+    assert road.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_closing_takes_back_what_was_fetched_and_copied_ahead(places, hosts):
+    road = Road(range(9), places=places, hosts=hosts)
     road.step()
     assert road.is_whole()
     assert road.fetch.is_closed

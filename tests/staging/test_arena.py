@@ -60,7 +60,7 @@ def test_page_locking_happens_once_at_the_exact_size_and_is_undone_while_mapped(
     locker = Locker()
     arena = Arena(5000, locker)
     address = arena.address
-    assert arena.page_locked
+    assert (arena.page_locked, arena.closed) == (True, False)
     del arena
     gc.collect()
     assert locker.calls == [("lock", address, 5000), ("unlock", address, True)]

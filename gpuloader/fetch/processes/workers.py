@@ -263,7 +263,8 @@ class ProcessWorkers:
                 self._reached[worker.number] = state
             assert job.slot is not None
             layout, levels, structure = worker.look
-            staged = StagedBatch(job.slot, layout, levels, job.number, structure, objects, state, skipped)
+            staged = StagedBatch(job.slot, layout, levels, job.number, structure, objects, state)
+            staged.skipped = skipped
             job.finish(staged)
 
     def _grant(self, worker: WorkerProcess, job: Job, message: Message) -> None:

@@ -1,0 +1,236 @@
+"""Stages ready batches of any nesting, as other loaders yield them; what is no array is handed through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import SampleError
+from gpuloader.collate.finish import complete, complete_apart, list_draws, room_for
+from gpuloader.collate.form import Collation
+from gpuloader.collate.stream import Apart, StagedBatch, fill_slot
+from gpuloader.collate.structure import Leaf, Node, Structure
+from gpuloader.collate.whole import Parts, take_apart
+from gpuloader.devices.following import find_library
+from gpuloader.devices.foreign_arrays import is_on_host
+from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.spec import Array, is_stageable
+from gpuloader.fields.tensors import can_stage, is_tensor
+from gpuloader.order.randomness import Draw, exchange_draw
+from gpuloader.staging.layout import Layout, arrange, arrange_last
+from gpuloader.staging.ring import Ring
+from gpuloader.watch.stats import Meter
+
+SMALL = 32 << 10
+"""Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
+_END = object()
+_AS_IT_IS = Structure(Leaf("0", False), keeps_tuples=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What happens to the parts of a batch.
+
+    Attributes
+    ----------
+    collation : Collation
+        The transforms, if there are any.
+    host : frozenset of str
+        Names of the fields, and of containers of fields, that are handed through.
+    output : str or None
+        The library whose arrays the user gets; None means that of the batches.
+    stays : bool
+        Whether batches stay in host memory as they are, except for arrays that `output` is not about.
+    settle : callable
+        Takes the name of the library whose tensors are in the first batch; None if there are only arrays.
+    is_page_locked : callable or None
+        Returns whether the memory at an address, of some size, is page-locked. None means that all arrays go
+        through slots.
+    """
+
+    collation: Collation
+    host: frozenset[str]
+    output: str | None
+    stays: bool
+    settle: Callable[[str | None], None]
+    is_page_locked: Callable[[int, int], bool] | None = None
+
+
+class NestedStager:
+    """Stages the batches of one pass. Batches may differ from one another in everything.
+
+    Parameters
+    ----------
+    intake : Intake
+        What happens to the parts of a batch.
+    ring : Ring
+        The source of slots.
+    meter : Meter
+        Counts where the time goes.
+    draw : Draw
+        The seed and the epoch, for transforms that draw random numbers.
+    """
+
+    def __init__(self, intake: Intake, ring: Ring, meter: Meter, draw: Draw) -> None:
+        self._intake = intake
+        self._ring = ring
+        self._meter = meter
+        self._draw = draw
+        self._unchecked = intake.host
+        self._settled = intake.output is not None
+        self._key: Any = None
+        self._layouts = arrange(()), arrange(())
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read the next batch and stage it; return None at the end."""
+        begun = perf_counter_ns()
+        batch = next(items, _END)
+        if batch is _END:
+            return None
+        parts = take_apart(self._open(batch), batch)
+        if parts.arrays and not self._settled:
+            self._settle(parts.structure, batch)
+        before = exchange_draw(self._draw)
+        try:
+            return self._stage(parts, self._find_apart(parts.arrays), number, begun)
+        finally:
+            exchange_draw(before)
+
+    def _open(self, batch: Any) -> Structure:
+        """Return the structure of a batch, whose array fields are the arrays to stage."""
+        intake = self._intake
+        as_it_is = intake.stays and intake.output is None
+        if as_it_is and not self._unchecked:
+            return _AS_IT_IS
+        structure = Structure.of(
+            batch, staged=self._is_staged, may_be_empty=True, keeps_tuples=True, opens=True, kept=intake.host
+        )
+        if self._unchecked:
+            _check_names(self._unchecked, structure)
+            self._unchecked = frozenset()
+        return _AS_IT_IS if as_it_is else structure
+
+    def _is_staged(self, value: Any) -> bool:
+        intake = self._intake
+        return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
+
+    def _settle(self, structure: Structure, batch: Any) -> None:
+        found = map(find_library, structure.flatten(batch))
+        self._intake.settle(next((one for one in found if one not in (None, "numpy")), None))
+        self._settled = True
+
+    def _find_apart(self, arrays: list[Array]) -> tuple[int, ...]:
+        """Return the numbers of the arrays that a device can copy from where they lie."""
+        ask = self._intake.is_page_locked
+        if ask is None:
+            return ()
+        return tuple(
+            number
+            for number, array in enumerate(arrays)
+            if array.nbytes >= SMALL and array.flags.c_contiguous and ask(_address(array), array.nbytes)
+        )
+
+    def _stage(self, parts: Parts, apart: tuple[int, ...], number: int, begun: int) -> StagedBatch:
+        collation, structure, levels = self._intake.collation, parts.structure, parts.levels
+        whole, inside = self._arrange(parts, apart)
+        written = [array for index, array in enumerate(parts.arrays) if index not in apart]
+
+        def write(views: list[Array]) -> None:
+            for view, array in zip(views, written):  # noqa: B905 - views of random draws may follow
+                np.copyto(view, array)
+
+        room = inside.nbytes if apart else room_for(collation, structure, levels, whole)
+        slot = fill_slot(write, inside, self._ring, self._meter, begun, room)
+        staged = StagedBatch(slot, whole, levels, number, structure, parts.objects)
+        if collation.programmer is None and not apart:
+            return staged
+        keys = number_samples(number, parts.arrays)
+        try:
+            if not apart:
+                return complete(collation, staged, keys)
+            staged.apart = tuple(
+                Apart(_as_bytes(parts.arrays[one]), _address(parts.arrays[one]), whole.fields[one].offset)
+                for one in apart
+            )
+            staged.in_slot = inside.nbytes
+            self._meter.nbytes += whole.nbytes - inside.nbytes
+            views = iter(slot.views(inside))
+            arrays = [parts.arrays[one] if one in apart else next(views) for one in range(len(whole.fields))]
+            return complete_apart(collation, staged, arrays, keys)
+        except BaseException:
+            self._ring.release(slot)
+            raise
+
+    def _arrange(self, parts: Parts, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
+        """Return where the arrays lie on a device, and those of them that are in the slot."""
+        specs = tuple((array.shape, array.dtype) for array in parts.arrays)
+        key = specs, apart, parts.levels, tuple(parts.structure.array_names)
+        if key != self._key:
+            whole = inside = arrange(specs)
+            if apart:
+                draws = list_draws(self._intake.collation, parts.structure, parts.levels, whole)
+                whole, inside = arrange_last((*specs, *draws), apart)
+            self._key, self._layouts = key, (whole, inside)
+        return self._layouts
+
+
+def is_copied(value: Any) -> bool:
+    """Return whether a value is an array of numbers in host memory, of any library; single numbers are not.
+
+    >>> is_copied(np.zeros(2)), is_copied(np.float32(2)), is_copied("text"), is_copied(np.array(["text"]))
+    (True, False, False, False)
+    """
+    if isinstance(value, np.ndarray):
+        return is_stageable(value.dtype)
+    if is_tensor(value):
+        return can_stage(value)
+    if isinstance(value, Ragged):
+        return all(map(is_copied, (value.values, *value.row_splits)))
+    if isinstance(value, np.generic) or not all(
+        hasattr(value, name) for name in ("dtype", "shape", "__array__")
+    ):
+        return False
+    try:
+        elsewhere = hasattr(value, "__dlpack_device__") and not is_on_host(value)
+        return not elsewhere and is_stageable(np.asarray(value).dtype)
+    except Exception:  # another library may raise anything, such as for an array on several devices
+        return False
+
+
+def number_samples(number: int, arrays: list[Array]) -> Array:
+    """Return stand-ins for the indices of the samples of batch `number`, which depend on it and on the row.
+
+    >>> number_samples(2, [np.zeros((3, 5))]) - (2 << 32)
+    array([0, 1, 2])
+    """
+    most = max((len(array) for array in arrays if array.ndim), default=0)
+    return np.arange(most, dtype=np.int64) + (number << 32)
+
+
+def _check_names(names: Collection[str], structure: Structure) -> None:
+    known = set(_list_names(structure.root))
+    if missing := sorted(set(names) - known):
+        raise SampleError(
+            f"host names {missing}, but the first batch has no such fields; it has "
+            f"{[leaf.name for leaf in structure.leaves]}"
+        )
+
+
+def _list_names(node: Node) -> Iterator[str]:
+    yield node.name
+    if not isinstance(node, Leaf):
+        for child in node.children:
+            yield from _list_names(child)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _as_bytes(array: Array) -> Any:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,387 @@
+"""`prefetch`: copy the batches of any other loader to a GPU ahead of the loop over them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import BadType
+from gpuloader.base.nesting import check_not_reading
+from gpuloader.base.platforms import usable_cores
+from gpuloader.collate.form import build_batch
+from gpuloader.collate.nested import Intake, NestedStager
+from gpuloader.collate.stream import Reached, stage_all
+from gpuloader.devices.following import FollowingOutput
+from gpuloader.devices.foreign_places import current_cuda_device
+from gpuloader.devices.interop import check_output
+from gpuloader.devices.opening import default_place
+from gpuloader.devices.places import parse_places
+from gpuloader.fetch.base import Fetch
+from gpuloader.fetch.inline import InlineFetch
+from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.loader.iteration import Iteration
+from gpuloader.loader.options import check_collation, check_seed, check_transform_places, check_transforms
+from gpuloader.loader.prefetched_source import PrefetchedSource, has_state
+from gpuloader.loader.spent import end_epoch, find_spent_batches
+from gpuloader.loader.state import Course, Progress, read_state
+from gpuloader.order.computed import check_whole
+from gpuloader.order.randomness import Draw
+from gpuloader.order.ranks import find_local_rank
+from gpuloader.pipeline.closing import Road, take_road
+from gpuloader.pipeline.delivery import Delivery
+from gpuloader.pipeline.epoch import Epoch, build_road
+from gpuloader.pipeline.steps import DeliveredStep
+from gpuloader.transforms.program import Transform
+from gpuloader.watch.advising import Configuration
+from gpuloader.watch.measured import Measured
+from gpuloader.watch.pace import Pace
+from gpuloader.watch.stats import Meter
+
+_OURS = "gpuloader_prefetch"
+"""The key under which a state of the wrapped loader takes along the position of this one."""
+_MISSING = object()
+
+
+def prefetch(
+    batches: Iterable[Any],
+    places: Any = None,
+    prefetch: int = 2,
+    output: str | None = None,
+    *,
+    host: Sequence[str] = (),
+    transforms: Sequence[Transform] = (),
+    stream: object = None,
+    drop_last: bool = False,
+    seed: int | None = None,
+) -> PrefetchedLoader:
+    """Return a loader that copies the batches of another loader to a GPU, ahead of the loop over them.
+
+    Every batch comes back as it was: the same keys, the same classes of containers, the same values. Only its
+    arrays and tensors are on the GPU. They are copied from page-locked memory, on a stream of their own,
+    while you compute on the batch before, and their memory is not reused before your work on it has run.
+
+    Parameters
+    ----------
+    batches : iterable
+        What yields batches in host memory: a loader of PyTorch, a dataset of Hugging Face or tf.data, a list,
+        a generator. A batch is any nesting of dicts, tuples, lists and dataclasses. Its arrays and tensors
+        are copied, everything else is handed through: text, numbers, None, sparse tensors, tensors on a GPU.
+        Batches may differ in shapes and keys. Each loop is one pass over the iterable.
+    places : place, str, torch.device, or list of them, or None
+        Where batches land. None uses the GPU of this process, or host memory if there is no GPU. With several
+        places, consecutive batches go to them in turn, and each step is a list with one entry per place.
+    prefetch : int
+        Steps to copy to a GPU ahead of the current one. On a CPU place, batches to read ahead, in a thread
+        where that pays. 0 reads and copies each batch when you ask for it.
+    output : str or None
+        The library whose arrays make up a batch, as for `DataLoader`. None means the library of the
+        batches: tensors of PyTorch, JAX and Paddle remain theirs, and NumPy arrays become CuPy's on a GPU.
+    host : list of str
+        Names of fields that stay as they are, in host memory. A nested field is named ``outer.inner``. The
+        name of a container stands for everything in it.
+    transforms : list of Transform
+        Operations from `gpuloader.transforms` that run where the batch lands.
+    stream : object
+        The CUDA stream on which you use the batches, as for `DataLoader`.
+    drop_last : bool
+        Whether to drop a last step that lacks a batch for any of several places.
+    seed : int or None
+        The seed of transforms that draw random numbers. None draws one from NumPy's global state.
+
+    Returns
+    -------
+    PrefetchedLoader
+        The loader. Its length, its attributes and its state are those of `batches`.
+
+    Raises
+    ------
+    TypeError
+        `batches` is not iterable, or an option has the wrong type.
+    ValueError
+        An option's value is out of range.
+    PlaceError
+        A place needs a GPU that is missing.
+
+    Notes
+    -----
+    Tensors that are page-locked already, as with ``pin_memory=True``, are copied from where they lie, and
+    kept until their copy has run; do not write to them. All others go through the loader's own page-locked
+    memory, so ``pin_memory`` is not needed.
+
+    On a CPU place each batch is the very object that the iterable yields, unless `output` or `transforms`
+    demand another. An iterable that writes all its batches into the same arrays needs ``prefetch=0`` there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gpuloader
+    >>> batches = [{"x": np.arange(2) + n, "meta": (f"batch {n}", n)} for n in range(2)]
+    >>> for batch in gpuloader.prefetch(batches, places="cpu"):  # or "cuda:0"
+    ...     print(batch)
+    {'x': array([0, 1]), 'meta': ('batch 0', 0)}
+    {'x': array([1, 2]), 'meta': ('batch 1', 1)}
+    """
+    return PrefetchedLoader(
+        batches,
+        places=places,
+        prefetch=prefetch,
+        output=output,
+        host=host,
+        transforms=transforms,
+        stream=stream,
+        drop_last=drop_last,
+        seed=seed,
+    )
+
+
+class PrefetchedLoader(Measured):
+    """A loader around another one, made by `prefetch`, which describes the parameters.
+
+    Attributes that it does not have are those of the wrapped loader, such as ``sampler``, ``dataset`` and
+    ``batch_size``, and can be set there through it.
+
+    Several loops may run at once if the wrapped loader allows that.
+    """
+
+    def __init__(self, batches: Iterable[Any], **options: Any) -> None:
+        vars(self).update(_batches=_check_batches(batches), _options=options)
+        self._open(**options)
+
+    def _open(
+        self,
+        *,
+        places: Any,
+        prefetch: int,
+        output: str | None,
+        host: Sequence[str],
+        transforms: Sequence[Transform],
+        stream: object,
+        drop_last: bool,
+        seed: int | None,
+    ) -> None:
+        ahead = check_whole("prefetch", prefetch, 1 << 31)
+        if places is None:
+            places = default_place(current_cuda_device() or find_local_rank())
+        parsed = parse_places(places)
+        delivery = Delivery.of(parsed, check_output(output), stream, prefetch=ahead, drop_last=drop_last)
+        if output is None:
+            following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
+            delivery = replace(delivery, outputs=following)
+        listed = check_transforms(transforms, batches_only=True)
+        check_transform_places(listed, delivery)
+        collation = check_collation(
+            feeds=None,
+            collate_fn=None,
+            batched=True,
+            ragged=(),
+            pad=None,
+            transforms=listed,
+            on_host=delivery.on_host,
+        )
+        self._ahead = ahead
+        self._delivery = delivery
+        self._programmer = collation.programmer
+        self._draws = any(one.draws for one in listed)
+        self._seed = check_seed(seed)
+        self._intake = Intake(
+            collation,
+            _check_host(host),
+            output,
+            delivery.on_host and delivery.locker is None and not listed,
+            self._settle,
+            None if delivery.has_host else delivery.devices[0].is_page_locked,
+        )
+        self._pace = Pace(bound=True)
+        self._meter = Meter()
+        self._token = object()
+        self._idle: deque[Road] = deque(maxlen=1)
+        self._course = Course(self._start)
+
+    def _settle(self, library: str | None) -> None:
+        for output in self._delivery.outputs:
+            if isinstance(output, FollowingOutput):
+                output.settle(library)
+
+    def _start(self, epoch: int) -> Progress:
+        """Return the progress at the start of an epoch."""
+        if self._draws and self._seed is None:
+            self._seed = int(np.random.randint(2**31))
+        return Progress(self._seed if self._draws else None, epoch)
+
+    def __len__(self) -> int:
+        """Return the number of steps in a pass.
+
+        Raises
+        ------
+        TypeError
+            The wrapped loader has no length.
+        """
+        count, places = len(self._batches), len(self._delivery.devices)
+        return count // places if self._delivery.drop_last else -(-count // places)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the next pass, which begins when its first step is requested."""
+        return Iteration(self._begin, self.__len__)
+
+    def _begin(self) -> Epoch:
+        check_not_reading(self._token)
+        self._delivery.refuse_capture()
+        return self._course.begin(self._open_epoch)
+
+    def _open_epoch(self, progress: Progress) -> Epoch:
+        source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
+        capacity = max(self._ahead, 1) * len(self._delivery.devices)
+        road = take_road(self._idle) or build_road(
+            self._delivery, capacity, self._meter, programmer=self._programmer
+        )
+        stager = NestedStager(self._intake, road.ring, self._meter, Draw(progress.seed, progress.epoch))
+        batches = stage_all(source, stager, Reached(progress.batches, 1, progress.own), self._token)
+        fetch: Fetch = InlineFetch(batches)
+        if self._ahead:
+            fetch = ReadAhead(batches, road.ring, capacity, self._pace, bound=True, eager=True)
+        return Epoch(
+            road,
+            fetch,
+            partial(self._present, progress, source),
+            self._idle,
+            drop_last=self._delivery.drop_last,
+            meter=self._meter,
+            ended=partial(self._end, progress, source),
+        )
+
+    def _present(self, progress: Progress, source: PrefetchedSource, step: DeliveredStep) -> Any:
+        batches: list[Any] = []
+        for staged, arrays in step:
+            source.delivered(staged)
+            progress.received(staged)
+            assert staged.structure is not None
+            batches.append(build_batch(staged.structure, staged.levels, arrays, staged.objects))
+        return batches[0] if len(self._delivery.devices) == 1 else batches
+
+    def _end(self, progress: Progress, source: PrefetchedSource) -> None:
+        source.finish()
+        end_epoch(progress, partial(find_spent_batches, self._batches, drops=self._delivery.drop_last))
+
+    def _configuration(self) -> Configuration:
+        pace = self._pace if self._ahead else None
+        threads = int(pace is not None and pace.threaded)
+        places = len(self._delivery.devices)
+        return Configuration("batches", threads, "thread", usable_cores(), places, pace=pace)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.
+
+        The random numbers of transforms follow the epoch, also if the wrapped loader has no ``set_epoch``.
+        """
+        self._course.set_epoch(check_whole("epoch", epoch, 2**64))
+        tell = getattr(self._batches, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped loader's own state as it was when it yielded the batch that you received last.
+
+        So batches that were read ahead do not count. The state can be loaded here, and by the wrapped loader
+        itself; one key more holds the position of this loader. If the wrapped loader has no ``state_dict``,
+        the state is a count of batches.
+
+        Examples
+        --------
+        >>> import gpuloader
+        >>> inner = gpuloader.DataLoader(range(6), places="cpu", batch_size=2, seed=1)
+        >>> epoch = iter(gpuloader.prefetch(inner, places="cpu"))
+        >>> next(epoch)
+        array([0, 1])
+        >>> loader = gpuloader.prefetch(range(5), places="cpu")
+        >>> next(iter(loader)), loader.state_dict()
+        (0, {'version': 1, 'epoch': 0, 'batches': 1})
+        """
+        position = self._course.state()
+        if not has_state(self._batches):
+            return position
+        own = position.pop("source", _MISSING)
+        if own is _MISSING:  # nothing is read ahead between two passes
+            own = self._batches.state_dict()
+        if not isinstance(own, Mapping):
+            return {_OURS: {**position, "source": own}}
+        return {**own, _OURS: position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next pass resume at a state that this loader or the wrapped one returned.
+
+        A wrapped loader with ``load_state_dict`` is given its own state at once. Any other is read from its
+        start, and the batches already delivered are dropped: they are the same ones only if its order is.
+
+        Raises
+        ------
+        TypeError
+            The state is not a dict.
+        ValueError
+            The state is damaged, or is not that of a loader.
+        """
+        progress = self._load_own(state) if has_state(self._batches) else read_state(state)
+        self._seed = self._seed if progress.seed is None else progress.seed
+        progress.seed = self._start(0).seed
+        self._course.resume(progress)
+
+    def _load_own(self, state: Any) -> Progress:
+        """Give the wrapped loader its own state, and return the position of this one."""
+        position: Any = {"version": 1, "epoch": self._course.upcoming().epoch, "batches": 0}
+        own = state
+        if isinstance(state, Mapping) and _OURS in state:
+            position = state[_OURS]
+            own = {key: value for key, value in state.items() if key != _OURS}
+            if isinstance(position, Mapping):
+                own = position.get("source", own)
+        progress = read_state(position)
+        self._batches.load_state_dict(own)
+        progress.own = own
+        return progress
+
+    def __getattr__(self, name: str) -> Any:
+        batches = vars(self).get("_batches", _MISSING)
+        if batches is _MISSING or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(batches, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if own or not hasattr(self._batches, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._batches, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (self._batches, self._options)
+
+    def __repr__(self) -> str:
+        places = ", ".join(device.name for device in self._delivery.devices)
+        ahead = f"{self._ahead} steps ahead" if self._ahead else "nothing ahead"
+        return f"<prefetch of {type(self._batches).__name__}: {ahead}, on {places}>"
+
+
+def _make(batches: Iterable[Any], options: dict[str, Any]) -> PrefetchedLoader:
+    return PrefetchedLoader(batches, **options)
+
+
+def _check_batches(batches: object) -> Any:
+    if isinstance(batches, Iterable) and not isinstance(batches, str | bytes | Mapping | type):
+        return batches
+    advice = "; call it, and pass what it returns" if callable(batches) else ""
+    raise BadType(
+        f"batches must be an iterable of batches, such as a loader, got {type(batches).__name__}{advice}"
+    )
+
+
+def _check_host(host: Any) -> frozenset[str]:
+    if isinstance(host, str) or not isinstance(host, Iterable):
+        raise BadType(f"host must be a list of field names, got {host!r}")
+    names = frozenset(host)
+    if not all(isinstance(name, str) for name in names):
+        raise BadType(f"host must be a list of field names, got {host!r}")
+    return names

@@ -1,0 +1,100 @@
+// wide.cuh: loads of 4 to 16 bytes from any address.
+//
+// A wide load needs an aligned address. From any other address, bytes are cut out of two neighboring aligned
+// loads; the lanes of a warp share those, so they come from L1. Such loads begin before the bytes and end
+// after them. Where they would reach out of the array, bytes are loaded one at a time.
+
+using Address = unsigned long long;
+
+struct Extent {
+    Address begin, end;  // of an array
+};
+
+// 4-byte parts of 1, 2 or 4 times 4 bytes that are loaded or stored at once.
+template <int count>
+struct alignas(4 * count) Wide {
+    unsigned at[count];
+};
+
+template <int count>
+struct Parts {
+    unsigned at[count];
+};
+
+__device__ inline Address address_of(const void* pointer) {
+    return reinterpret_cast<Address>(pointer);
+}
+
+// Bits `bits` to bits + 31 of two words; one instruction.
+__device__ inline unsigned cut_out(unsigned low, unsigned high, unsigned bits) {
+    return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> bits);
+}
+
+// Loads byte by byte; a loop, because it hardly ever runs.
+template <typename Result, int count>
+__device__ inline Result load_bytes(const unsigned char* from) {
+    Result result = {};
+#pragma unroll 1
+    for (int byte = 4 * count - 1; byte >= 0; --byte) {
+        for (int i = count - 1; i > 0; --i) {
+            result.at[i] = cut_out(result.at[i - 1], result.at[i], 24);
+        }
+        result.at[0] = result.at[0] << 8 | from[byte];
+    }
+    return result;
+}
+
+// Loads 4 * count bytes by wide loads of as many.
+template <int count>
+__device__ inline Wide<count> load_wide(const unsigned char* from, const Extent& array) {
+    constexpr unsigned size = 4 * count;
+    const unsigned skipped = static_cast<unsigned>(address_of(from) % size);
+    const Wide<count>* aligned = reinterpret_cast<const Wide<count>*>(from - skipped);
+    if (skipped == 0) {
+        return *aligned;
+    }
+    if (address_of(aligned) < array.begin || address_of(aligned) + 2 * size > array.end) {
+        return load_bytes<Wide<count>, count>(from);
+    }
+    const Wide<count> low = aligned[0], high = aligned[1];
+    unsigned parts[2 * count];
+    for (int i = 0; i < count; ++i) {
+        parts[i] = low.at[i];
+        parts[count + i] = high.at[i];
+    }
+    for (unsigned step = count / 2; step > 0; step /= 2) {
+        for (unsigned i = 0; i + step < 2 * count; ++i) {
+            parts[i] = skipped & 4 * step ? parts[i + step] : parts[i];
+        }
+    }
+    Wide<count> result;
+    for (int i = 0; i < count; ++i) {
+        result.at[i] = cut_out(parts[i], parts[i + 1], skipped % 4 * 8);
+    }
+    return result;
+}
+
+// Loads 4 * count bytes by loads of 4, for counts that no wide load has.
+template <int count>
+__device__ inline Parts<count> load_parts(const unsigned char* from, const Extent& array) {
+    const unsigned skipped = static_cast<unsigned>(address_of(from) % 4);
+    const unsigned* aligned = reinterpret_cast<const unsigned*>(from - skipped);
+    Parts<count> result;
+    if (skipped == 0) {
+        for (int i = 0; i < count; ++i) {
+            result.at[i] = aligned[i];
+        }
+        return result;
+    }
+    if (address_of(aligned) < array.begin || address_of(aligned) + 4 * (count + 1) > array.end) {
+        return load_bytes<Parts<count>, count>(from);
+    }
+    unsigned parts[count + 1];
+    for (int i = 0; i <= count; ++i) {
+        parts[i] = aligned[i];
+    }
+    for (int i = 0; i < count; ++i) {
+        result.at[i] = cut_out(parts[i], parts[i + 1], skipped * 8);
+    }
+    return result;
+}

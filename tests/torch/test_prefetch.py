@@ -1,0 +1,242 @@
+"""`prefetch` around PyTorch's own loader: its tensors, its workers and its samplers."""
+
+import dataclasses
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import gpuloader
+from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
+from gpuloader.transforms import Cast, Normalize
+from tests.fakes import loader_threads, nothing_left_behind
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.utils.rnn import PackedSequence, pack_sequence  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+
+
+@dataclasses.dataclass
+class Sample:
+    ids: torch.Tensor
+    name: str
+
+
+class Items(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(first, 20, step))
+
+
+class Faulty(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index == 13:
+            raise KeyError("sample 13")
+        return torch.tensor(index)
+
+
+def digits(count=20):
+    return TensorDataset(torch.arange(count * 4.0).reshape(count, 4), torch.arange(count) % 10)
+
+
+@pytest.fixture(params=["cpu", "simulated"])
+def place(request):
+    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
+
+
+def numbers(batch):
+    return np.asarray(batch).tolist()
+
+
+class TestItsBatches:
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("prefetch", [0, 2])
+    def test_they_are_the_same(self, place, workers, prefetch):
+        def load():
+            generator = torch.Generator().manual_seed(1)
+            return DataLoader(digits(), 3, shuffle=True, num_workers=workers, generator=generator)
+
+        wanted = [[one.tolist() for one in batch] for _ in range(1) for batch in load()]
+        found = [[numbers(one) for one in batch] for batch in gpuloader.prefetch(load(), place, prefetch)]
+        assert found == wanted
+        assert not loader_threads()
+
+    def test_on_a_cpu_place_tensors_stay_tensors(self):
+        for inputs, labels in gpuloader.prefetch(DataLoader(digits(), 3), places="cpu"):
+            assert type(inputs) is type(labels) is torch.Tensor
+
+    def test_an_output_makes_tensors_of_arrays(self):
+        batches = [{"x": np.arange(3), "y": torch.ones(2), "z": "text"}]
+        [found] = gpuloader.prefetch(batches, places="cpu", output="torch")
+        assert found["x"].tolist() == [0, 1, 2]
+        assert found["y"] is batches[0]["y"]
+        [found] = gpuloader.prefetch(batches, places="cpu", output="numpy")
+        assert type(found["x"]) is type(found["y"]) is np.ndarray
+        assert found["x"] is batches[0]["x"]
+
+    def test_workers_of_an_iterable_dataset(self, place):
+        loader = gpuloader.prefetch(DataLoader(Items(), 4, num_workers=2), places=place)
+        for _ in range(2):
+            assert sorted(one for batch in loader for one in numbers(batch)) == list(range(20))
+
+    def test_its_errors_are_its_own(self, place):
+        epoch = iter(gpuloader.prefetch(DataLoader(Faulty(), 4), places=place))
+        assert [numbers(next(epoch)) for _ in range(3)] == [[*range(n, n + 4)] for n in (0, 4, 8)]
+        with pytest.raises(KeyError, match="sample 13") as caught:
+            next(epoch)
+        assert any("batch 3" in note for note in caught.value.__notes__)
+
+    def test_its_workers_end_with_the_loop(self, place):
+        def read():
+            for _ in gpuloader.prefetch(DataLoader(digits(), 3, num_workers=1), places=place):
+                break
+            gc.collect()
+
+        read()  # multiprocessing keeps what it has opened first
+        with nothing_left_behind():
+            read()
+
+
+class TestTensors:
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    @pytest.mark.filterwarnings("ignore:torch.quantize")
+    def test_what_a_gpu_cannot_have_is_handed_through(self):
+        batch = [
+            torch.eye(3).to_sparse(),
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            torch.empty(2, device="meta"),
+            torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8),
+            torch.Size([2, 3]),
+            torch.float16,
+        ]
+        [found] = gpuloader.prefetch([batch], places=simulated_places(1))
+        assert all(one is other for one, other in zip(found[:4], batch, strict=False))
+        assert found[4:] == batch[4:]
+        assert type(found[4]) is torch.Size
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool])
+    def test_every_dtype(self, dtype):
+        batch = {"x": torch.arange(6).to(dtype), "y": np.arange(2)}
+        [found] = gpuloader.prefetch([batch], places="cpu", output="torch")
+        assert found["x"] is batch["x"]
+        steps = [Cast("y", "float32")]  # so that all arrays go through the slot
+        [found] = gpuloader.prefetch([batch], places="cpu", transforms=steps)
+        assert (found["x"].dtype, found["y"].dtype) == (dtype, torch.float32)
+        assert found["x"].view(torch.uint8).tolist() == batch["x"].view(torch.uint8).tolist()
+
+    def test_views_and_conjugates(self):
+        numbers = torch.arange(12.0).reshape(3, 4)
+        batch = [numbers.t(), numbers[:, 1], torch.view_as_complex(numbers.reshape(6, 2)).conj(), numbers[:0]]
+        [found] = gpuloader.prefetch([batch], places=simulated_places(1))
+        for one, other in zip(found, batch, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), other.resolve_conj().numpy())
+
+    def test_gradients_stay_on_a_cpu_and_are_warned_of_elsewhere(self):
+        batch = [torch.ones(2, requires_grad=True)]
+        [found] = gpuloader.prefetch([batch], places="cpu")
+        assert found[0] is batch[0]
+        with pytest.warns(UserWarning, match="delivered without it"):
+            [found] = gpuloader.prefetch([batch], places=simulated_places(1))
+        assert np.asarray(found[0]).tolist() == [1, 1]
+
+    def test_a_packed_sequence_keeps_its_batch_sizes_on_the_host(self):
+        packed = pack_sequence([torch.arange(3), torch.arange(2)])
+        [found] = gpuloader.prefetch([{"words": packed}], places=simulated_places(1))
+        assert type(found["words"]) is PackedSequence
+        assert type(found["words"].data) is SimulatedArray
+        assert found["words"].batch_sizes is packed.batch_sizes
+
+    def test_a_dataclass_of_tensors(self, place):
+        [found] = gpuloader.prefetch([Sample(torch.arange(3), "name")], places=place)
+        assert type(found) is Sample
+        assert (numbers(found.ids), found.name) == ([0, 1, 2], "name")
+
+    def test_tensors_are_let_go(self, place):
+        """A batch that was copied is not kept, however long the pass goes on."""
+        gone = []
+
+        def batches():
+            for number in range(8):
+                tensor = torch.full((3,), number)
+                weakref.finalize(tensor, gone.append, number)
+                yield [tensor]
+                del tensor
+
+        for number, batch in enumerate(gpuloader.prefetch(batches(), places=place, prefetch=1)):
+            del batch
+            gc.collect()
+            assert number < 1 or number - 1 in gone
+        gc.collect()
+        assert sorted(gone) == list(range(8))
+
+    def test_transforms_of_tensors_give_tensors(self):
+        images = torch.full((2, 4, 4, 3), 51, dtype=torch.uint8)
+        steps = [Normalize("0", scale=1 / 255)]
+        [(found, labels)] = gpuloader.prefetch([(images, [1, 2])], places="cpu", transforms=steps)
+        assert (type(found), found.shape, labels) == (torch.Tensor, (2, 3, 4, 4), [1, 2])
+        torch.testing.assert_close(found, torch.full((2, 3, 4, 4), 0.2))
+
+
+class TestPinned:
+    class Device(SimulatedDevice):
+        """A device for which tensors that PyTorch would have pinned are page-locked."""
+
+        def __init__(self):
+            super().__init__()
+            self.locked = {}
+
+        def is_page_locked(self, address, nbytes):
+            return self.locked.get(address) == nbytes
+
+    def test_they_are_copied_from_where_they_lie(self, monkeypatch):
+        device = self.Device()
+        tensors = [torch.full((100, 100), n) for n in range(4)]
+        device.locked = {one.data_ptr(): one.nbytes for one in tensors}
+        sources = []
+        original = device.copy_async
+
+        def copy(target, source, *rest):
+            sources.append(source.address)
+            original(target, source, *rest)
+
+        monkeypatch.setattr(device, "copy_async", copy)
+        for number, batch in enumerate(
+            gpuloader.prefetch([{"x": one} for one in tensors], CustomPlace(device))
+        ):
+            assert np.asarray(batch["x"])[0, 0] == number
+        assert sources[::2] == [one.data_ptr() for one in tensors]
+
+
+class TestAttributes:
+    def test_they_are_the_loaders(self):
+        inner = DataLoader(digits(), 3, shuffle=True)
+        loader = gpuloader.prefetch(inner, places="cpu")
+        assert loader.dataset is inner.dataset
+        assert loader.sampler is inner.sampler
+        assert loader.batch_sampler is inner.batch_sampler
+        assert (len(loader), loader.batch_size, loader.num_workers) == (7, 3, 0)
+        with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+            loader.batch_size = 5
+
+    def test_a_distributed_sampler(self):
+        sampler = torch.utils.data.DistributedSampler(digits(), num_replicas=2, rank=1, seed=3)
+        loader = gpuloader.prefetch(DataLoader(digits(), 5, sampler=sampler), places="cpu")
+        epochs = []
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)
+            epochs.append([labels.tolist() for _, labels in loader])
+        assert epochs[0] != epochs[1]
+
+    def test_a_count_resumes_a_loader_without_a_state(self):
+        loader = gpuloader.prefetch(DataLoader(digits(), 3), places="cpu")
+        first = [labels.tolist() for _, (_, labels) in zip(range(2), loader, strict=False)]
+        later = gpuloader.prefetch(DataLoader(digits(), 3), places="cpu")
+        later.load_state_dict(loader.state_dict())
+        rest = [labels.tolist() for _, labels in later]
+        assert first + rest == [labels.tolist() for _, labels in DataLoader(digits(), 3)]
