@@ -9,7 +9,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
-.PHONY: demo test test-frameworks dist-test lint mutants kernels docs notebooks sanitize bench clean
+.PHONY: demo test test-frameworks dist-test lint mutants kernels docs notebooks sanitize gpu-proof bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
@@ -65,6 +65,11 @@ sanitize: .venv/dev.stamp
 	  { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit."; exit 1; }
 	compute-sanitizer --tool $(TOOL) --report-api-errors no --target-processes application-only \
 	  --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
+
+# Doctor, tests, sanitizer and benchmarks in under nine minutes; again for what is left. PARTS="doctor suite" chooses.
+PARTS ?=
+gpu-proof: .venv/dev.stamp
+	$(BIN)/python benchmarks/gpu/proof.py $(if $(PARTS),--parts $(PARTS))
 
 # PEERS="torch grain" installs those loaders first; BENCH="--case jpeg --plot bench.png" passes options on.
 PEERS ?=

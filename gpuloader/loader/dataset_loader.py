@@ -21,6 +21,7 @@ from gpuloader.loader.options import (
     check_dataset,
     check_delivery,
     check_parts,
+    check_priority,
     check_seed,
     check_transforms,
     may_ask_by_key,
@@ -28,7 +29,7 @@ from gpuloader.loader.options import (
 from gpuloader.loader.picture_options import check_on_bad, choose_worker_type, find_stage, make_on_device
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import EpochOf, Resumable
-from gpuloader.loader.state import Course
+from gpuloader.loader.state import Course, Progress
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
 from gpuloader.order.fitting import StoredOrder
@@ -170,6 +171,14 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     stream : object
         The CUDA stream on which you use the batches: an object with ``__cuda_stream__``, or a function that
         returns one. None means the output library's current stream in the thread that requests the batch.
+    copy_priority : str or None
+        The priority of the stream on which batches are copied to a GPU and transforms run: 'high' makes their
+        kernels go ahead of the model's, 'normal' behind those that wait already. None means 'high' if there
+        are transforms or a cache on the device; copies alone need no priority.
+    static : bool
+        True delivers every batch at the same addresses, for CUDA graphs: asking for the next batch refills
+        the arrays of the last one, once the work on them has run. All batches must have one shape, and
+        holding one while you ask for the next but one is an error. False gives each batch memory of its own.
     shard : str, tuple of int or None
         The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
         or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
@@ -241,6 +250,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         remainder: str = "error",
         output: str | None = None,
         stream: object = None,
+        copy_priority: str | None = None,
+        static: bool = False,
         shard: str | tuple[int, int] | None = None,
         uneven: str = "pad",
         pin_memory: bool = False,
@@ -258,6 +269,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             return_list=return_list,
             shuffle=shuffle,
             drop_last=drop_last,
+            static=static,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         transforms = check_transforms(transforms)
@@ -302,6 +314,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             stream=stream,
             prefetch=prefetch,
             drop_last=drop_last,
+            static=static,
+            urgent=check_priority(copy_priority, runs_kernels=bool(transforms) or cache == "device"),
         )
         collation = check_collation(
             feeds=self._feeds,
@@ -373,12 +387,47 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         """Return an iterator over the next epoch, which begins when its first step is requested."""
         return Iteration(self._begin, self._loading.count_steps)
 
+    def warm_up(self) -> None:
+        """Do now what the first batch of the next loop would wait for; that loop then begins at once.
+
+        Starts the workers, allocates and page-locks the slots, reads the dataset if there is a `cache`,
+        fetches the first step, copies it to its places, and compiles and runs the kernels of its transforms.
+        Returns when all that is done. Batches, their order and the loader's state stay the same; an error of
+        the dataset is raised by the loop. If `set_epoch` or `load_state_dict` changes what comes next, the
+        step is dropped.
+
+        Raises
+        ------
+        LoaderError
+            The calling thread captures a CUDA graph.
+        StagingMemoryError
+            Host or device memory is not available.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader(range(4), places="cpu", batch_size=2)
+        >>> loader.warm_up()
+        >>> loader.stats().batches, [batch.tolist() for batch in loader]
+        (1, [[0, 1], [2, 3]])
+        """
+        self._ready()
+        self._course.prepare(self._open_prepared)
+
+    def _open_prepared(self, progress: Progress) -> Epoch:
+        epoch = self._loading.begin(progress)
+        epoch.prepare()
+        return epoch
+
     def _begin(self) -> Epoch:
+        self._ready()
+        return self._course.begin(self._loading.begin)
+
+    def _ready(self) -> None:
         self._loading.refuse_capture()
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
-        return self._course.begin(self._loading.begin)
 
     def _read_all(self) -> ArraySource:
         """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""

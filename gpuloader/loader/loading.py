@@ -132,7 +132,7 @@ class Loading:
             drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
-        return Fetching(reading, workers, gatherer)
+        return Fetching(reading, workers, gatherer, self._delivery.near)
 
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first; raise `TypeError` if they cannot."""
@@ -268,8 +268,11 @@ class Loading:
         ------
         ValueError
             The environment of the ranks is inconsistent, or the samples do not divide evenly among them.
+        Misuse
+            An epoch is running that delivers in the same memory.
         """
         check_not_reading(self._token)
+        self._delivery.refuse_another()
         batching = self._batching.settle()
         watched = watch(batching)
         self._positions.place(progress, batching)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.base.checks import AUTO, check_count
+from gpuloader.base.checks import AUTO, check_count, check_word
 from gpuloader.base.once import refuse_read
 from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.interop import check_output
@@ -179,14 +179,16 @@ def check_delivery(
     stream: object,
     prefetch: int | str,
     drop_last: bool,
+    static: bool = False,
+    urgent: bool = False,
 ) -> Delivery:
     """Return where batches land, and how a step is divided among the places.
 
     Raises
     ------
     ValueError
-        A place or an option's value is unknown, batches cannot be cut into equal shards, or transforms would
-        have to run both on hosts and on GPUs.
+        A place or an option's value is unknown, batches cannot be cut into equal shards, transforms would
+        have to run both on hosts and on GPUs, or `static` batches would differ in shape.
     PlaceError
         A place needs a GPU that is missing.
     """
@@ -210,6 +212,8 @@ def check_delivery(
         )
     if shards > 1 and remainder == "error":
         check_last(batching.count_last(), shards)
+    if static:
+        check_one_shape(batching, shards, remainder)
     ahead = 1 if prefetch == AUTO else check_count("prefetch", prefetch)
     delivery = Delivery.of(
         parsed,
@@ -219,6 +223,8 @@ def check_delivery(
         drop_last=drop_last or shards > 1,
         shards=shards,
         remainder=remainder,
+        static=static,
+        urgent=urgent,
     )
     check_transform_places(transforms, delivery)
     return delivery
@@ -229,6 +235,29 @@ def check_transform_places(transforms: Sequence[Any], delivery: Delivery) -> Non
     if transforms and delivery.has_host and not delivery.on_host:
         raise ValueError(
             "transforms run where batches land, so places must be all GPUs or all host memory, got both"
+        )
+
+
+def check_priority(priority: object, *, runs_kernels: bool) -> bool:
+    """Return whether the copy stream has a high priority; raise `ValueError` if the word is unknown.
+
+    >>> check_priority(None, runs_kernels=True), check_priority("normal", runs_kernels=True)
+    (True, False)
+    """
+    check_word("copy_priority", priority, ("high", "normal"), optional=True)
+    return runs_kernels if priority is None else priority == "high"
+
+
+def check_one_shape(batching: Batching, shards: int, remainder: str) -> None:
+    """Raise `ValueError` if an epoch's last batch is known to be smaller on a place than the others."""
+    size, last = batching.size, batching.count_last()
+    if size is None or last is None or batching.count() < 2:
+        return
+    parts = [-(-samples // shards) if remainder == "pad" else samples // shards for samples in (size, last)]
+    if parts[0] != parts[1]:
+        raise ValueError(
+            f"with static=True all batches must have one shape, but an epoch's last one has {last} samples "
+            f"instead of {size}: pass drop_last=True, or a batch_size that divides the number of samples"
         )
 
 

@@ -54,10 +54,10 @@ def build_road(
     """
     devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
-    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch)
+    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch, near=delivery.near)
     lanes = [
-        Lane(device, ring, prefetch, meter, output, programmer)
-        for device, output in zip(devices, delivery.outputs, strict=True)
+        Lane(device, ring, prefetch, meter, output, programmer, static, delivery.urgent)
+        for device, output, static in zip(devices, delivery.outputs, delivery.slots, strict=True)
     ]
     return Road(ring, tuple(lanes), prefetch, os.getpid())
 
@@ -112,6 +112,9 @@ class Epoch:
         self._remains = Remains(self._pipeline, road, idle)
         self._guard = guard(self._remains)
         next(self._guard)
+        for lane in road.lanes:
+            if lane.static is not None:
+                lane.static.epoch = weakref.ref(self)
         self._steering = steering
         if steering is not None:
             steering.begin(self._pipeline)
@@ -123,6 +126,11 @@ class Epoch:
     def __iter__(self) -> Epoch:
         return self
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there may be further steps."""
+        return self._pipeline is not None
+
     def __next__(self) -> Any:
         with self._lock:
             pipeline = self._pipeline
@@ -130,7 +138,7 @@ class Epoch:
                 end_if_exiting()
                 raise StopIteration
             asked = perf_counter_ns()
-            if pipeline.copies:
+            if pipeline.asks:
                 self._begin_step(pipeline)
             if self._handed:
                 self._count_compute(asked)
@@ -155,8 +163,18 @@ class Epoch:
                 self._steering = None
             return presented
 
+    def prepare(self) -> None:
+        """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
+        with self._lock:
+            if self._pipeline is not None:
+                try:
+                    self._pipeline.prepare()
+                except Exception:
+                    self.close()
+                    raise
+
     def _begin_step(self, pipeline: Pipeline) -> None:
-        """Raise `LoaderError` while the calling thread captures a graph, and leave the epoch as it is."""
+        """Raise `LoaderError` if no step must be delivered now, and leave the epoch as it is."""
         try:
             error = pipeline.begin_step()
         except Exception:
@@ -164,7 +182,10 @@ class Epoch:
             end_if_exiting()
             raise
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame: the epoch would not end when the user drops it
         finish_postponed()
 
     def _count_compute(self, asked: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.numa import Cores, call_near
 from gpuloader.base.platforms import (
     available_memory,
     can_share_memory,
@@ -62,6 +63,8 @@ class Arena:
     shared : bool
         Whether to use a memory file even without a device, for worker processes that map `descriptor`.
         `descriptor` stays None if processes cannot share memory.
+    near : set of int
+        The processor cores near which the memory is to lie; empty: wherever the system puts it.
 
     Attributes
     ----------
@@ -80,14 +83,21 @@ class Arena:
     ((1048576,), False)
     """
 
-    def __init__(self, nbytes: int, locker: PageLocker | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        locker: PageLocker | None = None,
+        *,
+        shared: bool = False,
+        near: Cores = frozenset(),
+    ) -> None:
         self.nbytes = nbytes
         self.closed = False
         self.page_locked = False
         self.descriptor: int | None = None
         check_available(nbytes)
         try:
-            self._mapping = self._map(nbytes, locker is not None, shared)
+            self._mapping = call_near(near, lambda: self._map(nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.nesting import enter_depth
+from gpuloader.base.numa import bind
 from gpuloader.base.platforms import keep_freed_memory
 from gpuloader.base.processes import die_with_parent
 from gpuloader.collate.items import ItemState
@@ -63,6 +64,7 @@ class _Worker:
     def serve(self, setup: Setup | None) -> None:
         try:
             self._setup = setup or self._receive_setup()
+            bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
             self._assembler = self._setup.reading.make_assembler(self._number)
