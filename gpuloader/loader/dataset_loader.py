@@ -333,7 +333,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
                 equal=delivery.shards > 1 or (self._batching.sharding is not None and uneven == "pad"),
             ),
         )
-        collation = make_on_device(collation, shards=delivery.shards)
+        collation = make_on_device(collation, whole=delivery.shards == 1 and not static)
         self._cache = check_cache(
             cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
         )

@@ -40,14 +40,14 @@ def find_stage(
     return PictureStage.of(pictures, decodes=decode is not None, names=names)
 
 
-def make_on_device(collation: Collation, *, shards: int) -> Collation:
+def make_on_device(collation: Collation, *, whole: bool) -> Collation:
     """Return a collation whose pictures are made on the device that its batches go to, as far as it can.
 
-    Workers make the pictures if there is no device, if a batch is cut for several devices, and if they must
-    be made before their batch is.
+    Workers make the pictures if there is no device, if they must be made before their batch is, and if a
+    batch is not `whole`: if it is cut for several devices, or must lie where the one before lay.
     """
     stage = collation.pictures
-    excluded = collation.on_host or collation.whole or collation.feeds is not None or shards > 1
+    excluded = collation.on_host or collation.whole or collation.feeds is not None or not whole
     if stage is None or not stage.chains or excluded:
         return collation
     # Imported late, because only loaders of pictures need it.

@@ -160,6 +160,17 @@ def test_pictures_of_a_batch_for_several_devices_are_made_by_workers(files, stag
     assert not staged
 
 
+def test_batches_at_fixed_addresses_are_made_by_workers(files, staged):
+    expected, _ = read(files, "cpu", CHAINS["train"], drop_last=True)
+    options = {"batch_size": 4, "seed": 3, "transforms": CHAINS["train"], "drop_last": True, "static": True}
+    images = [
+        np.asarray(batch["image"]).tobytes()
+        for batch in DataLoader(files, places=simulated_places(1), **options)
+    ]
+    assert images == [image.tobytes() for image, _ in expected[: len(images)]]
+    assert not staged
+
+
 def test_a_batch_may_need_more_memory_than_those_before(files):
     large = [*files[:4], *(file | {"image": encode(700, 900, 9)} for file in files[:4])]
     transforms = [Resize("image", (32, 32)), NORMALIZE]
