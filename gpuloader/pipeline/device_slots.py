@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from typing import Any
 
 from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.living import Living
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import GROWTH
@@ -67,7 +67,7 @@ class DeviceSlot:
             self._waiting = 0
 
 
-_all: weakref.WeakSet[DeviceSlot] = weakref.WeakSet()
+_all: Living[DeviceSlot] = Living()
 _adding = threading.Lock()
 
 

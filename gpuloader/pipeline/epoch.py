@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuloader.base.errors import QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
+from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.closing import Remains, Road, close, finish_postponed, guard
 from gpuloader.pipeline.delivery import Delivery
@@ -23,6 +24,7 @@ from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
+_OVER: Any = object()
 _EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
 
 
@@ -146,17 +148,19 @@ class Epoch:
             try:
                 presented = self._present(pipeline.next_step())
             except QueueClosed:
-                self.close()
-                end_if_exiting()
-                if self._ended is not None:
-                    self._ended()
-                raise StopIteration from None
+                presented = _OVER  # closed below: a Ctrl-C would show this exception, too
             except Exception:
                 self.close()
                 end_if_exiting()
                 raise
             finally:
                 pop_range(nvtx)
+            if presented is _OVER:
+                self.close()
+                end_if_exiting()
+                if self._ended is not None:
+                    self._ended()
+                raise StopIteration
             first, self._handed = not self._handed, perf_counter_ns()
             self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
             if self._steering is not None and not self._steering.after_step(pipeline):
@@ -209,7 +213,7 @@ class Epoch:
             close(self._remains)
 
 
-_running: weakref.WeakSet[Epoch] = weakref.WeakSet()
+_running: Living[Epoch] = Living()
 
 
 def _close_running() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import warnings
@@ -24,6 +25,8 @@ from gpuloader.base.platforms import (
     reserve,
     seal,
 )
+
+_numbers = itertools.count()
 
 
 class PageLocker(Protocol):
@@ -68,6 +71,8 @@ class Arena:
 
     Attributes
     ----------
+    number : int
+        A number that no other arena of this process has, which identifies it in messages to workers.
     closed : bool
         Whether the arena was finalized. In a garbage cycle, this may happen before its users are finalized.
 
@@ -92,6 +97,7 @@ class Arena:
         near: Cores = frozenset(),
     ) -> None:
         self.nbytes = nbytes
+        self.number = next(_numbers)
         self.closed = False
         self.page_locked = False
         self.descriptor: int | None = None
