@@ -108,6 +108,10 @@ class SimulatedArray:
         """Return a view of another shape."""
         return SimulatedArray(self._device, self._memory, self._data.reshape(*shape), self._lease)
 
+    def transpose(self, axes: tuple[int, ...]) -> SimulatedArray:
+        """Return a view with its dimensions in another order."""
+        return SimulatedArray(self._device, self._memory, self._data.transpose(axes), self._lease)
+
     def launch_read(self, stream: SimulatedStream | None = None, duration: float = 0.0) -> list[Any]:
         """Launch a kernel that reads this array; it appends the values it saw to the returned list."""
         seen: list[Any] = []

@@ -250,7 +250,9 @@ class Loading:
             Gatherer(source.arrays, None, collation, source.structure).check_all()
             there.bring(source)
             self._resident = there
-            collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
+            native = collation.programmer is not None and collation.programmer.native
+            programmer = Programmer(transforms, source.gathers(), native=native)
+            collation = replace(collation, programmer=programmer)
             outline = source.outline()  # holds one row of each array, so that the host's can be freed
             gatherer = RowStager(outline.arrays, None, collation, outline.structure)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker

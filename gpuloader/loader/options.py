@@ -93,9 +93,15 @@ def check_collation(
         raise ValueError(f"transforms {_OWN_BATCHES}")
     programmer = None
     if others:
-        from gpuloader.transforms.pictures import fuse  # imported late: its kernels are slow to import
+        # Imported late: its kernels are slow to import.
+        from gpuloader.transforms.pictures import CHANNELS_LAST, fuse
 
-        programmer = Programmer(fuse(others))
+        if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in others):
+            raise ValueError(
+                f"to='channels_last' needs arrays with strides, such as PyTorch's; with output={output!r}, "
+                "choose to='HWC'"
+            )
+        programmer = Programmer(fuse(others), native=output == "torch")
     keeps_gradients = on_host and output == "torch"
     return Collation(
         feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients, pictures, skips

@@ -54,7 +54,8 @@ def make_on_device(collation: Collation, *, whole: bool) -> Collation:
     from gpuloader.transforms.program import Programmer
     from gpuloader.transforms.staging import fuse_resampling, plan_resampling
 
-    transforms = [] if collation.programmer is None else list(collation.programmer.transforms)
+    before = collation.programmer
+    transforms = [] if before is None else list(before.transforms)
     staged: dict[str | None, str] = {}
     for name, chain in stage.chains.items():
         made = plan_resampling(name, chain)
@@ -64,7 +65,8 @@ def make_on_device(collation: Collation, *, whole: bool) -> Collation:
             transforms.insert(fields.index(name) if name in fields else len(fields), made)
     if not staged:
         return collation
-    programmer = Programmer(fuse_resampling(transforms))
+    native = before is not None and before.native
+    programmer = Programmer(fuse_resampling(transforms), native=native)
     return replace(collation, programmer=programmer, pictures=replace(stage, staged=staged))
 
 

@@ -61,7 +61,7 @@ class Landing:
         if self.mask is None:
             return layout
         mask = FieldLayout(self.mask_at, self.mask.array.shape, self.mask.array.dtype)
-        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size)
+        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size, layout.turned)
 
 
 class Lane:
@@ -178,7 +178,7 @@ class Lane:
 
     def follow(self, landing: Landing) -> None:
         """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
-        stream, self._stream = self._stream or self._output.stream(), None
+        stream = self._take_stream()
         assert landing.slot is not None
         with self.device.current() as device:
             if self.static is not None:
@@ -292,10 +292,7 @@ class Lane:
         slot = landing.slot
         assert slot is not None
         try:
-            stream = self._output.stream() if self._stream is None else self._stream
-            if stream is None:  # no batch has had arrays yet
-                stream = self.device.consumer_stream()
-            self._stream = None
+            stream = self._take_stream()
             if landing.ready is not None:
                 device.wait(stream, landing.ready)
             stream = device.keep(stream)
@@ -306,7 +303,13 @@ class Lane:
             arrays = self._deliver_static(self.static, device, landing, slot, stream)
         else:
             arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
-        return self._output.convert(arrays, landing.ready)
+        return self._output.convert(landing.layout.turn(arrays), landing.ready)
+
+    def _take_stream(self) -> Stream:
+        """Return the consumer's stream, which was asked for already or is asked for now."""
+        stream = self._output.stream() if self._stream is None else self._stream
+        self._stream = None
+        return self.device.consumer_stream() if stream is None else stream  # no batch has had arrays yet
 
     def settle(self, landing: Landing) -> None:
         """Wait until a batch is on the device, and allocate what delivering it and the next ones takes."""
@@ -342,7 +345,8 @@ class Lane:
         ring = self._ring
         if self.static is not None:
             return self._lease_static(self.static, staged, mask)
-        arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        layout = staged.layout
+        arrays: list[Any] = layout.turn(lease_views(ring.lend(staged.slot, layout), layout, ring.freed))
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
             arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
@@ -358,7 +362,7 @@ class Lane:
         finally:
             self._ring.release(staged.slot)
         arrays = device.views(memory, layout, static.lend(staged.number, device.consumer_stream()))
-        return self._output.convert(arrays, None)
+        return self._output.convert(staged.layout.turn(arrays), None)
 
     def discard(self, landing: Landing) -> None:
         """Take back a batch that will not be delivered."""

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.tensors import bits_dtype
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
-from gpuloader.transforms.operations import Computation, GatherRows, GatherSpan, Operation, Spec
+from gpuloader.transforms.operations import (
+    Computation,
+    GatherRows,
+    GatherSpan,
+    KernelCall,
+    Operation,
+    Spec,
+)
 
 
 class Transform(Protocol):
@@ -153,6 +162,9 @@ class Programmer:
     order : array or None
         The rows in the epoch's order, int64, on the device, if only a span of it is staged per batch; see
         `span_specs`. None means that spans are of the rows in sequence.
+    native : bool
+        Whether results in bfloat16 are delivered in PyTorch's dtype, and not as bits in uint16. It may change
+        before the first program.
     """
 
     def __init__(
@@ -160,7 +172,10 @@ class Programmer:
         transforms: Sequence[Transform],
         sources: Sequence[GatherRows] | None = None,
         order: Any = None,
+        *,
+        native: bool = False,
     ) -> None:
+        self.native = native
         self.transforms = tuple(transforms)
         self.sources = None if sources is None else tuple(sources)
         self.order = order
@@ -169,7 +184,7 @@ class Programmer:
         self._drawn: DrawnAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Programmer, (self.transforms, self.sources, self.order)
+        return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
 
     def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
         """Return the program for a staged layout.
@@ -238,6 +253,8 @@ class _Planner:
         staged: Layout,
         drawn: bool,
     ) -> None:
+        self._native = programmer.native
+        self._made: dict[int, KernelCall] = {}
         self._transforms = transforms = programmer.transforms
         self._sources = programmer.sources
         self._names = list(names)
@@ -318,6 +335,8 @@ class _Planner:
                 self._present[name] = outputs
             else:
                 self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
+            if isinstance(operation, KernelCall):
+                self._made[outputs[0]] = self._keep_axes(operation, inputs[0])
         delivered = [one for name in self._names for one in self._present[name]]
         return Program(
             self._copied,
@@ -325,9 +344,29 @@ class _Planner:
             tuple(drawn),
             tuple(checked),
             tuple(self._steps),
-            Layout(tuple(self._fields[one] for one in delivered), self._end),
+            Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
             tuple(len(self._present[name]) - 1 for name in self._names),
         )
+
+    def _keep_axes(self, operation: KernelCall, source: int) -> KernelCall:
+        """Return an operation whose result is turned like its input, if that is and has the same shape."""
+        before = self._made.get(source)
+        if before is None or operation.axes is not None or before.outputs[0][0] != operation.outputs[0][0]:
+            return operation
+        return replace(operation, axes=before.axes)
+
+    def _deliver(self, number: int) -> FieldLayout:
+        """Return an array as it is delivered."""
+        field, operation = self._fields[number], self._made.get(number)
+        if not self._native or operation is None or operation.bits is None:
+            return field
+        return replace(field, dtype=bits_dtype(operation.bits, field.dtype.itemsize))
+
+    def _list_turned(self, delivered: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for position, number in enumerate(delivered):
+            operation = self._made.get(number)
+            if operation is not None and operation.axes is not None:
+                yield position, operation.axes
 
     def _find(self, field: str | None) -> str:
         """Return the name of a transform's field."""

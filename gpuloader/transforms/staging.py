@@ -60,10 +60,12 @@ class Resample(Plain):
             raise SampleError("expected a field of pictures")
         (_, channels), (splits,) = inputs[0][0], inputs[1][0]
         last = self.normalize
+        axes: tuple[int, ...] | None = None
         options: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
         if last is not None:
+            layout, axes = last.arrangement
             options = {"mean": last.mean, "std": last.std, "scale": last.scale}
-            options |= {"out_layout": last.to, "dtype": last.dtype}
+            options |= {"out_layout": layout, "dtype": last.dtype}
         _, held = resolve_target(options["dtype"], ("float16", "bfloat16", "float32", "uint8"))
         output = (splits - 1, *join_shape(channels, *self.size, options["out_layout"])), held
         names = "values", "row_splits", "geometry"
@@ -71,7 +73,7 @@ class Resample(Plain):
             name: no_rows(spec, int(name == "row_splits")) for name, spec in zip(names, inputs, strict=True)
         }
         options |= {"size": self.size, "interpolation": self.interpolation}
-        return KernelCall.settle(empty, output, resample, resample_on_host, **options)
+        return KernelCall.settle(empty, output, resample, resample_on_host, axes=axes, **options)
 
 
 def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -> Resample | None:

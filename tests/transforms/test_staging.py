@@ -94,6 +94,18 @@ def test_the_pixels_are_those_of_a_cpu(files, chain, normalized, staged):
         assert label.tolist() == other.tolist()
 
 
+@pytest.mark.parametrize("to", ["HWC", "channels_last"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_layout_and_dtype_are_those_of_a_cpu(files, to, dtype, staged):
+    transforms = [*CHAINS["train"], Normalize("image", 0.5, 0.2, scale=1 / 255, to=to, dtype=dtype)]
+    expected, _ = read(files, "cpu", transforms)
+    found, _ = read(files, simulated_places(1), transforms)
+    assert found[0][0].dtype == expected[0][0].dtype
+    assert found[0][0].shape == expected[0][0].shape
+    assert equal(found, expected)
+    assert staged
+
+
 def equal(found, expected):
     return [image.tobytes() for image, _ in found] == [image.tobytes() for image, _ in expected]
 
