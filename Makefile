@@ -108,7 +108,7 @@ bench: .venv/bench.stamp
 
 .venv-frameworks/stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[images]' \
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
 	@touch $@
 

@@ -103,7 +103,8 @@ class _Making:
         if isinstance(value, Picture):
             return self._make(value, name, None)
         if is_encoded(value):
-            return self._make(value, name, None) if self._stage.decodes or None in chains else value
+            wanted = self._stage.decodes or (None in chains and None not in self.done)
+            return self._make(value, name, None) if wanted else value
         entries = entries_of(value)
         if entries is not None:
             return _replace(value, {key: self.walk(one, join_name(name, part)) for key, part, one in entries})
