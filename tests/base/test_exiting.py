@@ -1,10 +1,13 @@
 """The end of the interpreter: whatever is alive until then is freed without a word."""
 
+import multiprocessing
 import subprocess
 import sys
 
 import pytest
 
+from gpuloader.base import exiting
+from gpuloader.base.processes import close_process
 from tests.launching import environment
 
 # Python clears modules in the reverse order of their import. What a module that was imported before this
@@ -39,3 +42,14 @@ def test_a_loader_an_epoch_and_a_batch_that_live_to_the_end(keeper, workers, kin
         command, capture_output=True, text=True, timeout=60, env=environment(), check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "25\n", "")
+
+
+def test_a_process_is_not_closed_while_multiprocessing_joins_it_at_exit(monkeypatch):
+    """A closed one makes the joining fail, and that prints a traceback."""
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    monkeypatch.setattr(exiting, "_exiting", True)
+    close_process(process)
+    assert process.exitcode == 0  # a closed process has none, and raises
+    monkeypatch.undo()
+    close_process(process)
