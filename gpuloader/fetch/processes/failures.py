@@ -45,7 +45,8 @@ def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerErro
     cause, signal = describe_death(code)
     doing = "was idle"
     if held:
-        doing = "was fetching batch " + ", ".join(str(job.number) for job in held)
+        many = "es" if len(held) > 1 else ""
+        doing = f"was fetching batch{many} " + ", ".join(str(job.number) for job in held)
     if held and held[0].deaths > 1:
         doing += f", the {_ordinal(held[0].deaths)} worker to die at batch {held[0].number}"
     elif worker.deaths > 1:
