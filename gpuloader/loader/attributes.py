@@ -32,12 +32,18 @@ class Described:
         """Keep the options, and the names that a subclass added; called when the loader is complete."""
         self._given = given
         self._batches = self._batching.batch_sampler
-        sampler, size = self._batching.sampler, self._batching.given_size
-        if sampler is not None and size is not None:
+        sampler, size = self.sampler, self._batching.given_size
+        if self._batching.sampler is not None and sampler is not None and size is not None:
             drop_last = self._batching.drop_last
-            self._batches = UpcomingBatches(sampler, self._loading, self._course, size, drop_last)
+            kind = self._upcoming_batches()
+            self._batches = kind(sampler, self._loading, self._course, size, drop_last)
         self._own = frozenset()
         self._own = frozenset(vars(self)) - added
+
+    @staticmethod
+    def _upcoming_batches() -> type[UpcomingBatches]:
+        """Return the class of a batch sampler that the loader makes."""
+        return UpcomingBatches
 
     @property
     def dataset(self) -> Any:

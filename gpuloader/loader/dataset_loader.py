@@ -34,6 +34,7 @@ from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve
 from gpuloader.order.batching import Batching
 from gpuloader.order.fitting import StoredOrder
 from gpuloader.order.generators import GeneratorLike
+from gpuloader.order.sampler import Sampler, make_sampler
 from gpuloader.pipeline.cache import ArraySource, check_cache, materialise
 from gpuloader.pipeline.epoch import Epoch
 from gpuloader.sources.dataset import Readable, S
@@ -299,6 +300,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=check_seed(resolve_seed(seed, generator)),
+            make=self._make_sampler,
         )
         self._batching = self._divide(
             batching, shard, uneven=uneven, dataset=source, in_order=workers.in_order
@@ -358,6 +360,11 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
         """Return the batching, divided among ranks as `shard` asks."""
         return batching.divide(shard, **options)
+
+    @staticmethod
+    def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
+        """Return the sampler of a loader that was passed none."""
+        return make_sampler(dataset, shuffle)
 
     @staticmethod
     def _draw_seed() -> int:

@@ -8,8 +8,10 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from gpuloader.loader import dataset_loader
+from gpuloader.loader.upcoming import UpcomingBatches
 from gpuloader.order.batching import Batching
 from gpuloader.order.generators import GeneratorLike, draw_seed
+from gpuloader.order.sampler import Sampler
 from gpuloader.sources import dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
@@ -163,6 +165,18 @@ class DataLoader(dataset_loader.DataLoader[S]):
         if shard == "auto":
             return batching.divide_if_possible(**options)
         return batching.divide(shard, **options)
+
+    @staticmethod
+    def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
+        from gpuloader.order.torch_samplers import make_sampler
+
+        return make_sampler(dataset, shuffle)
+
+    @staticmethod
+    def _upcoming_batches() -> type[UpcomingBatches]:
+        from gpuloader.loader.torch_upcoming import UpcomingBatches
+
+        return UpcomingBatches
 
     @staticmethod
     def _draw_seed() -> int:

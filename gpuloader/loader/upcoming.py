@@ -38,6 +38,9 @@ class UpcomingBatches(BatchSampler):
     ([[2, 3], [6, 7], [9]], 3)
     """
 
+    _plain: type[BatchSampler] = BatchSampler
+    """The class of a copy, which is not a loader's."""
+
     def __init__(
         self, sampler: Iterable[Any], loading: Loading, course: Course, batch_size: int, drop_last: bool
     ) -> None:
@@ -66,9 +69,4 @@ class UpcomingBatches(BatchSampler):
         self._course.set_epoch(check_whole("epoch", epoch, 2**64))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_plain, (self.sampler, self.batch_size, self.drop_last)
-
-
-def _make_plain(sampler: Iterable[Any], batch_size: int, drop_last: bool) -> BatchSampler:
-    """Return a batch sampler that is not a loader's, as a copy of one."""
-    return BatchSampler(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
+        return self._plain, (None, self.sampler, False, self.batch_size, self.drop_last)

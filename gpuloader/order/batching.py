@@ -27,7 +27,7 @@ from gpuloader.order.plan import (
     SampledPlan,
 )
 from gpuloader.order.ranks import find_rank, find_torch_rank
-from gpuloader.order.sampler import RandomSampler, Sampler, SequenceSampler, check_sized
+from gpuloader.order.sampler import Sampler, check_sized, make_sampler
 from gpuloader.order.walking import walk
 
 _IF_ALIKE = (
@@ -99,8 +99,9 @@ class Batching:
         shuffle: bool,
         drop_last: bool,
         seed: int | None = None,
+        make: Callable[[Any, bool], Sampler[int]] = make_sampler,
     ) -> Batching:
-        """Return the batching that the options of a loader describe.
+        """Return the batching that the options of a loader describe; `make` makes a missing sampler.
 
         Raises
         ------
@@ -132,10 +133,7 @@ class Batching:
         if sampler is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
             own = getattr(dataset, "default_sampler", None)  # as of a `MixDataset`
-            if callable(own):
-                sampler = own(shuffle)
-            else:
-                sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
+            sampler = own(shuffle) if callable(own) else make(dataset, shuffle)
         return cls(sampler, None, size, batch_size, drop_last, seed)
 
     @property

@@ -146,7 +146,7 @@ class RandomSampler(_Seeded):
     TypeError
         The data source has no length, `replacement` is not a boolean, or the generator has another type.
     ValueError
-        `num_samples` is not an integer of 1 or more, or the dataset is empty.
+        `num_samples` is not an integer of 1 or more, or the dataset is empty, as in PyTorch and Paddle.
 
     Examples
     --------
@@ -179,8 +179,11 @@ class RandomSampler(_Seeded):
             )
         self.replacement = replacement
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
-        if self.num_samples and not len(data_source):
-            raise ValueError(f"num_samples={num_samples}, but the data source is empty")
+        if not len(data_source):
+            raise ValueError(
+                f"num_samples={self.num_samples}, but the data source is empty: there is nothing to shuffle; "
+                "check what fills the dataset"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -299,6 +302,15 @@ class SubsetRandomSampler(_Seeded):
 
     def _draw(self, seed: int, epoch: int) -> Order:
         return Mapped(Shuffled(len(self.indices), seed, epoch), self.indices)
+
+
+def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
+    """Return the sampler that a loader makes of a dataset.
+
+    >>> list(make_sampler("abc", False))
+    [0, 1, 2]
+    """
+    return RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
 
 
 def check_sized(name: str, value: object) -> Sized:

@@ -1,24 +1,34 @@
-"""The samplers of `gpuloader.torch`, derived from PyTorch's base class.
+"""The samplers of `gpuloader.torch`, derived from PyTorch's samplers of the same names.
 
-So code that asks whether something is PyTorch's ``Sampler`` gets the answer that it expects. Outside a
-loader, ``torch.manual_seed`` determines the order of the random ones. Importing this module imports PyTorch.
-Where PyTorch is missing, the base class is this package's.
+So code that asks whether something is PyTorch's ``Sampler``, or whether a loader's sampler is PyTorch's
+``RandomSampler``, gets the answer that it expects. Outside a loader, ``torch.manual_seed`` determines the
+order of the random ones. Importing this module imports PyTorch. Where PyTorch is missing, the base classes
+are this package's.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sized
+from types import SimpleNamespace
 
 from gpuloader.order import batch_sampler, sampler
 from gpuloader.order.generators import GeneratorLike, draw_seed
 
 try:
+    import torch.utils.data as theirs
     from torch.utils.data import Sampler
 except ImportError:
     Sampler = sampler.Sampler
+    theirs = SimpleNamespace(
+        SequentialSampler=Sampler,
+        BatchSampler=Sampler,
+        RandomSampler=Sampler,
+        WeightedRandomSampler=Sampler,
+        SubsetRandomSampler=Sampler,
+    )
 
 
-class SequentialSampler(sampler.SequenceSampler, Sampler[Any]):  # type: ignore[misc]
+class SequentialSampler(sampler.SequenceSampler, theirs.SequentialSampler):  # type: ignore[misc]
     """A `gpuloader.SequenceSampler` under PyTorch's name; parameters and errors are the same.
 
     Examples
@@ -28,8 +38,8 @@ class SequentialSampler(sampler.SequenceSampler, Sampler[Any]):  # type: ignore[
     """
 
 
-class BatchSampler(batch_sampler.BatchSampler, Sampler[Any]):  # type: ignore[misc]
-    """A `gpuloader.BatchSampler` that is also PyTorch's ``Sampler``; parameters and errors are the same.
+class BatchSampler(batch_sampler.BatchSampler, theirs.BatchSampler):  # type: ignore[misc]
+    """A `gpuloader.BatchSampler` that is also PyTorch's; parameters and errors are the same.
 
     Examples
     --------
@@ -49,7 +59,7 @@ class _SeededByTorch:
         return draw_seed(torch.default_generator if self.generator is None else self.generator)
 
 
-class RandomSampler(_SeededByTorch, sampler.RandomSampler, Sampler[Any]):  # type: ignore[misc]
+class RandomSampler(_SeededByTorch, sampler.RandomSampler, theirs.RandomSampler):  # type: ignore[misc]
     """A `gpuloader.RandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
 
     Parameters and errors are those of `gpuloader.RandomSampler`. In a loader, the loader's seed determines
@@ -64,7 +74,7 @@ class RandomSampler(_SeededByTorch, sampler.RandomSampler, Sampler[Any]):  # typ
     """
 
 
-class WeightedRandomSampler(_SeededByTorch, sampler.WeightedRandomSampler, Sampler[Any]):  # type: ignore[misc]
+class WeightedRandomSampler(_SeededByTorch, sampler.WeightedRandomSampler, theirs.WeightedRandomSampler):  # type: ignore[misc]
     """A `gpuloader.WeightedRandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
 
     Parameters and errors are those of `gpuloader.WeightedRandomSampler`. In a loader, the loader's seed
@@ -79,7 +89,7 @@ class WeightedRandomSampler(_SeededByTorch, sampler.WeightedRandomSampler, Sampl
     """
 
 
-class SubsetRandomSampler(_SeededByTorch, sampler.SubsetRandomSampler, Sampler[Any]):  # type: ignore[misc]
+class SubsetRandomSampler(_SeededByTorch, sampler.SubsetRandomSampler, theirs.SubsetRandomSampler):  # type: ignore[misc]
     """A `gpuloader.SubsetRandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
 
     Parameters and errors are those of `gpuloader.SubsetRandomSampler`. In a loader, the loader's seed
@@ -92,3 +102,15 @@ class SubsetRandomSampler(_SeededByTorch, sampler.SubsetRandomSampler, Sampler[A
     >>> sorted(SubsetRandomSampler([7, 3, 5]))
     [3, 5, 7]
     """
+
+
+def make_sampler(dataset: Sized, shuffle: bool) -> sampler.Sampler[int]:
+    """Return the sampler that a loader of `gpuloader.torch` makes, of PyTorch's class for it.
+
+    Examples
+    --------
+    >>> list(make_sampler("abc", False))
+    [0, 1, 2]
+    """
+    made: sampler.Sampler[int] = RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
+    return made

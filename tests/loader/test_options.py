@@ -186,9 +186,11 @@ def test_what_has_no_length_says_so(dataset, options):
 @by_workers
 def test_an_empty_data_set_has_no_batches(workers):
     for dataset in ([], TensorDataset(np.zeros((0, 3))), Subset([1, 2], [])):
-        for options in ({}, {"shuffle": True}, {"batch_size": None}, {"drop_last": True}):
+        for options in ({}, {"batch_size": None}, {"drop_last": True}):
             loader = DataLoader(dataset, places="cpu", **options, **workers)
             assert (len(loader), list(loader), list(loader)) == (0, [], [])
+        with pytest.raises(ValueError, match="the data source is empty"):  # as in PyTorch and Paddle
+            DataLoader(dataset, places="cpu", shuffle=True, **workers)
     assert list(DataLoader(Counting(0), places="cpu", **workers)) == []
 
 

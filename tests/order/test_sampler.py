@@ -136,7 +136,7 @@ def test_a_subclass_of_the_sequence_sampler_with_its_own_iteration_has_no_order(
     assert SequenceSampler(FIVE).order(3, 4) == InOrder(5)
 
 
-@given(count=st.integers(0, 300), seed=st.integers(0, 2**64 - 1), data=st.data())
+@given(count=st.integers(1, 300), seed=st.integers(0, 2**64 - 1), data=st.data())
 def test_without_replacement_no_index_comes_twice(count, seed, data):
     wanted = data.draw(st.none() | st.integers(1, count)) if count else None
     sampler = RandomSampler(range(count), num_samples=wanted)
@@ -286,6 +286,7 @@ def test_a_subset_is_shuffled():
         (lambda: RandomSampler(FIVE, num_samples=0), ValueError, "num_samples must be .* 1 or more, got 0"),
         (lambda: RandomSampler(FIVE, True, 2.5), ValueError, "num_samples must be .* 1 or more, got 2.5"),
         (lambda: RandomSampler(FIVE, True, True), ValueError, "num_samples must be .* 1 or more, got True"),
+        (lambda: RandomSampler([]), ValueError, "num_samples=0, but the data source is empty"),
         (lambda: RandomSampler([], False, 6), ValueError, "num_samples=6, but the data source is empty"),
         (lambda: RandomSampler([], True, 6), ValueError, "num_samples=6, but the data source is empty"),
         (lambda: RandomSampler(FIVE, generator=3), TypeError, "an iterator of indices, .*, got int"),

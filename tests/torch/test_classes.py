@@ -98,7 +98,7 @@ def flat(loader):
 @pytest.mark.parametrize("name", SAMPLERS)
 class TestSamplers:
     def test_pytorchs_class_is_theirs(self, name):
-        assert isinstance(SAMPLERS[name](), theirs.Sampler)
+        assert isinstance(SAMPLERS[name](), getattr(theirs, name, theirs.Sampler))
 
     def test_both_loaders_take_them(self, name):
         option = "batch_sampler" if name == "BatchSampler" else "sampler"
@@ -110,6 +110,49 @@ class TestSamplers:
         sampler = SAMPLERS[name]()
         for again in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
             assert (type(again), len(again)) == (type(sampler), len(sampler))
+
+
+class TestTheSamplersOfALoader:
+    """Code finds out whether a loader shuffles by the class of its sampler."""
+
+    @pytest.mark.parametrize(
+        ("shuffle", "name"),
+        [(True, "RandomSampler"), (False, "SequentialSampler"), (None, "SequentialSampler")],
+    )
+    def test_are_of_pytorchs_classes(self, shuffle, name):
+        loader = drop_in.DataLoader(range(5), 2, shuffle=shuffle)
+        assert isinstance(loader.sampler, getattr(drop_in, name))
+        for found in (loader, theirs.DataLoader(range(5), 2, shuffle=shuffle)):
+            assert isinstance(found.sampler, getattr(theirs, name))
+            assert isinstance(found.sampler, theirs.Sampler)
+            assert isinstance(found.sampler, theirs.RandomSampler) == bool(shuffle)
+            assert isinstance(found.batch_sampler, theirs.BatchSampler)
+            assert found.batch_sampler.sampler is found.sampler
+            assert sorted(index for batch in found.batch_sampler for index in batch) == [0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize(
+        "sampler", [[4, 0, 2], torch.tensor([4, 0, 2]), theirs.SubsetRandomSampler([0, 2])]
+    )
+    def test_show_a_sampler_as_it_was_passed(self, sampler):
+        for kind in (drop_in.DataLoader, theirs.DataLoader):
+            loader = kind(range(5), 2, sampler=sampler, drop_last=True)
+            assert isinstance(loader.batch_sampler, theirs.BatchSampler)
+            assert loader.sampler is loader.batch_sampler.sampler is sampler
+            assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (2, True)
+            assert len(loader.batch_sampler) == 1
+
+    def test_a_copy_of_the_batch_sampler(self):
+        again = copy.deepcopy(drop_in.DataLoader(range(5), 2).batch_sampler)
+        assert type(again) is drop_in.BatchSampler
+        assert list(again) == [[0, 1], [2, 3], [4]]
+
+    def test_an_empty_dataset_cannot_be_shuffled(self):
+        for lib in (drop_in, theirs):
+            with pytest.raises(ValueError, match="num_samples=0"):
+                lib.DataLoader([], 4, shuffle=True)
+            with pytest.raises(ValueError, match="num_samples=0"):
+                lib.RandomSampler([])
+            assert list(lib.DataLoader([], 4)) == []
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
