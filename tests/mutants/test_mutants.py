@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ with copied_project() as tree:
 
 def test_an_interrupt_leaves_no_process_and_no_copy():
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LEAVING)],
+        [sys.executable, "-c", LEAVING],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     folder, orphan = done.stdout.split()
