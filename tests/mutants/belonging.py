@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
+    "collate/assembly.py": "sources/sample_fields",
     "collate/batches.py": "loader/generator_loader bad_input",
     "collate/blank.py": "collate/structure loader/forms",
     "collate/block_assembly.py": "collate/blocks",
@@ -21,7 +22,7 @@ MORE: dict[str, str] = {
     "collate/samples.py": "loader/generator_loader bad_input",
     "collate/shares.py": "loader/rank_streams loader/uneven",
     "collate/stream.py": "loader/generator_loader loader/endings",
-    "collate/structure.py": "loader/forms",
+    "collate/structure.py": "collate/form loader/forms",
     "collate/targets.py": "collate/columns loader/generator_loader",
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
@@ -35,10 +36,11 @@ MORE: dict[str, str] = {
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches",
     "order/computed.py": "order/order order/permutation",
-    "order/division.py": "loader/uneven",
+    "order/division.py": "loader/uneven loader/ranks",
     "order/fitting.py": "order/bucket_sampler sources/mix loader/options",
     "order/generators.py": "order/sampler order/bucket_sampler",
     "order/mixed.py": "sources/mix",
+    "order/order.py": "order/sampler",
     "order/plan.py": "loader/dealt_batches",
     "order/repeated.py": "order/sampler order/order",
     "order/walking.py": "order/plan loader/endings",

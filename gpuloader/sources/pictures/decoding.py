@@ -224,7 +224,8 @@ def _decode_turbo(
 
 def _convert(data: bytes) -> Any:
     with open_image(data) as image:
-        return image.convert("RGB")
+        image.load()
+        return image if image.mode == "RGB" else image.convert("RGB")  # which would copy one of this mode
 
 
 def _turn(pixels: Pixels, orientation: int) -> Pixels:
