@@ -105,9 +105,8 @@ class Pipeline:
             if not self._advance(wait=early is None and not flying):
                 break
         if early is not None:
-            self._begun, arrays = None, early.arrays
-            early.arrays = []  # the lane may hold the landing for longer than the user holds the arrays
-            return [(early.staged, arrays)]
+            self._begun = None
+            return [(early.staged, _take_arrays(early))]
         if not flying:
             raise self._end()
         landings = flying.popleft()
@@ -266,7 +265,7 @@ class Pipeline:
         """
         self._ending = QueueClosed("the epoch was closed")
         if self._begun is not None:
-            self._begun.arrays = []
+            _take_arrays(self._begun)
             self._begun = None
         stopped = self._fetch.close()
         self._drop_group()
@@ -279,3 +278,10 @@ class Pipeline:
         for lane in self._lanes:
             lane.close()
         self._drain()
+
+
+def _take_arrays(landing: Landing) -> list[Any]:
+    """Return a batch's arrays, and forget them: the lane may hold a landing for longer than the user them."""
+    arrays, landing.arrays = landing.arrays, None
+    assert arrays is not None
+    return arrays
