@@ -9,7 +9,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/
 CUPY := $(if $(CUDA),$(if $(filter 12,$(CUDA)),$(comma)cuda12,$(if $(filter-out 9 10 11,$(CUDA)),$(comma)cuda13)))
 MNIST ?=
 
-.PHONY: demo test test-frameworks dist-test lint mutants kernels docs notebooks sanitize bench clean
+.PHONY: demo test test-frameworks chaos soak dist-test lint mutants kernels docs notebooks sanitize gpu-proof bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
@@ -28,6 +28,17 @@ test-frameworks: .venv-frameworks/stamp
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \
 	  KERAS_BACKEND=$$backend .venv-frameworks/bin/python -m pytest tests/keras gpuloader/loader/keras_loader.py; done
+
+# Random loaders under random faults. A finding prints the command that runs its case again; SEED=... repeats a run.
+SECONDS ?= 600
+SEED ?=
+chaos: .venv/dev.stamp
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# The same loaders in one process, for as long as a training runs: whether it grows.
+MINUTES ?= 60
+soak: .venv/dev.stamp
+	$(BIN)/python -m tests.chaos --soak $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # Runs each .py in notebooks/ and writes the .ipynb next to it; NOTEBOOKS="02 05" runs only those.
 notebooks: .venv-frameworks/notebooks.stamp
@@ -65,6 +76,11 @@ sanitize: .venv/dev.stamp
 	  { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit."; exit 1; }
 	compute-sanitizer --tool $(TOOL) --report-api-errors no --target-processes application-only \
 	  --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
+
+# Doctor, tests, sanitizer and benchmarks in under nine minutes; again for what is left. PARTS="doctor suite" chooses.
+PARTS ?=
+gpu-proof: .venv/dev.stamp
+	$(BIN)/python benchmarks/gpu/proof.py $(if $(PARTS),--parts $(PARTS))
 
 # PEERS="torch grain" installs those loaders first; BENCH="--case jpeg --plot bench.png" passes options on.
 PEERS ?=

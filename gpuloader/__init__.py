@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FeedError,
         LoaderError,
         MissingPackage,
+        PictureError,
         PlaceError,
         ReaderError,
         SampleError,
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.zarr_arrays import ZarrDataset
     from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
+    from gpuloader.sources.pictures.folder import ImageFiles, ImageFolder, ImageSample
+    from gpuloader.sources.pictures.picture import Picture
+    from gpuloader.sources.pictures.showing import show
     from gpuloader.sources.readers.decorators import batch
     from gpuloader.sources.tables.table import TableDataset
     from gpuloader.sources.tokens import TokenWindows
@@ -88,6 +92,9 @@ __all__ = [
     "FeedError",
     "FeedSpec",
     "HDF5Dataset",
+    "ImageFiles",
+    "ImageFolder",
+    "ImageSample",
     "IterableDataset",
     "LoaderError",
     "LoaderStats",
@@ -95,6 +102,8 @@ __all__ = [
     "MixDataset",
     "PackedList",
     "ParquetDataset",
+    "Picture",
+    "PictureError",
     "PlaceError",
     "Ragged",
     "RandomSampler",
@@ -129,6 +138,7 @@ __all__ = [
     "reader",
     "sample_rng",
     "sample_rngs",
+    "show",
     "span",
     "trace",
 ]
@@ -155,6 +165,9 @@ __getattr__ = import_on_demand(
         "FeedError": "gpuloader.base.errors",
         "FeedSpec": "gpuloader.fields.spec",
         "HDF5Dataset": "gpuloader.sources.files.hdf5_arrays",
+        "ImageFiles": "gpuloader.sources.pictures.folder",
+        "ImageFolder": "gpuloader.sources.pictures.folder",
+        "ImageSample": "gpuloader.sources.pictures.folder",
         "IterableDataset": "gpuloader.sources.dataset",
         "LoaderError": "gpuloader.base.errors",
         "LoaderStats": "gpuloader.watch.stats",
@@ -162,6 +175,8 @@ __getattr__ = import_on_demand(
         "MixDataset": "gpuloader.sources.mix",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
+        "Picture": "gpuloader.sources.pictures.picture",
+        "PictureError": "gpuloader.base.errors",
         "PlaceError": "gpuloader.base.errors",
         "Ragged": "gpuloader.fields.ragged",
         "RandomSampler": "gpuloader.order.sampler",
@@ -196,6 +211,7 @@ __getattr__ = import_on_demand(
         "reader": "gpuloader.reader",
         "sample_rng": "gpuloader.order.randomness",
         "sample_rngs": "gpuloader.order.randomness",
+        "show": "gpuloader.sources.pictures.showing",
         "span": "gpuloader.watch.tracing",
         "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
         "trace": "gpuloader.watch.tracing",

@@ -148,7 +148,8 @@ def normalize_on_host(
         if images.dtype == np.uint8:
             table = _tabulate(plan.factor.tobytes(), plan.offset.tobytes(), plan.name)
             for channel in range(plan.factor.size):
-                held[piece, ..., channel] = table[channel][part[..., channel]]
+                # A byte is never out of range, and any other mode would buffer the result to check that.
+                table[channel].take(part[..., channel], out=held[piece, ..., channel], mode="clip")
         else:
             held[piece] = round_to(_multiply_add(part, plan.factor, plan.offset), plan.name)
     return result

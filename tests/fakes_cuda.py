@@ -149,6 +149,9 @@ class FakeRuntime:
     def getDeviceCount(self):
         return self.devices
 
+    def deviceGetPCIBusId(self, device):
+        return f"0000:{device + 16:02X}:00.0"
+
     def getDevice(self):
         self.check("getDevice")
         return self.current
@@ -250,8 +253,8 @@ class FakeRuntime:
         return self.thread.context - CONTEXT if self.thread.context else self.thread.device
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
-        assert kind == 1
-        self.check("memcpyAsync")
+        assert kind in (1, 3)
+        self.check("memcpyAsync" if kind == 1 else "memcpyWithin")
         self.queue(stream).append((None, lambda: ctypes.memmove(target, source, nbytes)))
 
     def eventRecord(self, event, stream):
@@ -377,9 +380,10 @@ def make_cupy(real, runtime):
             runtime.setDevice(stacks.before.pop())
 
     class Stream:
-        def __init__(self, non_blocking=False):
+        def __init__(self, non_blocking=False, priority=0):
             assert non_blocking
             runtime.check("streamCreate")
+            self.priority = priority
             self.ptr = next(runtime.numbers)
             runtime.device_of[self.ptr] = runtime.current
 

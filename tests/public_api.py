@@ -20,6 +20,7 @@ MODULES = (
     "gpuloader.accelerate",
     "gpuloader.reader",
     "gpuloader.transforms",
+    "gpuloader.vision.transforms",
     "gpuloader.prometheus",
     "gpuloader.testing",
     "gpuloader.sources.mnist",

@@ -78,7 +78,7 @@ def test_the_description_notices_what_users_would():
 
 def test_every_error_is_a_loader_error():
     errors = [getattr(gpuloader, name) for name in gpuloader.__all__ if name.endswith(("Error", "Exception"))]
-    assert len(errors) == 10
+    assert len(errors) == 11
     assert all(issubclass(error, gpuloader.LoaderError) for error in errors)
 
 

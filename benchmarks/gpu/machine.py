@@ -1,9 +1,14 @@
-"""Describe the hardware and software that figures depend on, including the GPU."""
+"""Describe the hardware and software that figures depend on, including the GPU.
+
+python -m benchmarks.gpu.machine prints the description as JSON; without a GPU, ``gpu`` is empty, and
+``failure`` says why.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -12,25 +17,15 @@ import subprocess
 import numpy as np
 
 from benchmarks.measure import describe_machine
+from gpuloader.base.errors import describe_error
 
 
 def describe_gpu_machine(commit: str | None) -> dict[str, str]:
     """Return `describe_machine`'s description with the first GPU, the driver and the GPU libraries."""
     import cupy
 
-    try:
-        machine = describe_machine()
-    except OSError as error:  # git is not installed
-        machine = {
-            "cores": str(os.cpu_count()),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "commit": f"unknown ({error.strerror})",
-        }
-    if commit is not None:
-        machine["commit"] = commit
     runtime = cupy.cuda.runtime
-    machine |= {
+    machine = describe_host(commit) | {
         "gpu": runtime.getDeviceProperties(0)["name"].decode(),
         "driver": _driver(),
         "CUDA of the driver": _version(runtime.driverGetVersion()),
@@ -41,6 +36,20 @@ def describe_gpu_machine(commit: str | None) -> dict[str, str]:
         if importlib.util.find_spec(library):
             machine[library] = importlib.metadata.version(library)
     return machine
+
+
+def describe_host(commit: str | None) -> dict[str, str]:
+    """Return `describe_machine`'s description, also where git is not installed."""
+    try:
+        machine = describe_machine()
+    except OSError as error:
+        machine = {
+            "cores": str(os.cpu_count()),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "commit": f"unknown ({error.strerror})",
+        }
+    return machine if commit is None else machine | {"commit": commit}
 
 
 def slug(name: str) -> str:
@@ -63,3 +72,16 @@ def _driver() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """Print the description of this machine."""
+    try:
+        machine = describe_gpu_machine(None)
+    except Exception as error:  # from CUDA, or because CuPy is missing or cannot find one of its libraries
+        machine = describe_host(None) | {"gpu": "", "failure": describe_error(error)}
+    print(json.dumps(machine))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.gpu.limited import run_limited
 from benchmarks.gpu.one import CASES
 from benchmarks.gpu.turns import verdict
 from benchmarks.measure import write_report
@@ -78,23 +76,12 @@ def _run(name: str, repeats: int, limit: float) -> tuple[list[Any], str]:
     """Run a case in its process; return its results as plain data and, if it failed, the reason."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "results.json")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.one", name, str(repeats), str(file)],
-            cwd=ROOT,
-            stdout=sys.stderr,
-            start_new_session=True,
-        )
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        command = [sys.executable, "-m", "benchmarks.gpu.one", name, str(repeats), str(file)]
+        code = run_limited(command, limit, cwd=ROOT, stdout=sys.stderr)
+        if code is None:
             return [], f"took longer than {limit:.0f} s"
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
         if not file.is_file():
-            return [], f"its process ended with code {process.returncode}; see stderr"
+            return [], f"its process ended with code {code}; see stderr"
         return json.loads(file.read_text()), ""
 
 

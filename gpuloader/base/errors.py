@@ -2,7 +2,8 @@
 
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
- │    └── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
+ │    ├── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
+ │    └── PictureError  an encoded picture cannot be decoded
  ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
@@ -94,6 +95,23 @@ class SampleError(LoaderError, ValueError):
 
 class FeedError(SampleError, AssertionError):
     """A sample passed to a `DataFeeder` does not fit its feed, or a feed list is invalid."""
+
+
+class PictureError(SampleError):
+    """An encoded picture cannot be decoded: it is empty, damaged, truncated, or larger than is allowed.
+
+    Attributes
+    ----------
+    file : str
+        The picture's file or name; empty if it has none.
+
+    >>> print(PictureError("the file is empty", file="cat/1.jpg", index=3))
+    sample 3: cat/1.jpg: the file is empty
+    """
+
+    def __init__(self, problem: str, *, file: str = "", index: int | None = None) -> None:
+        super().__init__(f"{file}: {problem}" if file else problem, index=index)
+        self.file = file
 
 
 class ReaderError(LoaderError, TypeError):

@@ -1,4 +1,4 @@
-"""Ctrl-C at moments when it would cut a message or a start in two."""
+"""Ctrl-C at moments when it would cut a message or a start in two, and in processes that are not meant."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def take_signals() -> None:
+    """Ignore SIGINT, which a terminal sends to the loader too, so that it ends its workers; reset SIGTERM.
+
+    A worker process or a reader process calls this first.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # `blocked_interrupts` blocked it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    # A forked worker inherits the user's handler, which might not end it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @contextmanager
 def blocked_interrupts() -> Iterator[None]:
     """Start a process with SIGINT blocked, so that Ctrl-C cannot end it before it has chosen to ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         with deferred_interrupt():

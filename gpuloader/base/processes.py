@@ -10,12 +10,13 @@ import sys
 import threading
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.base.interrupts import blocked_interrupts
+from gpuloader.base.living import Living
 from gpuloader.base.nesting import current_owner, read_for
 from gpuloader.base.platforms import after_fork, open_process
 
@@ -34,7 +35,7 @@ def starting() -> AbstractContextManager[Any]:
     return _starting
 
 
-_started: weakref.WeakSet[Any] = weakref.WeakSet()
+_started: Living[Any] = Living()
 
 
 def _begin_as_child() -> None:
@@ -53,11 +54,18 @@ after_fork(_begin_as_child)
 def start_process(process: Any) -> None:
     """Start a `multiprocessing` process with any start method; the caller holds `starting()`.
 
+    SIGINT is blocked in the process until it calls `take_signals`, so that a Ctrl-C in a terminal is one
+    traceback of the program, and none of its children.
+
     Every process started here ends with its parent. So a daemon may start one too, which `multiprocessing`
     would refuse: a reader process whose reader is another `multiprocess_reader`, for example.
     """
     import multiprocessing
 
+    if getattr(process, "_start_method", None) == "spawn":
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # starting it unblocks SIGINT
     parent = multiprocessing.current_process()
     if parent.daemon:
         parent.daemon = False  # what its own parent knows about it does not change
@@ -66,7 +74,8 @@ def start_process(process: Any) -> None:
         # thread holds. The children here run only their own target and take no lock of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            process.start()
+            with blocked_interrupts():
+                process.start()
         except OSError as error:
             _close_pipes(error)
             raise

@@ -6,19 +6,20 @@ import itertools
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import SampleError, describe_error
+from gpuloader.base.errors import PictureError, SampleError, describe_error
 from gpuloader.collate.block_assembly import BlockAssembly, find_take_block
 from gpuloader.collate.blocks import fits
 from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form
+from gpuloader.collate.gaps import Gaps, shorten
 from gpuloader.collate.known import KnownForm, KnownForms
 from gpuloader.collate.leaves import ObjectColumns, all_leaves, array_leaves, object_columns
 from gpuloader.collate.rows import SampleRows
@@ -111,8 +112,13 @@ class Assembler:
         assembly.fetch(0, len(indices))
         return assembly.finish()
 
-    def samples(self, indices: Sequence[Any], number: int, start: int) -> Iterator[Any]:
+    def samples(
+        self, indices: Sequence[Any], number: int, start: int, bad: list[int] | None = None
+    ) -> Iterator[Any]:
         """Yield the samples at `indices`; in batch `number`, they start at position `start`.
+
+        A list `bad` receives the positions of samples with pictures that cannot be decoded, which are left
+        out then.
 
         Raises
         ------
@@ -134,7 +140,7 @@ class Assembler:
             if len(samples) != len(indices):
                 problem = f"__getitems__ returned {len(samples)} samples for {len(indices)} indices"
                 raise SampleError(problem, batch=number, worker=self.worker)
-            yield from samples
+            yield from self.with_pictures(samples, indices, start, bad)
             return
         dataset = self.dataset
         for position, index in enumerate(indices, start):
@@ -143,9 +149,51 @@ class Assembler:
                 raise self._no_index(number, position)
             try:
                 sample = dataset[index]
+            except PictureError as error:
+                if bad is None:
+                    raise self.failure(error, number, position, index) from error
+                bad.append(position)
+                continue
             except Exception as error:
                 raise self.failure(error, number, position, index) from error
-            yield sample
+            yield from self.with_pictures((sample,), (index,), position, bad)
+
+    def with_pictures(
+        self, samples: Iterable[Any], keys: Iterable[Any], start: int, bad: list[int] | None = None
+    ) -> Iterator[Any]:
+        """Yield samples with their pictures made, if the collation makes any.
+
+        Parameters
+        ----------
+        samples : iterable
+            The samples.
+        keys : iterable
+            The index of each sample, or what stands for it.
+        start : int
+            The position of the first one in the batch.
+        bad : list of int or None
+            Receives the positions of samples with pictures that cannot be decoded, which are left out then.
+
+        Raises
+        ------
+        SampleError
+            A picture cannot be made; the error names its position.
+        """
+        stage = self.collation.pictures
+        if stage is None:
+            yield from samples
+            return
+        draw = current_draw()
+        for position, (key, sample) in enumerate(zip(keys, samples, strict=False), start):
+            try:
+                made = stage.make(sample, draw, key)
+            except SampleError as error:
+                if bad is not None and isinstance(error, PictureError):
+                    bad.append(position)
+                    continue
+                error.index = position - len(bad or ())  # the row; `Gaps.locate` makes a position of it
+                raise
+            yield made
 
     def _no_index(self, number: int, position: int) -> SampleError:
         # NumPy and others take None for a new dimension, so the sample would be another one.
@@ -204,22 +252,29 @@ class Assembly:
         self._slot: Slot | None = None
         self._placing = threading.Lock()
         self._objects: ObjectColumns = {}
+        self._gaps = Gaps(len(indices)) if assembler.collation.skips else None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the form."""
-        assembler = self._assembler
-        samples = assembler.samples(self._indices[start:stop], self.number, start)
-        with assembler.locate(self.number, self._indices):
+        assembler, gaps = self._assembler, self._gaps
+        bad = None if gaps is None else gaps.begin(start, stop)
+        samples = assembler.samples(self._indices[start:stop], self.number, start, bad)
+        with assembler.locate(self.number, self._indices), _counting(gaps):
             if assembler.keeps:
-                self._keep(samples, start, stop)
+                self._keep(samples, start)
             elif self._known is not None:
                 self._write(self._known, samples, start)
             elif not start:
-                first = (next(samples),)
-                self._known = assembler.settle(first)
-                self._write(self._known, itertools.chain(first, samples), start)
+                self._settle_and_write(samples)
             else:
                 self._write_when_settled(samples, start)
+
+    def _settle_and_write(self, samples: Iterator[Any]) -> None:
+        """Write the first part of the batch, whose first sample settles the form."""
+        first = tuple(itertools.islice(samples, 1))
+        if first:  # otherwise all samples of the part were left out, and the next part settles the form
+            self._known = self._assembler.settle(first)
+            self._write(self._known, itertools.chain(first, samples), 0)
 
     def _write_when_settled(self, samples: Iterator[Any], start: int) -> None:
         """Write a part of the batch; keep its samples as long as the first part has not settled the form."""
@@ -231,12 +286,13 @@ class Assembly:
                 return
         self._early.append((start, early))
 
-    def _keep(self, samples: Iterable[Any], start: int, stop: int) -> None:
+    def _keep(self, samples: Iterable[Any], start: int) -> None:
         with self._placing:
             if not self._kept:
                 self._kept = [None] * len(self._indices)
         # A list first: Python locks `_kept` while it takes the items of an iterator, here the dataset's.
-        self._kept[start:stop] = list(samples)
+        found = list(samples)
+        self._kept[start : start + len(found)] = found
 
     def _write(self, known: KnownForm, samples: Iterator[Any], start: int) -> None:
         table = known.rows(len(self._indices))
@@ -256,22 +312,46 @@ class Assembly:
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
         assembler, collation, number = self._assembler, self._assembler.collation, self.number
-        with assembler.locate(number, self._indices):
+        gaps = self._gaps
+        with assembler.locate(number, self._indices), _counting(gaps):
+            kept, keys = self._kept, self._indices
+            if gaps is not None and gaps.count:
+                gaps.check()
+                keys = gaps.keys(keys)
+                kept = gaps.close_up(kept) if kept else kept
             if collation.whole:
-                return stage_kept(collation, self._kept, number, self._reserve)
-            if assembler.keeps:
-                form = assembler.settle(self._kept).form
-                staged = stage_varying(form, collation, self._kept, number, self._reserve)
-                return complete(collation, staged, self._indices)
-            known = self._known
-            assert known is not None
-            for start, early in sorted(self._early, key=itemgetter(0)):
-                self._write(known, iter(early), start)
-            assert self._slot is not None
-            assert self._layout is not None
-            objects, form = tuple(self._objects.values()), known.form
-            staged = StagedBatch(self._slot, self._layout, form.levels, number, form.structure, objects)
-            return complete(collation, staged, self._indices)
+                staged = stage_kept(collation, kept, number, self._reserve)
+            elif assembler.keeps:
+                form = assembler.settle(kept).form
+                staged = stage_varying(form, collation, kept, number, self._reserve)
+                staged = complete(collation, staged, keys)
+            else:
+                staged = complete(collation, self._finish_rows(), keys)
+            staged.skipped = 0 if gaps is None else gaps.count
+            return staged
+
+    def _finish_rows(self) -> StagedBatch:
+        """Write the samples that came before the form was settled, and close the gaps between parts."""
+        parts = sorted((part for part in self._early if part[1]), key=itemgetter(0))
+        if self._known is None:
+            self._known = self._assembler.settle(parts[0][1][:1])
+        for start, early in parts:
+            self._write(self._known, iter(early), start)
+        assert self._slot is not None
+        assert self._layout is not None
+        objects, layout, form = tuple(self._objects.values()), self._layout, self._known.form
+        gaps = self._gaps
+        if gaps is not None and gaps.count:
+            for view in self._slot.views(layout):
+                gaps.close_up(view)
+            objects = tuple(gaps.close_up(column) for column in objects)
+            layout = shorten(layout, gaps.left)
+        return StagedBatch(self._slot, layout, form.levels, self.number, form.structure, objects)
+
+
+def _counting(gaps: Gaps | None) -> AbstractContextManager[None]:
+    """Turn the rows in errors raised within the block into positions, which count the samples left out."""
+    return nullcontext() if gaps is None else gaps.locate()
 
 
 def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:

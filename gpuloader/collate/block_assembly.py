@@ -45,7 +45,7 @@ class ByRow(Protocol):
 
 def find_take_block(dataset: object, collation: Collation) -> TakeBlock | None:
     """Return a dataset's method that reads samples in columns, or None if it has none or cannot use it."""
-    if collation.whole or collation.feeds is not None:
+    if collation.whole or collation.feeds is not None or collation.pictures is not None:
         return None
     take: TakeBlock | None = own_method(dataset, "take_block")
     return take

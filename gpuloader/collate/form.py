@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from gpuloader.fields.convert import IF_A_LIST, as_numbers
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.transforms.program import Programmer
+
+if TYPE_CHECKING:
+    from gpuloader.collate.pictures import PictureStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class Collation:
     keeps_gradients : bool
         Whether tensors that the function returns are delivered as they are if they require a gradient. If
         not, they are staged like any other, without it.
+    pictures : PictureStage or None
+        What is done to the pictures of each sample; None for nothing.
+    skips : bool
+        Whether to leave out samples whose pictures cannot be decoded.
     """
 
     feeds: tuple[FeedSpec, ...] | None = None
@@ -51,6 +58,8 @@ class Collation:
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
+    pictures: PictureStage | None = None
+    skips: bool = False
 
     @property
     def whole(self) -> bool:
@@ -62,6 +71,11 @@ class Collation:
         """Whether the loader itself stacks the samples, and none of their fields varies in length."""
         varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
         return not self.whole and not varies
+
+    @property
+    def gathers(self) -> bool:
+        """Whether batches of arrays can be gathered from their rows without making samples."""
+        return self.fixed and self.pictures is None
 
     @property
     def keeps(self) -> bool:

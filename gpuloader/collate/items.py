@@ -13,10 +13,10 @@ from gpuloader.base.once import Steady
 from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
+from gpuloader.collate.gaps import Gaps, shorten
 from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
-from gpuloader.collate.samples import shorten
 from gpuloader.collate.stream import StagedBatch, close_items
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.walking import skip
@@ -67,20 +67,50 @@ class ItemAssembler(Assembler):
             The dataset raised, or an item does not fit its field; the error names batch and item.
         """
         with self.locate(number):
-            first = list(itertools.islice(items, 1))
-            if not first:
+            if self.collation.pictures is None:
+                return self._stage(items, number, size, reserve, drop_last, keys)
+            # Not the worker's number: it is another with processes than without.
+            names = keys or ((number, position) for position in itertools.count())
+            if not self.collation.skips:
+                return self._stage(
+                    self.with_pictures(items, names, 0), number, size, reserve, drop_last, keys
+                )
+            read = list(itertools.islice(items, size))
+            if not read or (len(read) < size and drop_last):
                 return None
-            if not self.keeps:
-                items = itertools.chain(first, itertools.islice(items, size - 1))
-                return self._stage_rows(self.settle(first), items, number, size, reserve, drop_last, keys)
-            samples = first + list(itertools.islice(items, size - 1))
-            if len(samples) < size and drop_last:
-                return None
-            if self.collation.whole:
-                return stage_kept(self.collation, samples, number, reserve)
-            form = self.settle(samples).form
-            staged = stage_varying(form, self.collation, samples, number, reserve)
-            return self._complete(staged, keys, len(samples))
+            gaps = Gaps(len(read))
+            left = self.with_pictures(read, names, 0, gaps.begin(0, len(read)))
+            with gaps.locate():
+                staged = self._stage(left, number, size, reserve, False, keys)
+                gaps.check()
+            if staged is not None:
+                staged.skipped = gaps.count
+            return staged
+
+    def _stage(
+        self,
+        items: Iterator[Any],
+        number: int,
+        size: int,
+        reserve: Reserve,
+        drop_last: bool,
+        keys: Sequence[Any] | None,
+    ) -> StagedBatch | None:
+        """Stage at most `size` items as `stage` does."""
+        first = list(itertools.islice(items, 1))
+        if not first:
+            return None
+        if not self.keeps:
+            items = itertools.chain(first, itertools.islice(items, size - 1))
+            return self._stage_rows(self.settle(first), items, number, size, reserve, drop_last, keys)
+        samples = first + list(itertools.islice(items, size - 1))
+        if len(samples) < size and drop_last:
+            return None
+        if self.collation.whole:
+            return stage_kept(self.collation, samples, number, reserve)
+        form = self.settle(samples).form
+        staged = stage_varying(form, self.collation, samples, number, reserve)
+        return self._complete(staged, keys, len(samples))
 
     def stage_block(
         self,
@@ -99,7 +129,7 @@ class ItemAssembler(Assembler):
             problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
         with self.locate(number):
-            form = self.find_form(block)
+            form = None if self.collation.pictures is not None else self.find_form(block)
             if form is not None:
                 staged = stage_block(block, form, self.collation, number, reserve)
                 return self._complete(staged, None, len(block))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -27,6 +27,8 @@ from gpuloader.watch.stats import Meter
 
 SMALL = 32 << 10
 """Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
+Turned = tuple[tuple[int, tuple[int, ...]], ...]
+"""The arrays to turn when they are delivered, as for `Layout`."""
 _END = object()
 _AS_IT_IS = Structure(Leaf("0", False), keeps_tuples=True)
 
@@ -46,7 +48,8 @@ class Intake:
     stays : bool
         Whether batches stay in host memory as they are, except for arrays that `output` is not about.
     settle : callable
-        Takes the name of the library whose tensors are in the first batch; None if there are only arrays.
+        Takes the name of the library whose tensors are in a batch, None if there are only arrays, and returns
+        the library of the first batch of all.
     is_page_locked : callable or None
         Returns whether the memory at an address, of some size, is page-locked. None means that all arrays go
         through slots.
@@ -56,7 +59,7 @@ class Intake:
     host: frozenset[str]
     output: str | None
     stays: bool
-    settle: Callable[[str | None], None]
+    settle: Callable[[str | None], str | None]
     is_page_locked: Callable[[int, int], bool] | None = None
 
 
@@ -82,6 +85,7 @@ class NestedStager:
         self._draw = draw
         self._unchecked = intake.host
         self._settled = intake.output is not None
+        self._library = intake.output
         self._key: Any = None
         self._layouts = arrange(()), arrange(())
 
@@ -96,7 +100,8 @@ class NestedStager:
             self._settle(parts.structure, batch)
         before = exchange_draw(self._draw)
         try:
-            return self._stage(parts, self._find_apart(parts.arrays), number, begun)
+            turned = self._turn(parts.arrays)
+            return self._stage(parts, turned, self._find_apart(parts.arrays), number, begun)
         finally:
             exchange_draw(before)
 
@@ -120,8 +125,25 @@ class NestedStager:
 
     def _settle(self, structure: Structure, batch: Any) -> None:
         found = map(find_library, structure.flatten(batch))
-        self._intake.settle(next((one for one in found if one not in (None, "numpy")), None))
+        self._library = self._intake.settle(next((one for one in found if one not in (None, "numpy")), None))
         self._settled = True
+
+    def _turn(self, arrays: list[Array]) -> Turned:
+        """Put the dimensions of dense arrays into memory's order; return how to deliver them.
+
+        So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
+        """
+        if self._intake.collation.programmer is not None or self._library in ("jax", "paddle"):
+            return ()
+        found = []
+        for number, array in enumerate(arrays):
+            if array.ndim > 1 and not array.flags.c_contiguous:
+                order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+                turned = array.transpose(order)
+                if turned.flags.c_contiguous:
+                    arrays[number] = turned
+                    found.append((number, tuple(map(order.index, range(array.ndim)))))
+        return tuple(found)
 
     def _find_apart(self, arrays: list[Array]) -> tuple[int, ...]:
         """Return the numbers of the arrays that a device can copy from where they lie."""
@@ -134,9 +156,11 @@ class NestedStager:
             if array.nbytes >= SMALL and array.flags.c_contiguous and ask(_address(array), array.nbytes)
         )
 
-    def _stage(self, parts: Parts, apart: tuple[int, ...], number: int, begun: int) -> StagedBatch:
+    def _stage(
+        self, parts: Parts, turned: Turned, apart: tuple[int, ...], number: int, begun: int
+    ) -> StagedBatch:
         collation, structure, levels = self._intake.collation, parts.structure, parts.levels
-        whole, inside = self._arrange(parts, apart)
+        whole, inside = self._arrange(parts, turned, apart)
         written = [array for index, array in enumerate(parts.arrays) if index not in apart]
 
         def write(views: list[Array]) -> None:
@@ -165,15 +189,17 @@ class NestedStager:
             self._ring.release(slot)
             raise
 
-    def _arrange(self, parts: Parts, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
+    def _arrange(self, parts: Parts, turned: Turned, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
         """Return where the arrays lie on a device, and those of them that are in the slot."""
         specs = tuple((array.shape, array.dtype) for array in parts.arrays)
-        key = specs, apart, parts.levels, tuple(parts.structure.array_names)
+        key = specs, turned, apart, parts.levels, tuple(parts.structure.array_names)
         if key != self._key:
             whole = inside = arrange(specs)
             if apart:
                 draws = list_draws(self._intake.collation, parts.structure, parts.levels, whole)
                 whole, inside = arrange_last((*specs, *draws), apart)
+            if turned:
+                whole = replace(whole, turned=turned)
             self._key, self._layouts = key, (whole, inside)
         return self._layouts
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.columns import lay_out, split_columns
+from gpuloader.collate.gaps import shorten
 from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.stream import StagedBatch, fill_slot
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.staging.layout import FieldLayout, Layout
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
@@ -135,14 +134,3 @@ class SampleStager(_Stager):
     def _arranged(self, count: int) -> SampleRows:
         self._rows.arrange(count)
         return self._rows
-
-
-def shorten(layout: Layout, count: int) -> Layout:
-    """Return the layout of a batch of only `count` samples, in a slot laid out for more."""
-    fields = tuple(
-        FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
-    )
-    if not fields:
-        return layout
-    last = fields[-1]
-    return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)

@@ -73,6 +73,8 @@ class StagedBatch:
         The arrays that a device copies from elsewhere.
     in_slot : int or None
         The bytes that it copies from the slot; None means the whole layout.
+    skipped : int
+        The number of samples left out, because their pictures cannot be decoded.
     """
 
     slot: Slot
@@ -84,6 +86,7 @@ class StagedBatch:
     state: Any = None
     apart: tuple[Apart, ...] = ()
     in_slot: int | None = None
+    skipped: int = 0
 
 
 Stager = Callable[[Iterator[Any], int], StagedBatch | None]

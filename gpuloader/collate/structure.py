@@ -257,7 +257,7 @@ def _node(value: Any, name: str, rules: _Rules) -> Node:
     if rules.kept and name in rules.kept:
         rules = replace(rules, staged=_never, kept=())
     if isinstance(value, Mapping):
-        children = tuple(_node(entry, _join(name, key), rules) for key, entry in value.items())
+        children = tuple(_node(entry, join_name(name, key), rules) for key, entry in value.items())
         return Branch(type(value), tuple(value), children, name, Blank.of(value))
     if isinstance(value, list | tuple):
         if name in rules.whole:
@@ -265,12 +265,13 @@ def _node(value: Any, name: str, rules: _Rules) -> Node:
         if isinstance(value, WholeList):
             return Leaf(name or "0", False)
         children = tuple(
-            _node(entry, _join(name, at), rules.within(value, at)) for at, entry in enumerate(value)
+            _node(entry, join_name(name, part), rules.within(value, at))
+            for at, (part, entry) in enumerate(_parts(value))
         )
         return Branch(type(value), None, children, name, Blank.of(value))
     if rules.opens and not isinstance(value, Ragged) and (blank := BlankObject.of(value)) is not None:
         entries = zip(blank.names, blank.entries(value), strict=True)
-        children = tuple(_node(entry, _join(name, key), rules) for key, entry in entries)
+        children = tuple(_node(entry, join_name(name, key), rules) for key, entry in entries)
         return Branch(type(value), blank.names, children, name, blank)
     return Leaf(name or "0", rules.staged(value))
 
@@ -315,7 +316,36 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
-def _join(name: str, key: object) -> str:
+def _parts(value: Sequence[Any]) -> Iterator[tuple[object, Any]]:
+    """Return the names and the entries of a list or tuple; its class may ask for the names of its fields."""
+    if getattr(type(value), "_names_fields", False):
+        return zip(type(value)._fields, value, strict=True)  # type: ignore[attr-defined]
+    return enumerate(value)
+
+
+def entries_of(value: Any) -> Iterator[tuple[Any, object, Any]] | None:
+    """Return key, name and value of each entry of a container; None for anything else.
+
+    Lists of numbers and whole lists count as values.
+
+    >>> list(entries_of({"x": 1})), list(entries_of(("a", "b"))), entries_of("ab")
+    ([('x', 'x', 1)], [(0, 0, 'a'), (1, 1, 'b')], None)
+    """
+    if isinstance(value, Mapping):
+        return ((key, key, entry) for key, entry in value.items())
+    if not isinstance(value, list | tuple) or isinstance(value, WholeList):
+        return None
+    if isinstance(value, list) and value and all(isinstance(value[at], int | float) for at in (0, -1)):
+        return None
+    return ((at, part, entry) for at, (part, entry) in enumerate(_parts(value)))
+
+
+def join_name(name: str, key: object) -> str:
+    """Return the name of an entry, given that of its container.
+
+    >>> join_name("", "boxes"), join_name("boxes", 0)
+    ('boxes', 'boxes.0')
+    """
     return f"{name}.{key}" if name else str(key)
 
 

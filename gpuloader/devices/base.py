@@ -64,6 +64,11 @@ class DeviceCalls(Protocol):
         The caller must not change `source` until the copy has run.
         """
 
+    def copy_between(
+        self, target: DeviceMemory, source: DeviceMemory, nbytes: int, stream: Stream, to: int, at: int
+    ) -> None:
+        """Enqueue a copy of `nbytes` from byte `at` of `source` to byte `to` of `target`, on one device."""
+
     def captures(self, stream: Stream) -> bool:
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
 
@@ -109,11 +114,17 @@ class Device(DeviceCalls, Protocol):
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
+    def bus_id(self) -> str:
+        """Return the device's position on the PCI bus, such as '0000:3B:00.0'; empty if it has none."""
+
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory; raise `StagingMemoryError` if there is too little."""
 
-    def stream(self) -> Stream:
-        """Return a new stream; only events order it with respect to others."""
+    def stream(self, *, urgent: bool = False) -> Stream:
+        """Return a new stream; only events order it with respect to others.
+
+        Kernels on an `urgent` one go ahead of those on others, if the device has priorities.
+        """
 
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until the mark is reached."""

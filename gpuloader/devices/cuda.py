@@ -89,6 +89,8 @@ class CudaMachine:
         Name, bytes of memory and compute capability of each device.
     failure : str
         Why no devices were found; empty if there are some.
+    buses : tuple of str
+        Each device's position on the PCI bus.
     """
 
     cupy: str | None = None
@@ -96,6 +98,7 @@ class CudaMachine:
     driver: int = 0
     devices: tuple[tuple[str, int, str], ...] = ()
     failure: str = ""
+    buses: tuple[str, ...] = ()
 
 
 def describe_machine() -> CudaMachine:
@@ -107,13 +110,14 @@ def describe_machine() -> CudaMachine:
         runtime = cupy.cuda.runtime
         built, known = runtime.runtimeGetVersion(), runtime.driverGetVersion()
         properties = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
+        buses = tuple(runtime.deviceGetPCIBusId(index) for index in range(len(properties)))
     except Exception as error:  # from CUDA, or because CuPy cannot find one of its libraries
         return CudaMachine(cupy.__version__, built, known, failure=describe_error(error))
     devices = tuple(
         (one["name"].decode(), int(one["totalGlobalMem"]), f"{one['major']}.{one['minor']}")
         for one in properties
     )
-    return CudaMachine(cupy.__version__, built, known, devices)
+    return CudaMachine(cupy.__version__, built, known, devices, buses=buses)
 
 
 def _refuse_fork(index: int) -> None:
@@ -206,6 +210,11 @@ class CudaDevice:
             raise translate(cupy, self.index, error) or error from error
         return self._here if home == self.index else _Away(self._calls, self._context, home)
 
+    def bus_id(self) -> str:
+        """Return the GPU's position on the PCI bus."""
+        position: str = self._runtime.deviceGetPCIBusId(self.index)
+        return position
+
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         self._reclaim()
@@ -233,10 +242,10 @@ class CudaDevice:
                     call, address, _ = self._discarded.popleft()
                     call(address)
 
-    def stream(self) -> Any:
-        """Return a new non-blocking stream."""
+    def stream(self, *, urgent: bool = False) -> Any:
+        """Return a new non-blocking stream, of high priority if it is `urgent`."""
         with self.current() as calls:
-            return calls.stream()
+            return calls.stream(urgent=urgent)
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
@@ -249,6 +258,13 @@ class CudaDevice:
         """Issue one `cudaMemcpyAsync` of `nbytes`."""
         with self.current() as calls:
             calls.copy_async(target, source, nbytes, stream, offset)
+
+    def copy_between(
+        self, target: CudaMemory, source: CudaMemory, nbytes: int, stream: Any, to: int, at: int
+    ) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes` within the GPU."""
+        with self.current() as calls:
+            calls.copy_between(target, source, nbytes, stream, to, at)
 
     def record(self, event: Any, stream: Any) -> None:
         """Record `event` on `stream`."""

@@ -26,10 +26,11 @@ from gpuloader.staging.lease import Lease
 from gpuloader.transforms.bound import BoundProgram
 from gpuloader.transforms.program import Program
 
-_HOST_TO_DEVICE = 1
+_HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
 _OUT_OF_MEMORY = 2
 _HOST_MEMORY = 1
 _EVENT_NOT_READY = 600
+_NORMAL, _HIGH = 0, -1  # priorities of streams; these are PyTorch's, too
 _MOST_BOUND = 8
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 
@@ -123,9 +124,9 @@ class CudaCalls:
                 "cupy.get_default_memory_pool().free_all_blocks()"
             ) from error
 
-    def stream(self) -> Any:
-        """Return a new non-blocking stream."""
-        return self._cupy.cuda.Stream(non_blocking=True)
+    def stream(self, *, urgent: bool = False) -> Any:
+        """Return a new non-blocking stream, of high priority if it is `urgent`."""
+        return self._cupy.cuda.Stream(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep instead of spinning; without timing it is cheaper."""
@@ -138,6 +139,14 @@ class CudaCalls:
         if nbytes:
             address = target.address + offset
             self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    def copy_between(
+        self, target: CudaMemory, source: CudaMemory, nbytes: int, stream: Any, to: int, at: int
+    ) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes` within the GPU."""
+        if nbytes:
+            addresses = target.address + to, source.address + at
+            self._runtime.memcpyAsync(*addresses, nbytes, _WITHIN_DEVICE, stream.ptr)
 
     def is_page_locked(self, address: int, nbytes: int) -> bool:
         """Return whether host memory is page-locked, by whichever library."""

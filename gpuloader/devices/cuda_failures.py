@@ -46,7 +46,7 @@ def tell_capture(name: str, found: str) -> LoaderError:
     """
     return LoaderError(
         f"{name}: {found}; a loader cannot deliver a batch during a graph capture: fetch the batch "
-        "before, and copy it into the graph's input"
+        "before, and capture over it with static=True, or copy it into the graph's input"
     )
 
 

@@ -62,11 +62,15 @@ class HostDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
+    def bus_id(self) -> str:
+        """Return ''."""
+        return ""
+
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""
         return HostBuffer(nbytes)
 
-    def stream(self) -> str:
+    def stream(self, *, urgent: bool = False) -> str:
         """Return the host's only stream."""
         return _ONLY_STREAM
 
@@ -79,6 +83,12 @@ class HostDevice:
     ) -> None:
         """Copy immediately."""
         target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
+
+    def copy_between(
+        self, target: HostBuffer, source: HostBuffer, nbytes: int, stream: str, to: int, at: int
+    ) -> None:
+        """Copy immediately."""
+        target.bytes[to : to + nbytes] = source.bytes[at : at + nbytes]
 
     def captures(self, stream: str) -> bool:
         """Return False: there are no graphs."""

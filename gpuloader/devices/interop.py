@@ -26,6 +26,7 @@ from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
 _PACKAGES = {"paddle": "paddlepaddle"}
+_CUDA = 2  # DLPack's number for the memory of a GPU
 
 
 class Output(Protocol):
@@ -235,7 +236,9 @@ def _wrapper(name: str, device: Device) -> Callable[[Any], Any]:
     if name == "torch" and device.direct:
         return tensor_over
     if name == "jax":
-        return importlib.import_module("jax.dlpack").from_dlpack  # type: ignore[no-any-return]
+        imported: Callable[[Any], Any] = importlib.import_module("jax.dlpack").from_dlpack
+        index = getattr(device, "index", None)
+        return imported if device.direct else lambda array: imported(_Export(array, index))
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack
@@ -247,6 +250,26 @@ def _wrapper(name: str, device: Device) -> Callable[[Any], Any]:
     if name == "torch":
         return lambda array: tensor_over(array, unordered)
     return unordered
+
+
+class _Export:
+    """An array of CuPy that JAX may read at once, because the host has waited for its copy.
+
+    JAX asks where an array is, and has it ordered on its own stream. CuPy answers the first with a query of
+    the pointer and the second with an event. Neither is needed here.
+    """
+
+    __slots__ = ("_array", "_index")
+
+    def __init__(self, array: Any, index: int | None) -> None:
+        self._array = array
+        self._index = index
+
+    def __dlpack_device__(self) -> tuple[int, int | None]:
+        return _CUDA, self._index
+
+    def __dlpack__(self, *, stream: object = None) -> Any:
+        return self._array.__dlpack__(stream=-1)
 
 
 def _own_stream(stream: object) -> Callable[[], Stream]:

@@ -108,6 +108,10 @@ class SimulatedArray:
         """Return a view of another shape."""
         return SimulatedArray(self._device, self._memory, self._data.reshape(*shape), self._lease)
 
+    def transpose(self, axes: tuple[int, ...]) -> SimulatedArray:
+        """Return a view with its dimensions in another order."""
+        return SimulatedArray(self._device, self._memory, self._data.transpose(axes), self._lease)
+
     def launch_read(self, stream: SimulatedStream | None = None, duration: float = 0.0) -> list[Any]:
         """Launch a kernel that reads this array; it appends the values it saw to the returned list."""
         seen: list[Any] = []
@@ -136,6 +140,8 @@ class SimulatedDevice:
         Total bytes that `alloc` hands out before it raises `StagingMemoryError`; None means no limit.
     locker : PageLocker or None
         Page-locks the slots; a locker that refuses tests how the loader handles that.
+    bus_id : str
+        The device's position on the PCI bus, which determines its NUMA node.
 
     Examples
     --------
@@ -156,8 +162,10 @@ class SimulatedDevice:
         copy_time: Callable[[int], float] = lambda _: 1.0,
         memory_limit: int | None = None,
         locker: PageLocker | None = None,
+        bus_id: str = "",
     ) -> None:
         self.name = name
+        self._bus_id = bus_id
         self.locker = locker
         self.now = 0.0
         self._random = random.Random(seed)
@@ -174,6 +182,10 @@ class SimulatedDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
+    def bus_id(self) -> str:
+        """Return the position that was passed."""
+        return self._bus_id
+
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""
         if self._memory_left is not None:
@@ -184,8 +196,8 @@ class SimulatedDevice:
             self._memory_left -= nbytes
         return SimulatedMemory(nbytes)
 
-    def stream(self) -> SimulatedStream:
-        """Return a new stream."""
+    def stream(self, *, urgent: bool = False) -> SimulatedStream:  # noqa: ARG002
+        """Return a new stream; there are no priorities."""
         with self._lock:
             stream = SimulatedStream(len(self._streams))
             self._streams.append(stream)
@@ -217,6 +229,28 @@ class SimulatedDevice:
                 target.bytes[offset : offset + nbytes] = region
 
             self._put(stream, copy, self._copy_time(nbytes))
+
+    def copy_between(
+        self,
+        target: SimulatedMemory,
+        source: SimulatedMemory,
+        nbytes: int,
+        stream: SimulatedStream,
+        to: int,
+        at: int,
+    ) -> None:
+        """Enqueue a copy within the device, which takes no virtual time."""
+        with self._lock:
+            clock = self._begin(stream)
+            source.check(clock, writes=False)
+            source.readers[stream.number] = clock[stream.number]
+            target.check(clock, writes=True)
+            target.writer, target.readers = (stream.number, clock[stream.number]), {}
+
+            def copy() -> None:
+                target.bytes[to : to + nbytes] = source.bytes[at : at + nbytes]
+
+            self._put(stream, copy, 0.0)
 
     def launch(
         self,

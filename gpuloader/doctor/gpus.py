@@ -13,6 +13,7 @@ from gpuloader.base.installing import install_command
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 from gpuloader.doctor.attempt import Attempt, Outcome
 from gpuloader.doctor.finding import Finding, Verdict, show_bytes
+from gpuloader.doctor.nodes import Nodes, node_findings, read_gpu_nodes
 
 TRIAL_SECONDS = 60.0
 SLOW = 3e9
@@ -35,11 +36,14 @@ class Gpus:
     seen : Outcome
         CuPy's view of the machine, a `gpuloader.devices.cuda.CudaMachine` as plain data; empty if CuPy is
         not installed.
+    nodes : Nodes
+        The NUMA nodes on which the devices are.
     """
 
     driver: str
     cupy: Mapping[str, str]
     seen: Outcome
+    nodes: Nodes
 
     @property
     def devices(self) -> list[list[Any]]:
@@ -71,7 +75,8 @@ def read_gpus(installed: Mapping[str, str], attempt: Attempt, root: Path = Path(
         if re.fullmatch(r"cupy(-cuda\d+x|-rocm.*)?", name)
     }
     seen = attempt("gpus", seconds=TRIAL_SECONDS) if cupy else Outcome()
-    return Gpus(driver[1] if driver else "", cupy, seen)
+    nodes = read_gpu_nodes(seen.answer.get("buses", ()), root)
+    return Gpus(driver[1] if driver else "", cupy, seen, nodes)
 
 
 def choose_place(gpus: Gpus, place: Place | None) -> str:
@@ -91,7 +96,7 @@ def gpu_findings(gpus: Gpus, place: Place | None, attempt: Attempt) -> tuple[tup
     spoilt: Verdict = "note" if isinstance(place, CPUPlace) else "bad"
     findings = [driver_finding(gpus, wanted), cupy_finding(gpus, wanted, spoilt), *device_findings(gpus)]
     if gpus.devices:
-        findings.append(compiler_finding(gpus))
+        findings += [compiler_finding(gpus), *node_findings(gpus.nodes)]
     if isinstance(place, CUDAPlace) and gpus.devices and place.index >= len(gpus.devices):
         advice = f"Choose from gpu:0 to gpu:{len(gpus.devices) - 1}, or check CUDA_VISIBLE_DEVICES."
         value = f"not among the {len(gpus.devices)} visible GPUs"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpuloader.base.checks import THREAD
 from gpuloader.base.nesting import next_depth
+from gpuloader.base.numa import Cores
 from gpuloader.base.platforms import check_processes
 from gpuloader.collate.gather import Gatherer, structure_of
 from gpuloader.collate.items import ItemState, ItemStream
@@ -83,6 +84,8 @@ class Fetching:
         The workers that the user asked for.
     gatherer : Gatherer or None
         Gathers batches from the arrays of a cached dataset.
+    near : set of int
+        The processor cores on which workers run, if there are as many of them as workers; empty: any.
 
     Attributes
     ----------
@@ -94,8 +97,16 @@ class Fetching:
         Whether the workers are processes.
     """
 
-    def __init__(self, reading: Reading, workers: WorkerOptions, gatherer: Gatherer | None = None) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        workers: WorkerOptions,
+        gatherer: Gatherer | None = None,
+        near: Cores = frozenset(),
+    ) -> None:
         self._reading = reading
+        # More workers than cores would take turns there while cores elsewhere are idle.
+        self._near = near if max(workers.count, workers.most) <= len(near) else frozenset()
         self._workers = workers
         self._gatherer = gatherer or self._make_gatherer()
         self._renew_assembler()
@@ -122,7 +133,8 @@ class Fetching:
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._reading.collation
-        source = array_source(self._reading.dataset) if collation.fixed and collation.feeds is None else None
+        plain = collation.gathers and collation.feeds is None
+        source = array_source(self._reading.dataset) if plain else None
         if source is None:
             return None
         return Gatherer(source.arrays, source.rows, collation, structure_of(source))
@@ -271,6 +283,7 @@ class Fetching:
             Standing.of(self._reading.division),
             max(workers.count, workers.most),
             one.owner,
+            self._near,
         )
         if one.numbered is not None:
             return ThreadWorkers(self._gatherer or self._assembler, window, crew, meter)
@@ -293,7 +306,12 @@ class Fetching:
         else:
             count = max(workers.count, workers.most)
             setup = Setup(
-                self._reading, workers.init, count, Standing.of(self._reading.division), next_depth()
+                self._reading,
+                workers.init,
+                count,
+                Standing.of(self._reading.division),
+                next_depth(),
+                self._near,
             )
             start = choose_start(setup, self._start_method)
             self._sent = start.setup.reading.dataset  # a list stays packed for the next epoch

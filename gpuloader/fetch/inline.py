@@ -123,7 +123,7 @@ def stage_inline(
                 return
             spot.hand_on()
             ended = perf_counter_ns()
-            meter.fetched(ended - begun, staged.layout.nbytes)
+            meter.fetched(ended - begun, staged.layout.nbytes, staged.skipped)
             mark("fetch", begun, ended)
             yield staged
     finally:

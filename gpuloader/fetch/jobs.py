@@ -207,5 +207,5 @@ def deliver(window: Window, meter: Meter) -> StagedBatch | None:
         window.free(job)
         raise job.error
     assert job.staged is not None
-    meter.fetched(job.busy, job.staged.layout.nbytes)
+    meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
     return job.staged

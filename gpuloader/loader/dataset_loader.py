@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
@@ -21,13 +21,15 @@ from gpuloader.loader.options import (
     check_dataset,
     check_delivery,
     check_parts,
+    check_priority,
     check_seed,
     check_transforms,
     may_ask_by_key,
 )
+from gpuloader.loader.picture_options import check_on_bad, choose_worker_type, find_stage
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import EpochOf, Resumable
-from gpuloader.loader.state import Course
+from gpuloader.loader.state import Course, Progress
 from gpuloader.loader.torch_options import read_positions, resolve_seed, resolve_start_method
 from gpuloader.order.batching import Batching
 from gpuloader.order.fitting import StoredOrder
@@ -40,6 +42,9 @@ from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.measured import Measured
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.planning import PictureTransform
 
 CACHE_BATCH = 64
 """Samples per batch while a cache is filled."""
@@ -119,9 +124,10 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         a loop starts with are allocated in any case.
     in_order : bool
         True delivers batches in the sampler's order. False delivers them as they arrive.
-    worker_type : str
+    worker_type : str or None
         'process', or 'thread' for datasets that wait or release the GIL. Threads share the dataset, so an
-        iterable dataset must keep its position in what ``__iter__`` returns, not in itself.
+        iterable dataset must keep its position in what ``__iter__`` returns, not in itself. None means
+        threads for pictures, whose decoders release the GIL, and processes for anything else.
     start_method : str or None
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None uses a fork server if sending it the
         dataset is cheap, otherwise fork.
@@ -137,7 +143,15 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
-        loaded.
+        loaded. Those that resize, crop, mirror or color single pictures run as each sample is loaded.
+    decode : str or None
+        'image' takes bytes in the samples for encoded pictures, and decodes them to uint8 pixels of shape
+        (height, width, 3). Fields that a transform of pictures names, and those of an `ImageFolder`, are
+        decoded without it.
+    on_bad : str
+        What to do about a picture that cannot be decoded. 'raise' raises PictureError, which names the file
+        and the sample. 'skip' leaves the sample out, so that its batch is shorter, and counts it in
+        ``stats().skipped``.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
@@ -157,6 +171,14 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     stream : object
         The CUDA stream on which you use the batches: an object with ``__cuda_stream__``, or a function that
         returns one. None means the output library's current stream in the thread that requests the batch.
+    copy_priority : str or None
+        The priority of the stream on which batches are copied to a GPU and transforms run: 'high' makes their
+        kernels go ahead of the model's, 'normal' behind those that wait already. None means 'high' if there
+        are transforms or a cache on the device; copies alone need no priority.
+    static : bool
+        True delivers every batch at the same addresses, for CUDA graphs: asking for the next batch refills
+        the arrays of the last one, once the work on them has run. All batches must have one shape, and
+        holding one while you ask for the next but one is an error. False gives each batch memory of its own.
     shard : str, tuple of int or None
         The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
         or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
@@ -214,18 +236,22 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         prefetch: int | str = 1,
         memory_budget: int | None = None,
         in_order: bool = True,
-        worker_type: str = "process",
+        worker_type: str | None = None,
         start_method: str | None = None,
         multiprocessing_context: Any = None,
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
-        transforms: Sequence[Transform] = (),
+        transforms: Sequence[Transform | PictureTransform] = (),
+        decode: str | None = None,
+        on_bad: str = "raise",
         cache: str | None = None,
         split: str = "batches",
         remainder: str = "error",
         output: str | None = None,
         stream: object = None,
+        copy_priority: str | None = None,
+        static: bool = False,
         shard: str | tuple[int, int] | None = None,
         uneven: str = "pad",
         pin_memory: bool = False,
@@ -236,17 +262,22 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         )
         given = dict(locals())  # the options, for the attributes and for copies
         added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
-        source = as_dataset(dataset, by_key=may_ask_by_key(sampler, batch_sampler))
+        by_key = may_ask_by_key(sampler, batch_sampler)
+        source = as_dataset(dataset, by_key=by_key, encoded=decode is not None)
         iterable = check_dataset(source)
         check_flags(
             return_list=return_list,
             shuffle=shuffle,
             drop_last=drop_last,
+            static=static,
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
+        transforms = check_transforms(transforms)
+        pictures = find_stage(source, transforms, decode, self._feeds)
+        start_method = resolve_start_method(start_method, multiprocessing_context)
         workers = WorkerOptions.of(
             num_workers=num_workers,
-            worker_type=worker_type,
+            worker_type=choose_worker_type(worker_type, pictures, start_method),
             prefetch_factor=prefetch_factor,
             prefetch=prefetch,
             memory_budget=memory_budget,
@@ -256,7 +287,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             persistent_workers=persistent_workers,
-            start_method=resolve_start_method(start_method, multiprocessing_context),
+            start_method=start_method,
             on_worker_death=on_worker_death,
         )
         batching = Batching.choose(
@@ -272,7 +303,6 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._batching = self._divide(
             batching, shard, uneven=uneven, dataset=source, in_order=workers.in_order
         )
-        transforms = check_transforms(transforms)
         delivery = check_delivery(
             places=places,
             batching=self._batching,
@@ -284,6 +314,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             stream=stream,
             prefetch=prefetch,
             drop_last=drop_last,
+            static=static,
+            urgent=check_priority(copy_priority, runs_kernels=bool(transforms) or cache == "device"),
         )
         collation = check_collation(
             feeds=self._feeds,
@@ -294,8 +326,16 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             transforms=transforms,
             on_host=delivery.on_host,
             output=output,
+            pictures=pictures,
+            skips=check_on_bad(
+                on_bad,
+                pictures,
+                equal=delivery.shards > 1 or (self._batching.sharding is not None and uneven == "pad"),
+            ),
         )
-        self._cache = check_cache(cache, cacheable=not iterable and collation.fixed)
+        self._cache = check_cache(
+            cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
+        )
         chosen = sampler is not None or batch_sampler is not None
         check_parts(source, self._batching, collation, chosen=chosen, cached=self._cache is not None)
         self._source = source
@@ -346,12 +386,47 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         """Return an iterator over the next epoch, which begins when its first step is requested."""
         return Iteration(self._begin, self._loading.count_steps)
 
+    def warm_up(self) -> None:
+        """Do now what the first batch of the next loop would wait for; that loop then begins at once.
+
+        Starts the workers, allocates and page-locks the slots, reads the dataset if there is a `cache`,
+        fetches the first step, copies it to its places, and compiles and runs the kernels of its transforms.
+        Returns when all that is done. Batches, their order and the loader's state stay the same; an error of
+        the dataset is raised by the loop. If `set_epoch` or `load_state_dict` changes what comes next, the
+        step is dropped.
+
+        Raises
+        ------
+        LoaderError
+            The calling thread captures a CUDA graph.
+        StagingMemoryError
+            Host or device memory is not available.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader(range(4), places="cpu", batch_size=2)
+        >>> loader.warm_up()
+        >>> loader.stats().batches, [batch.tolist() for batch in loader]
+        (1, [[0, 1], [2, 3]])
+        """
+        self._ready()
+        self._course.prepare(self._open_prepared)
+
+    def _open_prepared(self, progress: Progress) -> Epoch:
+        epoch = self._loading.begin(progress)
+        epoch.prepare()
+        return epoch
+
     def _begin(self) -> Epoch:
+        self._ready()
+        return self._course.begin(self._loading.begin)
+
+    def _ready(self) -> None:
         self._loading.refuse_capture()
         if self._cache is not None:
             self._loading.cache_as(self._read_all(), resident=self._cache == "device")
             self._cache = None
-        return self._course.begin(self._loading.begin)
 
     def _read_all(self) -> ArraySource:
         """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""
@@ -366,6 +441,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             sampler=StoredOrder(self._source),
             seed=self._loading.draw_seed(),
             shard=(0, 1),
+            decode=self._given["decode"],
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None

@@ -20,6 +20,7 @@ def from_generator(
     *,
     output: str | None = None,
     stream: object = None,
+    static: bool = False,
 ) -> GeneratorLoader:
     """Return a loader that reads from a generator function, like Paddle's `DataLoader.from_generator`.
 
@@ -45,9 +46,9 @@ def from_generator(
         process.
     drop_last : bool
         True drops a last step that lacks a batch for any of several places. False delivers it.
-    output, stream
-        The library whose arrays make up a batch, and the CUDA stream on which you use it, as for
-        `DataLoader`.
+    output, stream, static
+        The library whose arrays make up a batch, the CUDA stream on which you use it, and whether every batch
+        is delivered at the same addresses, as for `DataLoader`.
 
     Returns
     -------
@@ -83,4 +84,5 @@ def from_generator(
         drop_last=drop_last,
         output=check_output(output),
         stream=stream,
+        static=static,
     )

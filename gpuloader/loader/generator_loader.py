@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpuloader.base.checks import THREAD, check_count, check_read_ahead
+from gpuloader.base.checks import THREAD, check_count, check_flags, check_read_ahead
 from gpuloader.base.errors import BadValue, Misuse
 from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
@@ -63,9 +64,11 @@ class GeneratorLoader(Driven, Measured):
         drop_last: bool,
         output: str | None = None,
         stream: object = None,
+        static: bool = False,
     ) -> None:
+        check_flags(static=static)
         super().__init__(iterable=iterable, has_feeds=feed_list is not None)
-        self._output, self._output_stream = output, stream
+        self._output, self._output_stream, self._static = output, stream, static
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         self._read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
@@ -184,19 +187,26 @@ class GeneratorLoader(Driven, Measured):
             warnings.warn(
                 "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
             )
-        self._delivery = Delivery.of(
+        delivery = Delivery.of(
             parsed,
             self._output,
             self._output_stream,
             prefetch=1 if self._read_ahead else 0,
             drop_last=self._drop_last,
+            static=self._static,
         )
+        if self._delivery is not None and self._delivery.places == parsed:
+            delivery = replace(
+                delivery, statics=self._delivery.statics
+            )  # a graph may have been captured there
+        self._delivery = delivery
         if self._multiprocess:
             source = multiprocess_reader([source], queue_size=self._capacity)
         self._reader, self._kind = source, kind
         self._stream = lambda ring, progress: stage_all(
             source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
         )
+        self._course.forget_prepared()
         # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
         self._idle = deque(maxlen=1)
         return self
@@ -262,7 +272,43 @@ class GeneratorLoader(Driven, Measured):
             check_takes_state(self._reader)
         self._course.resume(progress)
 
+    def warm_up(self) -> None:
+        """Do now what the first batch of the next epoch would wait for; that epoch then begins at once.
+
+        Begins to read, allocates and page-locks the slots, and copies the first step to its places. Returns
+        when that is done. Batches and the loader's state stay the same; an error of the reader is raised by
+        the loop.
+
+        Raises
+        ------
+        LoaderError
+            The loader has no source, or the calling thread captures a CUDA graph.
+        StagingMemoryError
+            Host or device memory is not available.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
+        >>> _ = loader.set_batch_generator(lambda: ([[n, n]] for n in range(2)), places="cpu")
+        >>> loader.warm_up()
+        >>> loader.stats().batches, [numbers.tolist() for numbers, in loader]
+        (1, [[0, 0], [1, 1]])
+        """
+        opening = self._ready()
+
+        def prepare(progress: Progress) -> Epoch:
+            epoch = opening(progress)
+            epoch.prepare()
+            return epoch
+
+        self._course.prepare(prepare)
+
     def _begin(self) -> Epoch:
+        return self._course.begin(self._ready())
+
+    def _ready(self) -> Callable[[Progress], Epoch]:
+        """Return the function that opens an epoch, if one can begin now."""
         check_not_reading(self._token)
         if self._stream is None or self._delivery is None or self._reader is None:
             raise Misuse(
@@ -270,9 +316,10 @@ class GeneratorLoader(Driven, Measured):
                 "set_batch_generator first"
             )
         self._delivery.refuse_capture()
-        return self._course.begin(partial(self._open, self._stream, self._delivery, self._reader))
+        return partial(self._open, self._stream, self._delivery, self._reader)
 
     def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Epoch:
+        delivery.refuse_another()
         road = take_road(self._idle) or build_road(delivery, self._capacity, self._meter)
         batches = stream(road.ring, progress)
         fetch: Fetch = InlineFetch(batches)

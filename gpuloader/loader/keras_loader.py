@@ -33,7 +33,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
     MissingPackage
         Keras is not installed.
     ValueError
-        Keras's backend is neither PyTorch nor JAX.
+        Keras's backend is neither PyTorch nor JAX, or ``static=True`` was passed.
 
     Notes
     -----
@@ -64,6 +64,11 @@ class DataLoader(dataset_loader.DataLoader[S]):
     def __init__(
         self, dataset: Readable[S] | Iterable[S], *, output: str | None = None, **options: Any
     ) -> None:
+        if options.get("static"):
+            raise ValueError(
+                "static=True does not work with Keras, which takes one batch before the epoch and computes "
+                "with it again; leave static out"
+            )
         self._become_adapter()
         super().__init__(dataset, output=_find_output() if output is None else output, **options)
 

@@ -132,7 +132,7 @@ class Loading:
             drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
-        return Fetching(reading, workers, gatherer)
+        return Fetching(reading, workers, gatherer, self._delivery.near)
 
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first; raise `TypeError` if they cannot."""
@@ -250,7 +250,9 @@ class Loading:
             Gatherer(source.arrays, None, collation, source.structure).check_all()
             there.bring(source)
             self._resident = there
-            collation = replace(collation, programmer=Programmer(transforms, source.gathers()))
+            native = collation.programmer is not None and collation.programmer.native
+            programmer = Programmer(transforms, source.gathers(), native=native)
+            collation = replace(collation, programmer=programmer)
             outline = source.outline()  # holds one row of each array, so that the host's can be freed
             gatherer = RowStager(outline.arrays, None, collation, outline.structure)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
@@ -268,8 +270,11 @@ class Loading:
         ------
         ValueError
             The environment of the ranks is inconsistent, or the samples do not divide evenly among them.
+        Misuse
+            An epoch is running that delivers in the same memory.
         """
         check_not_reading(self._token)
+        self._delivery.refuse_another()
         batching = self._batching.settle()
         watched = watch(batching)
         self._positions.place(progress, batching)

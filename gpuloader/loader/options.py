@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.base.checks import AUTO, check_count
+from gpuloader.base.checks import AUTO, check_count, check_word
 from gpuloader.base.once import refuse_read
 from gpuloader.collate.form import Collation, check_fill
 from gpuloader.devices.interop import check_output
@@ -16,6 +16,7 @@ from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.fetch.worker_options import WorkerOptions
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.loader.picture_options import is_of_pictures, split_transforms
 from gpuloader.loader.spent import OF_DATASETS
 from gpuloader.order.agreement import find_classes
 from gpuloader.order.batching import Batching
@@ -28,7 +29,10 @@ from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.sources.parts import chained, refuse_hidden_mix
 from gpuloader.sources.sample_fields import check_alike
-from gpuloader.transforms.program import Programmer, Transform
+from gpuloader.transforms.program import Programmer
+
+if TYPE_CHECKING:
+    from gpuloader.collate.pictures import PictureStage
 
 _MOST_SEED = 2**64 - 1
 _OF_POSITIONS = (
@@ -48,9 +52,11 @@ def check_collation(
     batched: bool,
     ragged: Iterable[str],
     pad: Mapping[str, float] | None,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[Any] = (),
     on_host: bool = True,
     output: str | None = None,
+    pictures: PictureStage | None = None,
+    skips: bool = False,
 ) -> Collation:
     """Return how to collate samples.
 
@@ -82,15 +88,24 @@ def check_collation(
         for feed in feeds:
             if feed.name in pads:
                 check_fill(pads[feed.name], feed.dtype)
-    if transforms and (collate_fn is not None or not batched):
+    _, others = split_transforms(transforms)
+    if others and (collate_fn is not None or not batched):
         raise ValueError(f"transforms {_OWN_BATCHES}")
     programmer = None
-    if transforms:
-        from gpuloader.transforms.pictures import fuse  # imported late: its kernels are slow to import
+    if others:
+        # Imported late: its kernels are slow to import.
+        from gpuloader.transforms.pictures import CHANNELS_LAST, fuse
 
-        programmer = Programmer(fuse(transforms))
+        if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in others):
+            raise ValueError(
+                f"to='channels_last' needs arrays with strides, such as PyTorch's; with output={output!r}, "
+                "choose to='HWC'"
+            )
+        programmer = Programmer(fuse(others), native=output == "torch")
     keeps_gradients = on_host and output == "torch"
-    return Collation(feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients)
+    return Collation(
+        feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients, pictures, skips
+    )
 
 
 def check_parts(
@@ -132,23 +147,29 @@ def _keeps_apart(parts: Sequence[Sized], batching: Batching) -> bool:
     return size == 1 or (isinstance(batching.order(0, 0), InOrder) and all(end % size == 0 for end in ends))
 
 
-def check_transforms(transforms: object) -> list[Transform]:
+def check_transforms(transforms: object, *, batches_only: bool = False) -> list[Any]:
     """Return the transforms as a list.
 
     Raises
     ------
     TypeError
-        They are not a list, or an entry is not a transform.
+        They are not a list, or an entry is not a transform, or is one of single pictures with `batches_only`.
     """
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of transforms, got {type(transforms).__name__}")
     listed = list(transforms)
     for transform in listed:
-        if not all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check")):
+        of_batches = all(hasattr(transform, name) for name in ("field", "draws", "bind", "draw", "check"))
+        if isinstance(transform, type) or not (of_batches or is_of_pictures(transform)):
             got = type(transform).__name__
             if isinstance(transform, type):
                 got = f"the class {transform.__name__}; pass an instance of it"
             raise TypeError(f"expected a transform, got {got}; see gpuloader.transforms")
+        if batches_only and not of_batches:
+            raise TypeError(
+                f"{type(transform).__name__} is done to single pictures before they are a batch: pass it to "
+                "a gpuloader.DataLoader"
+            )
     return listed
 
 
@@ -157,21 +178,23 @@ def check_delivery(
     places: Any,
     batching: Batching,
     workers: WorkerOptions,
-    transforms: Sequence[Transform],
+    transforms: Sequence[Any],
     split: str,
     remainder: str,
     output: str | None,
     stream: object,
     prefetch: int | str,
     drop_last: bool,
+    static: bool = False,
+    urgent: bool = False,
 ) -> Delivery:
     """Return where batches land, and how a step is divided among the places.
 
     Raises
     ------
     ValueError
-        A place or an option's value is unknown, batches cannot be cut into equal shards, or transforms would
-        have to run both on hosts and on GPUs.
+        A place or an option's value is unknown, batches cannot be cut into equal shards, transforms would
+        have to run both on hosts and on GPUs, or `static` batches would differ in shape.
     PlaceError
         A place needs a GPU that is missing.
     """
@@ -195,6 +218,8 @@ def check_delivery(
         )
     if shards > 1 and remainder == "error":
         check_last(batching.count_last(), shards)
+    if static:
+        check_one_shape(batching, shards, remainder)
     ahead = 1 if prefetch == AUTO else check_count("prefetch", prefetch)
     delivery = Delivery.of(
         parsed,
@@ -204,16 +229,41 @@ def check_delivery(
         drop_last=drop_last or shards > 1,
         shards=shards,
         remainder=remainder,
+        static=static,
+        urgent=urgent,
     )
     check_transform_places(transforms, delivery)
     return delivery
 
 
-def check_transform_places(transforms: Sequence[Transform], delivery: Delivery) -> None:
+def check_transform_places(transforms: Sequence[Any], delivery: Delivery) -> None:
     """Raise `ValueError` if transforms would have to run both on hosts and on GPUs."""
     if transforms and delivery.has_host and not delivery.on_host:
         raise ValueError(
             "transforms run where batches land, so places must be all GPUs or all host memory, got both"
+        )
+
+
+def check_priority(priority: object, *, runs_kernels: bool) -> bool:
+    """Return whether the copy stream has a high priority; raise `ValueError` if the word is unknown.
+
+    >>> check_priority(None, runs_kernels=True), check_priority("normal", runs_kernels=True)
+    (True, False)
+    """
+    check_word("copy_priority", priority, ("high", "normal"), optional=True)
+    return runs_kernels if priority is None else priority == "high"
+
+
+def check_one_shape(batching: Batching, shards: int, remainder: str) -> None:
+    """Raise `ValueError` if an epoch's last batch is known to be smaller on a place than the others."""
+    size, last = batching.size, batching.count_last()
+    if size is None or last is None or batching.count() < 2:
+        return
+    parts = [-(-samples // shards) if remainder == "pad" else samples // shards for samples in (size, last)]
+    if parts[0] != parts[1]:
+        raise ValueError(
+            f"with static=True all batches must have one shape, but an epoch's last one has {last} samples "
+            f"instead of {size}: pass drop_last=True, or a batch_size that divides the number of samples"
         )
 
 

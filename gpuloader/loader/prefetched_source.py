@@ -47,7 +47,8 @@ class PrefetchedSource:
     batch takes along what was true of the iterable when it was read.
 
     Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen before
-    the user has received it, so it is taken back when the batch is read, and repeated by `delivered`.
+    the user has received it, so it is taken back when the batch is read, and repeated by `delivered`. Such a
+    loader is to be read by the thread that asks for batches.
 
     Parameters
     ----------
@@ -55,6 +56,11 @@ class PrefetchedSource:
         What is read.
     stateful : bool
         Whether to ask the iterable for its state after every batch.
+
+    Attributes
+    ----------
+    announces : bool
+        Whether the iterable announces its last batch.
 
     Raises
     ------
@@ -66,13 +72,13 @@ class PrefetchedSource:
         refuse_read(batches, "the iterable of batches is", OF_BATCHES)
         self._batches = batches
         self._stateful = stateful
-        self._announces = hasattr(batches, "end_of_dataloader") and hasattr(batches, "gradient_state")
+        self.announces = hasattr(batches, "end_of_dataloader") and hasattr(batches, "gradient_state")
         self._is_last = False
         self._items = Steady.of(iter(batches))
 
     def __call__(self) -> Iterator[Any]:
         """Return the iterator of the pass."""
-        return self._read_to_last() if self._announces else self._items
+        return self._read_to_last() if self.announces else self._items
 
     def _read_to_last(self) -> Iterator[Any]:
         """Yield the batches up to the announced last one, behind which the iterable would end its pass."""

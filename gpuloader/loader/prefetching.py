@@ -172,7 +172,7 @@ class PrefetchedLoader(Measured):
         if output is None:
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
             delivery = replace(delivery, outputs=following)
-        listed = check_transforms(transforms)
+        listed = check_transforms(transforms, batches_only=True)
         check_transform_places(listed, delivery)
         collation = check_collation(
             feeds=None,
@@ -182,10 +182,12 @@ class PrefetchedLoader(Measured):
             pad=None,
             transforms=listed,
             on_host=delivery.on_host,
+            output=output,
         )
         self._ahead = ahead
         self._delivery = delivery
         self._programmer = collation.programmer
+        self._library: Any = _MISSING
         self._draws = any(one.draws for one in listed)
         self._seed = check_seed(seed)
         self._intake = Intake(
@@ -202,10 +204,17 @@ class PrefetchedLoader(Measured):
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._start)
 
-    def _settle(self, library: str | None) -> None:
-        for output in self._delivery.outputs:
-            if isinstance(output, FollowingOutput):
-                output.settle(library)
+    def _settle(self, library: str | None) -> str | None:
+        """Deliver arrays of a library, that of the first batch; return it. Later calls change nothing."""
+        if self._library is _MISSING:
+            self._library = library
+            for output in self._delivery.outputs:
+                if isinstance(output, FollowingOutput):
+                    output.settle(library)
+            if self._programmer is not None:
+                self._programmer.native = library == "torch"
+        found: str | None = self._library
+        return found
 
     def _start(self, epoch: int) -> Progress:
         """Return the progress at the start of an epoch."""
@@ -235,7 +244,10 @@ class PrefetchedLoader(Measured):
 
     def _open_epoch(self, progress: Progress) -> Epoch:
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
-        capacity = max(self._ahead, 1) * len(self._delivery.devices)
+        # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
+        capacity = (self._ahead + (not self._delivery.on_host or not self._ahead)) * len(
+            self._delivery.devices
+        )
         road = take_road(self._idle) or build_road(
             self._delivery, capacity, self._meter, programmer=self._programmer
         )
@@ -243,7 +255,9 @@ class PrefetchedLoader(Measured):
         batches = stage_all(source, stager, Reached(progress.batches, 1, progress.own), self._token)
         fetch: Fetch = InlineFetch(batches)
         if self._ahead:
-            fetch = ReadAhead(batches, road.ring, capacity, self._pace, bound=True, eager=True)
+            # What a loader announces while it is read must not be seen before `next` returns.
+            pace = Pace(bound=True, read=1.0) if source.announces else self._pace
+            fetch = ReadAhead(batches, road.ring, capacity, pace, bound=True, eager=True)
         return Epoch(
             road,
             fetch,

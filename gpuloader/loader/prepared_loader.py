@@ -135,7 +135,9 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
     TypeError
         The loader is not gpuloader's.
     ValueError
-        There are several processes, and the loader is not divided among them.
+        There are several processes, and the loader is not divided among them. Or it was made with
+        ``static=True``: Accelerate's loaders look one batch ahead, which would replace the batch that you
+        have.
 
     Examples
     --------
@@ -152,6 +154,11 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
         raise TypeError(
             f"expected a gpuloader.DataLoader, got {type(loader).__name__}; pass other loaders to "
             "accelerator.prepare"
+        )
+    if loader._given["static"]:
+        raise ValueError(
+            "a loader with static=True cannot be prepared: it would look one batch ahead, which has the same "
+            "memory as the batch that you have; leave static out, or loop over the loader itself"
         )
     batching = loader._batching
     if accelerator.num_processes > 1 and not batching.is_divided and not batching.reads_all:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,16 @@ class Progress:
         return state
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """An epoch that was opened ahead, from what it was resumed, and the process that opened it."""
+
+    progress: Progress
+    epoch: Any
+    resumed: Progress | None
+    process: int
+
+
 class Course:
     """Which epoch comes next, and the user's position in the latest one.
 
@@ -174,6 +185,7 @@ class Course:
         self._latest: Progress | None = None
         self._resumed: Progress | None = None
         self._next = 0
+        self._prepared: _Prepared | None = None
         # Reentrant: opening an epoch runs the user's code, which may begin another one.
         self._beginning = threading.RLock()
 
@@ -182,12 +194,36 @@ class Course:
         return self._resumed or self._fresh(self._next)
 
     def begin(self, open_epoch: Callable[[Progress], T]) -> T:
-        """Open the next epoch, or the one to resume; if that fails, the course is unchanged."""
+        """Open the next epoch, or the one to resume; if that fails, the course is unchanged.
+
+        An epoch that `prepare` has opened is taken instead, if it is still the next one.
+        """
         with self._beginning:
-            progress = self.upcoming()
-            opened = open_epoch(progress)
+            prepared = self._take_prepared()
+            progress = self.upcoming() if prepared is None else prepared.progress
+            opened: T = open_epoch(progress) if prepared is None else prepared.epoch
             self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
         return opened
+
+    def prepare(self, open_epoch: Callable[[Progress], object]) -> None:
+        """Open the next epoch for the next `begin`; until then, the course is as if that had not happened."""
+        with self._beginning:
+            prepared = self._take_prepared()
+            if prepared is None:
+                progress = self.upcoming()
+                prepared = _Prepared(progress, open_epoch(progress), self._resumed, os.getpid())
+            self._prepared = prepared
+
+    def forget_prepared(self) -> None:
+        """Drop what `prepare` has opened."""
+        self._prepared = None
+
+    def _take_prepared(self) -> _Prepared | None:
+        """Return what `prepare` has opened if it is this process's and still the next epoch; else drop it."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.process != os.getpid() or prepared.resumed is not self._resumed:
+            return None
+        return prepared if self._resumed is not None or prepared.progress.epoch == self._next else None
 
     def set_epoch(self, epoch: int) -> None:
         """Make that epoch the next one, from its start unless it is the one to resume."""

@@ -99,7 +99,8 @@ def check_cache(cache: object, *, cacheable: bool) -> str | None:
     if not cacheable:
         raise ValueError(
             "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
-            "collate_fn, ragged, pad or batch_size=None"
+            "collate_fn, ragged, pad, batch_size=None, or transforms that resize, crop, mirror or color "
+            "pictures"
         )
     return str(cache)
 

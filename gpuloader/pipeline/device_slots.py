@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from typing import Any
 
 from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.living import Living
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import GROWTH
@@ -70,8 +70,16 @@ class DeviceSlot:
             self._waiting = 0
 
 
-_all: weakref.WeakSet[DeviceSlot] = weakref.WeakSet()
+_all: Living[DeviceSlot] = Living()
 _adding = threading.Lock()
+
+
+def make_slot(device: Device, memory: DeviceMemory) -> DeviceSlot:
+    """Return a slot over device memory, which `find_slot` finds as long as it exists."""
+    slot = DeviceSlot(device, memory)
+    with _adding:
+        _all.add(slot)
+    return slot
 
 
 def find_slot(array: Any) -> DeviceSlot | None:
@@ -91,18 +99,24 @@ class DeviceSlots:
     ----------
     device : Device
         Where the slots lie.
+    least : int
+        As the attribute.
 
     Attributes
     ----------
+    least : int
+        Slots to allocate before one is used again. A slot can be written only after the work on its last
+        batch, so with too few, a copy waits for work that it could overlap with. 0 once the device is full.
     free, freed : deque of DeviceSlot
         The slots that can be used now, and those whose lease has ended since the last `drain`; leases append
         to the latter from any thread.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, least: int = 1) -> None:
         self.free: deque[DeviceSlot] = deque()
         self.freed: deque[DeviceSlot] = deque()
         self._device = device
+        self.least = least
         self._nbytes = 0  # of each new slot
         self._outgrown: list[DeviceSlot] = []  # too small for the batches of this epoch
         self._out = 0  # slots in use now
@@ -116,18 +130,31 @@ class DeviceSlots:
         StagingMemoryError
             The device has too little memory.
         """
-        slot = self.free.popleft() if self.free else None
+        slot = self._add_early(nbytes) or (self.free.popleft() if self.free else None)
         if slot is None or slot.memory.nbytes < nbytes:
             if slot is not None:
                 self._outgrown.append(slot)
             if nbytes > self._nbytes:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
-            slot = DeviceSlot(self._device, self._alloc(self._nbytes))
-            with _adding:
-                _all.add(slot)
+            slot = make_slot(self._device, self._alloc(self._nbytes))
         self._out += 1
         self._most = max(self._most, self._out)
         return slot
+
+    def _add_early(self, nbytes: int) -> DeviceSlot | None:
+        """Return a new slot although one may be free, if there are too few and the device has room for it."""
+        if len(self.free) + self._out >= self.least or nbytes > self._nbytes:
+            return None
+        try:
+            return make_slot(self._device, self._device.alloc(self._nbytes))
+        except StagingMemoryError:
+            self.least = 0
+            return None
+
+    def reserve(self) -> None:
+        """Allocate the slots that later batches of the present size will take."""
+        while self._nbytes and (slot := self._add_early(self._nbytes)) is not None:
+            self.free.append(slot)
 
     def _alloc(self, nbytes: int) -> DeviceMemory:
         try:
@@ -138,6 +165,12 @@ class DeviceSlots:
             self.free = deque(slot for slot in self.free if slot.memory.nbytes >= nbytes)
             self._outgrown.clear()
             return self._device.alloc(nbytes)
+
+    def give_back_used(self, slot: DeviceSlot, device: DeviceCalls, stream: Stream) -> None:
+        """Take back a slot that work on `stream` still reads, after which the next copy into it runs."""
+        slot.streams = [stream]
+        slot.release(device)
+        self.give_back(slot)
 
     def lend(self, slot: DeviceSlot, stream: Stream) -> Lease:
         """Return a lease of the slot to a user who computes on `stream`, which the device keeps."""

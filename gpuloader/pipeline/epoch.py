@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuloader.base.errors import QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
+from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.closing import Remains, Road, close, finish_postponed, guard
 from gpuloader.pipeline.delivery import Delivery
@@ -23,6 +24,7 @@ from gpuloader.transforms.program import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
+_OVER: Any = object()
 _EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
 
 
@@ -54,10 +56,10 @@ def build_road(
     """
     devices, prefetch = delivery.devices, delivery.prefetch
     count, spare = count_slots(capacity, devices, prefetch)
-    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch)
+    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch, near=delivery.near)
     lanes = [
-        Lane(device, ring, prefetch, meter, output, programmer)
-        for device, output in zip(devices, delivery.outputs, strict=True)
+        Lane(device, ring, prefetch, meter, output, programmer, static, delivery.urgent)
+        for device, output, static in zip(devices, delivery.outputs, delivery.slots, strict=True)
     ]
     return Road(ring, tuple(lanes), prefetch, os.getpid())
 
@@ -112,6 +114,9 @@ class Epoch:
         self._remains = Remains(self._pipeline, road, idle)
         self._guard = guard(self._remains)
         next(self._guard)
+        for lane in road.lanes:
+            if lane.static is not None:
+                lane.static.epoch = weakref.ref(self)
         self._steering = steering
         if steering is not None:
             steering.begin(self._pipeline)
@@ -123,6 +128,11 @@ class Epoch:
     def __iter__(self) -> Epoch:
         return self
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there may be further steps."""
+        return self._pipeline is not None
+
     def __next__(self) -> Any:
         with self._lock:
             pipeline = self._pipeline
@@ -130,7 +140,7 @@ class Epoch:
                 end_if_exiting()
                 raise StopIteration
             asked = perf_counter_ns()
-            if pipeline.copies:
+            if pipeline.asks:
                 self._begin_step(pipeline)
             if self._handed:
                 self._count_compute(asked)
@@ -138,25 +148,37 @@ class Epoch:
             try:
                 presented = self._present(pipeline.next_step())
             except QueueClosed:
-                self.close()
-                end_if_exiting()
-                if self._ended is not None:
-                    self._ended()
-                raise StopIteration from None
+                presented = _OVER  # closed below: a Ctrl-C would show this exception, too
             except Exception:
                 self.close()
                 end_if_exiting()
                 raise
             finally:
                 pop_range(nvtx)
+            if presented is _OVER:
+                self.close()
+                end_if_exiting()
+                if self._ended is not None:
+                    self._ended()
+                raise StopIteration
             first, self._handed = not self._handed, perf_counter_ns()
             self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
             if self._steering is not None and not self._steering.after_step(pipeline):
                 self._steering = None
             return presented
 
+    def prepare(self) -> None:
+        """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
+        with self._lock:
+            if self._pipeline is not None:
+                try:
+                    self._pipeline.prepare()
+                except Exception:
+                    self.close()
+                    raise
+
     def _begin_step(self, pipeline: Pipeline) -> None:
-        """Raise `LoaderError` while the calling thread captures a graph, and leave the epoch as it is."""
+        """Raise `LoaderError` if no step must be delivered now, and leave the epoch as it is."""
         try:
             error = pipeline.begin_step()
         except Exception:
@@ -164,7 +186,10 @@ class Epoch:
             end_if_exiting()
             raise
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame: the epoch would not end when the user drops it
         finish_postponed()
 
     def _count_compute(self, asked: int) -> None:
@@ -188,7 +213,7 @@ class Epoch:
             close(self._remains)
 
 
-_running: weakref.WeakSet[Epoch] = weakref.WeakSet()
+_running: Living[Epoch] = Living()
 
 
 def _close_running() -> None:

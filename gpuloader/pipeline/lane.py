@@ -17,6 +17,7 @@ from gpuloader.fields.spec import Array
 from gpuloader.pipeline.copy_timing import CopyTimer
 from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
 from gpuloader.pipeline.masks import Mask
+from gpuloader.pipeline.static_slot import StaticSlot, find_moves
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.staging.lease import Lease, lease_views
@@ -59,7 +60,7 @@ class Landing:
         if self.mask is None:
             return layout
         mask = FieldLayout(self.mask_at, self.mask.array.shape, self.mask.array.dtype)
-        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size)
+        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size, layout.turned)
 
 
 class Lane:
@@ -85,6 +86,10 @@ class Lane:
     programmer : Programmer or None
         Builds the programs that transform batches on the device after their copy. It may be replaced between
         epochs.
+    static : StaticSlot or None
+        Where all batches are delivered; None delivers each batch in a slot of its own.
+    urgent : bool
+        Whether kernels on the copy stream go ahead of those on streams of normal priority.
     """
 
     def __init__(
@@ -95,22 +100,37 @@ class Lane:
         meter: Meter,
         output: Output | None = None,
         programmer: Programmer | None = None,
+        static: StaticSlot | None = None,
+        urgent: bool = False,
     ) -> None:
         self.device = device
+        self.static = static
         self.programmer = None if device.direct else programmer
         self._output = output or NativeOutput(device)
         self._convert = None if output is None else output.convert
         self._ring = ring
-        self.prefetch = prefetch
         self._slots = DeviceSlots(device)
+        self.prefetch = prefetch
         # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
         # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
         self._copying: deque[tuple[Event, Landing]] = deque()
         self._spare: list[Event] = []
         self._is_late = False
         self._stream: Stream = None
-        self._copy_stream = None if device.direct else device.stream()
+        self._copy_stream = None if device.direct else device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
+
+    @property
+    def prefetch(self) -> int:
+        """The batches copied ahead of the consumer."""
+        return self._prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: int) -> None:
+        self._prefetch = prefetch
+        # One slot for the batch in use, one for each copied ahead, and one whose last use has not ended yet.
+        # Batches that are moved to fixed addresses leave theirs at once.
+        self._slots.least = prefetch + (1 if self.static is not None else 2)
 
     def find_capture(self) -> LoaderError | None:
         """Return the error for a batch that is requested while this thread captures a graph, or None.
@@ -120,7 +140,14 @@ class Lane:
         if self.device.direct:
             return None
         self._stream = self._output.stream()
-        return find_capture(self.device, self._stream)
+        with self.device.current() as device:
+            return self._find_capture(device, self._stream)
+
+    def _find_capture(self, device: DeviceCalls, stream: Stream) -> LoaderError | None:
+        error = find_capture(device, stream)
+        if error is None and self.static is not None:
+            return self.static.find_capture(device, stream)
+        return error
 
     def begin(self, take: Callable[[], Landing | None]) -> tuple[LoaderError | None, Landing | None]:
         """Look for a capture as `find_capture`; if there is none, drain, and deliver a batch at once.
@@ -139,7 +166,7 @@ class Lane:
         """
         self._stream = stream = self._output.stream()
         with self.device.current() as device:
-            error = find_capture(device, stream)
+            error = self._find_capture(device, stream)
             if error is not None:
                 return error, None
             self._drain(device, self.prefetch + self._ring.stretched // 2)
@@ -150,9 +177,12 @@ class Lane:
 
     def follow(self, landing: Landing) -> None:
         """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
-        stream, self._stream = self._stream or self._output.stream(), None
+        stream = self._take_stream()
         assert landing.slot is not None
         with self.device.current() as device:
+            if self.static is not None:
+                self.static.follow(device, stream)
+                return
             if landing.ready is not None:
                 device.wait(stream, landing.ready)
         landing.slot.add_stream(stream)
@@ -261,26 +291,77 @@ class Lane:
         slot = landing.slot
         assert slot is not None
         try:
-            stream = self._output.stream() if self._stream is None else self._stream
-            if stream is None:  # no batch has had arrays yet
-                stream = self.device.consumer_stream()
-            self._stream = None
+            stream = self._take_stream()
             if landing.ready is not None:
                 device.wait(stream, landing.ready)
             stream = device.keep(stream)
         except BaseException:
             self._slots.give_back(slot)
             raise
-        arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
-        return self._output.convert(arrays, landing.ready)
+        if self.static is not None:
+            arrays = self._deliver_static(self.static, device, landing, slot, stream)
+        else:
+            arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
+        return self._output.convert(landing.layout.turn(arrays), landing.ready)
+
+    def _take_stream(self) -> Stream:
+        """Return the consumer's stream, which was asked for already or is asked for now."""
+        stream = self._output.stream() if self._stream is None else self._stream
+        self._stream = None
+        return self.device.consumer_stream() if stream is None else stream  # no batch has had arrays yet
+
+    def settle(self, landing: Landing) -> None:
+        """Wait until a batch is on the device, and allocate what delivering it and the next ones takes."""
+        if landing.slot is not None:
+            if landing.ready is not None:
+                self.device.synchronize(landing.ready)
+            self._slots.reserve()
+        if self.static is not None:
+            self.static.fit(landing.staged)
+
+    def _deliver_static(
+        self, static: StaticSlot, device: DeviceCalls, landing: Landing, slot: DeviceSlot, stream: Stream
+    ) -> list[Any]:
+        """Copy a batch within the device to where all batches are delivered; its slot is free afterwards.
+
+        The copy lies on the consumer's stream, behind all use of the batch before. What is slow, the copy
+        over the bus and the transforms, has run ahead into the batch's own slot.
+        """
+        staged, mask = landing.staged, landing.mask
+        try:
+            memory, layout = static.fit(staged, None if mask is None else mask.array)
+            static.take_over(device, stream)
+            for nbytes, to, at in find_moves(landing.layout, layout):
+                device.copy_between(memory, slot.memory, nbytes, stream, to, at)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        self._slots.give_back_used(slot, device, stream)
+        return device.views(memory, layout, static.lend(staged.number, stream))
 
     def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         ring = self._ring
-        arrays: list[Any] = lease_views(ring.lend(staged.slot, staged.layout), staged.layout, ring.freed)
+        if self.static is not None:
+            return self._lease_static(self.static, staged, mask)
+        layout = staged.layout
+        arrays: list[Any] = layout.turn(lease_views(ring.lend(staged.slot, layout), layout, ring.freed))
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
             arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
+
+    def _lease_static(self, static: StaticSlot, staged: StagedBatch, mask: Mask | None) -> list[Any]:
+        """Copy a batch on a direct device to where all batches are delivered."""
+        device = self.device
+        try:
+            memory, layout = static.fit(staged, None if mask is None else mask.array)
+            sources = [*staged.slot.views(staged.layout), *([] if mask is None else [mask.array])]
+            for array, source in zip(device.arrays(memory, layout), sources, strict=True):
+                array[...] = source
+        finally:
+            self._ring.release(staged.slot)
+        arrays = device.views(memory, layout, static.lend(staged.number, device.consumer_stream()))
+        return self._output.convert(staged.layout.turn(arrays), None)
 
     def discard(self, landing: Landing) -> None:
         """Take back a batch that will not be delivered."""

@@ -7,6 +7,7 @@ behind the one it delivers, so their copies run while the user computes.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -54,8 +55,9 @@ class Pipeline:
         Nanoseconds that the latest `next_step` waited for the fetcher.
     prefetch : int
         As given; may be changed between steps.
-    copies : bool
-        Whether some batches are copied to a device.
+    asks : bool
+        Whether `begin_step` is to be called before each step: some batches are copied to a device, or all
+        are delivered in the same memory.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class Pipeline:
         self._fetch = fetch
         self._ring = ring
         self._lanes = lanes
-        self.copies = not all(lane.device.direct for lane in lanes)
+        self.asks = not all(lane.device.direct and lane.static is None for lane in lanes)
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
         only = lanes[0] if len(lanes) == 1 else None
-        self._only_direct_lane = only if only is not None and only.device.direct else None
-        self._only_copying_lane = only if self._only_direct_lane is None else None
+        self._direct_lane = only if only is not None and only.device.direct else None
+        self._only_direct_lane = self._direct_lane  # None while a prepared step waits
+        self._only_copying_lane = only if self._direct_lane is None else None
+        self._statics = [lane.static for lane in lanes if lane.static is not None]
         self.prefetch = prefetch
         self._drop_last = drop_last
         self._group: list[StagedBatch] = []
@@ -101,26 +105,42 @@ class Pipeline:
         if self._only_direct_lane is not None:
             return self._next_direct(self._only_direct_lane)
         self.waited = 0
-        while len(flying) < self.prefetch + (early is None) and self._ending is None:
-            if not self._advance(wait=early is None and not flying):
-                break
+        self._fill(delivered=early is not None)
         if early is not None:
             self._begun = None
             return [(early.staged, _take_arrays(early))]
         if not flying:
             raise self._end()
-        landings = flying.popleft()
+        self._only_direct_lane = self._direct_lane
         begun = perf_counter_ns()
+        step = self._deliver(flying.popleft())
+        if is_tracing():
+            mark("deliver", begun, perf_counter_ns())
+        return step
+
+    def prepare(self) -> None:
+        """Fetch the first step and copy it to its places; return once it is there and could be delivered."""
+        self._only_direct_lane = None
+        self._fill(delivered=False)
+        for landings in itertools.islice(self._flying, 1):
+            for lane, landing in zip(self._lanes, landings):  # noqa: B905 - the last step may have fewer batches
+                lane.settle(landing)
+
+    def _fill(self, *, delivered: bool) -> None:
+        """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
+        flying = self._flying
+        while len(flying) < self.prefetch + (not delivered) and self._ending is None:
+            if not self._advance(wait=not delivered and not flying):
+                break
+
+    def _deliver(self, landings: list[Landing]) -> DeliveredStep:
         step: DeliveredStep = []
         try:
-            # No strict=True: the last step may have fewer batches than there are places.
-            for lane, landing in zip(self._lanes, landings):  # noqa: B905
+            for lane, landing in zip(self._lanes, landings):  # noqa: B905 - the last step may have fewer batches
                 step.append((landing.staged, lane.deliver(landing)))
         except BaseException:
             self._discard(landings, len(step) + 1)  # the lane that failed has its slot back already
             raise
-        if is_tracing():
-            mark("deliver", begun, perf_counter_ns())
         return step
 
     def _next_direct(self, lane: Lane) -> DeliveredStep:
@@ -223,12 +243,19 @@ class Pipeline:
         self._group = []
 
     def begin_step(self) -> LoaderError | None:
-        """Begin the next step; if the calling thread captures a graph, return the error and change nothing.
+        """Begin the next step; return the error if it must not be delivered, and change nothing then.
+
+        That is so while the calling thread captures a graph, or if the user holds a batch whose memory the
+        loader has used again.
 
         The reader may be any code, and may run in this thread. So the device is looked at before it and after
         it. If there is only one place, whatever can be done before the next batch is read is done here, with
         one look: the batch to deliver, which is in flight already, is delivered.
         """
+        if self._statics and self._begun is None:
+            for static in self._statics:
+                if (error := static.find_held()) is not None:
+                    return error
         lane = self._only_copying_lane
         if lane is None:
             return self.find_capture()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import warnings
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.numa import Cores, call_near
 from gpuloader.base.platforms import (
     available_memory,
     can_share_memory,
@@ -23,6 +25,8 @@ from gpuloader.base.platforms import (
     reserve,
     seal,
 )
+
+_numbers = itertools.count()
 
 
 class PageLocker(Protocol):
@@ -62,9 +66,13 @@ class Arena:
     shared : bool
         Whether to use a memory file even without a device, for worker processes that map `descriptor`.
         `descriptor` stays None if processes cannot share memory.
+    near : set of int
+        The processor cores near which the memory is to lie; empty: wherever the system puts it.
 
     Attributes
     ----------
+    number : int
+        A number that no other arena of this process has, which identifies it in messages to workers.
     closed : bool
         Whether the arena was finalized. In a garbage cycle, this may happen before its users are finalized.
 
@@ -80,14 +88,22 @@ class Arena:
     ((1048576,), False)
     """
 
-    def __init__(self, nbytes: int, locker: PageLocker | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        locker: PageLocker | None = None,
+        *,
+        shared: bool = False,
+        near: Cores = frozenset(),
+    ) -> None:
         self.nbytes = nbytes
+        self.number = next(_numbers)
         self.closed = False
         self.page_locked = False
         self.descriptor: int | None = None
         check_available(nbytes)
         try:
-            self._mapping = self._map(nbytes, locker is not None, shared)
+            self._mapping = call_near(near, lambda: self._map(nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)

@@ -42,10 +42,26 @@ class Layout:
         The fields, in the order of the feed list.
     nbytes : int
         Bytes from the start of the first field to the end of the last, all moved by one copy.
+    turned : tuple of (int, tuple of int)
+        The numbers of the fields whose dimensions are delivered in another order than they have in memory,
+        each with that order, as for `numpy.transpose`.
     """
 
     fields: tuple[FieldLayout, ...]
     nbytes: int
+    turned: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def turn(self, arrays: list[Any]) -> list[Any]:
+        """Return the arrays of the fields, in memory's order of dimensions, as they are delivered.
+
+        >>> field = FieldLayout(0, (2, 4, 4, 3), np.dtype("float32"))
+        >>> [image] = Layout((field,), 384, ((0, (0, 3, 1, 2)),)).turn([np.zeros(field.shape)])
+        >>> image.shape
+        (2, 3, 4, 4)
+        """
+        for number, axes in self.turned:
+            arrays[number] = arrays[number].transpose(axes)
+        return arrays
 
 
 def arrange(fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Layout:

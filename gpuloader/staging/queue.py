@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, Full, SimpleQueue
 from typing import Generic, TypeVar
 
-from gpuloader.base.errors import QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed
 
 T = TypeVar("T")
 
@@ -73,6 +74,7 @@ class BatchQueue(Generic[T]):
             raise ValueError(f"capacity must be 1 or more, got {capacity}")
         self._capacity = capacity
         self._producers = producers
+        self._process = os.getpid()
         self._items: SimpleQueue[T | _End] = SimpleQueue()
         self._credits: SimpleQueue[bool] = SimpleQueue()
         self._puts = itertools.count()  # next() is atomic, being C code, so producers share it without a lock
@@ -121,9 +123,21 @@ class BatchQueue(Generic[T]):
         ------
         QueueClosed
             Every producer has finished and the queue is empty, or the queue was closed.
+        LoaderError
+            This process was forked from the producers', so no item would ever arrive.
         BaseException
             The error that a producer passed to `finish`.
         """
+        try:
+            item = self._items.get_nowait()
+        except Empty:
+            pass
+        else:
+            return self._take(item)
+        if os.getpid() != self._process:
+            raise LoaderError(
+                "the threads that read do not exist in this forked process; start a new epoch here"
+            )
         return self._take(self._items.get())
 
     def get_nowait(self) -> T:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import QueueClosed
+from gpuloader.base.numa import Cores
 from gpuloader.staging.arena import Arena, PageLocker, check_available
 from gpuloader.staging.layout import Layout, align
 
@@ -122,6 +123,8 @@ class Ring:
         Whether worker processes map the memory and write into it.
     stretch : int
         Bytes within which small slots are more than `count`, `MOST_STRETCHED` at most.
+    near : set of int
+        The processor cores near which the memory is to lie; empty: wherever the system puts it.
 
     Attributes
     ----------
@@ -143,8 +146,10 @@ class Ring:
         *,
         shared: bool = False,
         stretch: int = 0,
+        near: Cores = frozenset(),
     ) -> None:
         self.count = count
+        self._near = near
         self.stretched = 0
         self._stretch = stretch
         self.allocated = False
@@ -219,7 +224,7 @@ class Ring:
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
         if nbytes > slot.nbytes:
-            arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared)
+            arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared, near=self._near)
             slot.replace(arena.bytes, arena)
 
     def _return(self, slot: Slot) -> None:
@@ -253,7 +258,7 @@ class Ring:
             return more > 0
 
     def _add(self, count: int, size: int) -> None:
-        arena = Arena(size * count, self._locker, shared=self._shared)
+        arena = Arena(size * count, self._locker, shared=self._shared, near=self._near)
         for start in range(0, arena.nbytes, size):
             self._return(Slot(arena.bytes[start : start + size], arena))
         self._reserved += count

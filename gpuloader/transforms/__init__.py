@@ -25,18 +25,44 @@ from typing import TYPE_CHECKING
 from gpuloader.base.lazy import import_on_demand
 
 if TYPE_CHECKING:
+    from gpuloader.transforms.coloring import ColorJitter
+    from gpuloader.transforms.erasing import RandomErasing
+    from gpuloader.transforms.mixing import CutMix, MixUp
     from gpuloader.transforms.pictures import Normalize, RandomCropFlip
+    from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize
     from gpuloader.transforms.values import Cast, OneHot, Pad
 
-__all__ = ["Cast", "Normalize", "OneHot", "Pad", "RandomCropFlip"]
+__all__ = [
+    "Cast",
+    "CenterCrop",
+    "ColorJitter",
+    "CutMix",
+    "MixUp",
+    "Normalize",
+    "OneHot",
+    "Pad",
+    "RandomCropFlip",
+    "RandomErasing",
+    "RandomFlip",
+    "RandomResizedCrop",
+    "Resize",
+]
 
 __getattr__ = import_on_demand(
     __name__,
     {
         "Cast": "gpuloader.transforms.values",
+        "CenterCrop": "gpuloader.transforms.resizing",
+        "ColorJitter": "gpuloader.transforms.coloring",
+        "CutMix": "gpuloader.transforms.mixing",
+        "MixUp": "gpuloader.transforms.mixing",
         "Normalize": "gpuloader.transforms.pictures",
         "OneHot": "gpuloader.transforms.values",
         "Pad": "gpuloader.transforms.values",
         "RandomCropFlip": "gpuloader.transforms.pictures",
+        "RandomErasing": "gpuloader.transforms.erasing",
+        "RandomFlip": "gpuloader.transforms.resizing",
+        "RandomResizedCrop": "gpuloader.transforms.resizing",
+        "Resize": "gpuloader.transforms.resizing",
     },
 )  # their kernels take a while to import

@@ -147,12 +147,18 @@ class KernelCall:
         The spec of the one array it computes.
     kernel, twin : callable
         The launcher and the twin; both take the inputs by name, and ``out``.
+    bits : str or None
+        The name of PyTorch's dtype whose bits the result holds; None if it holds numbers.
+    axes : tuple of int or None
+        The order in which the result's dimensions are delivered; None means their own.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[Spec, ...]
     kernel: Callable[..., Any]
     twin: Callable[..., Any]
+    bits: str | None = None
+    axes: tuple[int, ...] | None = None
 
     @classmethod
     def settle(
@@ -161,6 +167,7 @@ class KernelCall:
         output: Spec,
         kernel: Callable[..., Any],
         twin: Callable[..., Any],
+        axes: tuple[int, ...] | None = None,
         **options: Any,
     ) -> KernelCall:
         """Return the call, after trying its twin on inputs without samples.
@@ -175,6 +182,8 @@ class KernelCall:
             The spec of the result.
         kernel, twin : callable
             The launcher and the twin.
+        axes : tuple of int or None
+            As for the attribute.
         **options : object
             The other arguments of both.
 
@@ -183,7 +192,10 @@ class KernelCall:
         SampleError
             The kernel does not accept such arrays, or the options do not fit them.
         """
-        call = cls(tuple(empty), (output,), partial(kernel, **options), partial(twin, **options))
+        dtype = options.get("dtype")
+        bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
+        made = partial(kernel, **options), partial(twin, **options)
+        call = cls(tuple(empty), (output,), *made, bits=bits, axes=axes)
         try:
             call.on_host(list(empty.values()), [no_rows(output)])
         except (TypeError, ValueError) as error:

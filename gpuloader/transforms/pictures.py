@@ -21,6 +21,9 @@ from gpuloader.transforms.program import Transform
 
 _TARGETS = ("float16", "bfloat16", "float32")
 _WINDOW = 3  # the numbers of a window: top, left, flip
+CHANNELS_LAST = "channels_last"
+"""The layout of a result in PyTorch's memory format of this name."""
+_CHANNELS_FIRST = 0, 3, 1, 2  # the dimensions of a batch in HWC, in the order of CHW
 _LAST_BIT = np.uint64(63)
 
 
@@ -95,9 +98,12 @@ class Normalize:
     scale : float
         The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
     layout, to : str
-        The layouts of the samples and of the result, each 'HWC' or 'CHW'.
+        The layouts of the samples and of the result, each 'HWC' or 'CHW'. The result may also be
+        'channels_last': of the shape of 'CHW', but with the channels of a pixel side by side in memory. That
+        is PyTorch's memory format of this name, and takes an output of PyTorch, CuPy or NumPy.
     dtype : dtype-like
-        The result's dtype: float32, float16, or "bfloat16" as bits in uint16.
+        The result's dtype: float32, float16, or "bfloat16", which only PyTorch has. Other outputs get its
+        bits in uint16.
     crop : tuple of int or None
         Height and width of a random window to crop first; None keeps the whole image.
     flip : bool
@@ -115,8 +121,9 @@ class Normalize:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("layout", self.layout), ("to", self.to)):
-            check_layout(name, value)
+        check_layout("layout", self.layout)
+        if self.to != CHANNELS_LAST:
+            check_layout("to", self.to)
         resolve_target(self.dtype, _TARGETS)
         for name in ("mean", "std", "scale"):
             as_constant(name, getattr(self, name))
@@ -145,7 +152,8 @@ class Normalize:
         tall, wide = self.crop or (height, width)
         check_room((tall, wide), height, width, self.layout)
         _, held = resolve_target(self.dtype, _TARGETS)
-        output = (inputs[0][0][0], *join_shape(channels, tall, wide, self.to)), held
+        to, axes = ("HWC", _CHANNELS_FIRST) if self.to == CHANNELS_LAST else (self.to, None)
+        output = (inputs[0][0][0], *join_shape(channels, tall, wide, to)), held
         empty = {"images": no_rows(inputs[0])}
         if self.draws:
             empty["windows"] = np.zeros((0, _WINDOW), np.int32)
@@ -154,11 +162,12 @@ class Normalize:
             output,
             normalize,
             normalize_on_host,
+            axes=axes,
             mean=self.mean,
             std=self.std,
             scale=self.scale,
             layout=self.layout,
-            out_layout=self.to,
+            out_layout=to,
             dtype=self.dtype,
             size=(tall, wide),
         )

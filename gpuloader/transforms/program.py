@@ -9,22 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.tensors import bits_dtype
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
 from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
-from gpuloader.transforms.operations import Computation, GatherRows, GatherSpan, Operation, Spec
+from gpuloader.transforms.operations import (
+    Computation,
+    GatherRows,
+    GatherSpan,
+    KernelCall,
+    Operation,
+    Spec,
+)
 
 
 class Transform(Protocol):
-    """A transform of one field, as the user specifies it."""
+    """A transform of one field, as the user specifies it.
+
+    It may name further fields in an attribute ``others``. Their arrays then follow those of the first as
+    inputs, and the operation computes one array for each field. An operation with a true attribute
+    ``in_place`` changes its inputs, which are its outputs then.
+    """
 
     @property
     def field(self) -> str | None:
@@ -147,6 +161,9 @@ class Programmer:
     order : array or None
         The rows in the epoch's order, int64, on the device, if only a span of it is staged per batch; see
         `span_specs`. None means that spans are of the rows in sequence.
+    native : bool
+        Whether results in bfloat16 are delivered in PyTorch's dtype, and not as bits in uint16. It may change
+        before the first program.
     """
 
     def __init__(
@@ -154,7 +171,10 @@ class Programmer:
         transforms: Sequence[Transform],
         sources: Sequence[GatherRows] | None = None,
         order: Any = None,
+        *,
+        native: bool = False,
     ) -> None:
+        self.native = native
         self.transforms = tuple(transforms)
         self.sources = None if sources is None else tuple(sources)
         self.order = order
@@ -163,7 +183,7 @@ class Programmer:
         self._drawn: DrawnAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Programmer, (self.transforms, self.sources, self.order)
+        return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
 
     def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
         """Return the program for a staged layout.
@@ -232,6 +252,8 @@ class _Planner:
         staged: Layout,
         drawn: bool,
     ) -> None:
+        self._native = programmer.native
+        self._made: dict[int, KernelCall] = {}
         self._transforms = transforms = programmer.transforms
         self._sources = programmer.sources
         self._names = list(names)
@@ -268,7 +290,7 @@ class _Planner:
         """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
         if self._sources is not None:
             return self._fields[0].shape[0]
-        first, *splits = self._present[self._find(transform)]
+        first, *splits = self._present[self._find(transform.field)]
         if splits:
             return self._fields[splits[0]].shape[0] - 1
         shape = self._fields[first].shape
@@ -287,23 +309,30 @@ class _Planner:
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
-            name, title = self._find(transform), type(transform).__name__
-            inputs = self._present[name]
+            title = type(transform).__name__
+            names = [self._find(one) for one in (transform.field, *getattr(transform, "others", ()))]
+            name, inputs = names[0], tuple(one for name in names for one in self._present[name])
             if all(one < staged for one in inputs):
                 checked.append((transform, name, inputs))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
+            with _named(title, name):
+                operation = transform.bind(specs)
+                in_place = getattr(operation, "in_place", False)
+                outputs = inputs if in_place else tuple(self._add(spec) for spec in operation.outputs)
             if transform.draws:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
-            with _named(title, name):
-                operation = transform.bind(specs)
-                outputs = tuple(self._add(spec) for spec in operation.outputs)
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
             self._steps.append(Step(operation, inputs, outputs, name, title))
-            self._present[name] = outputs
+            if len(names) == 1:
+                self._present[name] = outputs
+            else:
+                self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
+            if isinstance(operation, KernelCall):
+                self._made[outputs[0]] = self._keep_axes(operation, inputs[0])
         delivered = [one for name in self._names for one in self._present[name]]
         return Program(
             self._copied,
@@ -311,13 +340,33 @@ class _Planner:
             tuple(drawn),
             tuple(checked),
             tuple(self._steps),
-            Layout(tuple(self._fields[one] for one in delivered), self._end),
+            Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
             tuple(len(self._present[name]) - 1 for name in self._names),
         )
 
-    def _find(self, transform: Transform) -> str:
+    def _keep_axes(self, operation: KernelCall, source: int) -> KernelCall:
+        """Return an operation whose result is turned like its input, if that is and has the same shape."""
+        before = self._made.get(source)
+        if before is None or operation.axes is not None or before.outputs[0][0] != operation.outputs[0][0]:
+            return operation
+        return replace(operation, axes=before.axes)
+
+    def _deliver(self, number: int) -> FieldLayout:
+        """Return an array as it is delivered."""
+        field, operation = self._fields[number], self._made.get(number)
+        if not self._native or operation is None or operation.bits is None:
+            return field
+        return replace(field, dtype=bits_dtype(operation.bits, field.dtype.itemsize))
+
+    def _list_turned(self, delivered: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for position, number in enumerate(delivered):
+            operation = self._made.get(number)
+            if operation is not None and operation.axes is not None:
+                yield position, operation.axes
+
+    def _find(self, field: str | None) -> str:
         """Return the name of a transform's field."""
-        name = self._names[0] if transform.field is None and self._names else transform.field
+        name = self._names[0] if field is None and self._names else field
         if name is None or name not in self._present:
             problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)

@@ -30,7 +30,8 @@ class Cast(Plain):
         The field to transform; None means the first array field.
     dtype : dtype-like
         The result's dtype. Integers wrap around, as with NumPy's ``astype``. Floats out of an integer's range
-        saturate and NaN becomes 0, on CPUs and GPUs alike. "bfloat16" means bits in uint16.
+        saturate and NaN becomes 0, on CPUs and GPUs alike. "bfloat16" is a dtype of PyTorch's; other outputs
+        get its bits in uint16.
     scale : float
         The factor, applied before the cast.
     """

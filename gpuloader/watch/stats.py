@@ -51,6 +51,8 @@ class LoaderStats:
         Host slots of the latest epoch; 0 before its first batch.
     slots_in_use : int
         Those of them that are now being filled, waiting, being copied or held by the user.
+    skipped : int
+        Samples left out of the batches with ``on_bad='skip'``.
 
     Examples
     --------
@@ -75,6 +77,7 @@ class LoaderStats:
     compute: float
     slots: int
     slots_in_use: int
+    skipped: int = 0
 
     @property
     def seconds(self) -> float:
@@ -99,12 +102,12 @@ class Meter:
     """The counters behind `LoaderStats`, in nanoseconds; each has one writer, so there is no lock."""
 
     __slots__ = (
-        "_ring", "batches", "compute", "copy", "fetch", "nbytes", "stage", "stall", "startup", "steps",
-        "transfer", "wait",
+        "_ring", "batches", "compute", "copy", "fetch", "nbytes", "skipped", "stage", "stall", "startup",
+        "steps", "transfer", "wait",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.steps = self.batches = self.nbytes = 0
+        self.steps = self.batches = self.nbytes = self.skipped = 0
         self.fetch = self.stage = self.stall = self.copy = 0
         self.startup = self.wait = self.transfer = self.compute = 0
         self._ring: ref[Ring] | None = None
@@ -128,10 +131,11 @@ class Meter:
             mark("fetch", begun, fetched)
             mark("stage", ready, now)
 
-    def fetched(self, busy: int, nbytes: int) -> None:
+    def fetched(self, busy: int, nbytes: int, skipped: int = 0) -> None:
         """Count one batch that took `busy` nanoseconds to fetch and to write into its slot."""
         self.batches += 1
         self.nbytes += nbytes
+        self.skipped += skipped
         self.fetch += busy
 
     def delivered(self, asked: int, waited: int, handed: int, *, first: bool) -> None:
@@ -164,4 +168,5 @@ class Meter:
             compute=self.compute * _NANOSECONDS,
             slots=slots,
             slots_in_use=slots - ring.free if ring is not None and slots else 0,
+            skipped=self.skipped,
         )

@@ -181,6 +181,22 @@ class DeviceTests:
         wanted.view(np.uint8)[:16] = second.bytes[:16]
         np.testing.assert_array_equal(self.read(device, numbers), wanted)
 
+    def test_a_copy_within_the_device(self, device, stream):
+        """Behind the copy that it reads from, and without touching what lies around its target."""
+        first, second = make_slot(1), make_slot(2)
+        source, _ = self.send(device, stream, first)
+        target, done = self.send(device, stream, second)
+        at, nbytes = LAYOUT.fields[1].offset, 16
+        device.copy_between(target, source, nbytes, stream, at, at)
+        device.copy_between(target, source, 0, stream, 0, 0)
+        device.record(done, stream)
+        device.synchronize(done)
+        floats, numbers, _ = device.views(target, LAYOUT, Lease(target, deque()))
+        np.testing.assert_array_equal(self.read(device, floats), second.views(LAYOUT)[0])
+        wanted = second.views(LAYOUT)[1].copy()
+        wanted.view(np.uint8)[:nbytes] = first.bytes[at : at + nbytes]
+        np.testing.assert_array_equal(self.read(device, numbers), wanted)
+
     def test_arrays_to_compute_with_keep_the_memory(self, device, stream):
         slot = make_slot()
         memory, done = self.send(device, stream, slot)

@@ -1,6 +1,7 @@
 """The CUDA device over a fake runtime; tests/gpu tests the behavior of CuPy itself on hardware."""
 
 import contextlib
+import ctypes
 import gc
 import inspect
 import itertools
@@ -483,6 +484,130 @@ class TestForkedChild:
         assert re.match(
             "PlaceError: gpu:0 cannot be used in a forked", self.run_in_child(lambda: list(load(3)))
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "priority"),
+    [
+        ({}, 0),
+        ({"transforms": [Cast("0", "float32")]}, -1),
+        ({"cache": "device"}, -1),
+        ({"copy_priority": "high"}, -1),
+        ({"copy_priority": "normal", "transforms": [Cast("0", "float32")]}, 0),
+    ],
+    ids=str,
+)
+def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, monkeypatch, options, priority):
+    run_twins(monkeypatch, runtime)
+    loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", batch_size=2, **options)
+    for batch in loader:
+        del batch
+    [road] = loader._loading._idle
+    assert road.lanes[0]._copy_stream.priority == priority
+
+
+class Graph:
+    """A graph that reads an array: it knows an address only, and sees what is there when it runs."""
+
+    def __init__(self, runtime, array):
+        self.runtime, self.seen = runtime, []
+        self.address, self.nbytes = array.data.ptr, array.nbytes
+
+    def replay(self, stream):
+        """Launch it on a stream."""
+        self.runtime.launch(
+            lambda: self.seen.append(
+                np.frombuffer(ctypes.string_at(self.address, self.nbytes), "float32")[0]
+            ),
+            stream,
+        )
+
+
+class TestFixedAddresses:
+    """A graph captured over the first batch is replayed over all others, on streams that run late."""
+
+    @pytest.mark.parametrize("double_buffer", [True, False])
+    def test_a_graph_sees_every_batch(self, runtime, double_buffer):
+        loader = load(20, static=True, use_double_buffer=double_buffer)
+        stream, graph = cuda.cupy.cuda.Stream(non_blocking=True), None
+        with stream:
+            for _ in range(2):
+                for images, labels in loader:
+                    graph = graph or Graph(runtime, images)
+                    assert images.data.ptr == graph.address
+                    graph.replay(stream.ptr)
+                    del images, labels
+        runtime.finish()
+        assert graph.seen == [*range(20)] * 2
+
+    def test_a_graph_on_a_side_stream_is_waited_for_if_it_is_recorded(self, runtime):
+        side, graph = cuda.cupy.cuda.Stream(non_blocking=True), None
+        device = open_device(CUDAPlace(0))
+        for images, labels in load(20, static=True):
+            graph = graph or Graph(runtime, images)
+            ready = device.event()
+            device.record(ready, device.consumer_stream())
+            device.wait(side, ready)
+            graph.replay(side.ptr)
+            record_stream(labels, side)
+        runtime.finish()
+        assert graph.seen == list(range(20))
+
+    def test_costs_one_copy_within_the_device_and_no_allocation_later(self, runtime):
+        loader = load(20, static=True)
+        for _ in loader:
+            pass
+        before = {**runtime.calls}
+        for _ in loader:
+            pass
+        grown = {name: count - before.get(name, 0) for name, count in runtime.calls.items()}
+        found = [grown.get(call, 0) for call in ("memcpyAsync", "memcpyWithin", "malloc", "free")]
+        assert found == [20, 20, 0, 0]
+
+    def test_the_memory_lives_as_long_as_a_batch(self, runtime):
+        loader = load(3, static=True)
+        images, _ = next(iter(loader))
+        runtime.finish()
+        del loader
+        gc.collect()
+        assert read(images)[0, 0] == 0
+
+    def test_a_stream_of_the_last_batch_that_is_captured_is_left_alone(self, runtime, capture):
+        """Waiting for its use would put an event into the graph."""
+        side = cuda.cupy.cuda.Stream(non_blocking=True)
+        epoch = iter(load(10, static=True))
+        record_stream(next(epoch), side)
+        with capture(side, current=False), pytest.raises(LoaderError, match=REFUSED):
+            next(epoch)
+        assert sum(1 for _ in epoch) == 9
+
+    @pytest.mark.parametrize("call", ["malloc", "memcpyWithin", "eventRecord", "streamWaitEvent"])
+    def test_a_call_that_fails_costs_no_slot(self, runtime, call, monkeypatch):
+        loader = load(12, static=True)
+        check, fails = runtime.check, 0
+        for nth in range(6):
+            calls = itertools.count()
+
+            def failing(name, calls=calls, nth=nth):
+                if name == call and next(calls) == nth:
+                    raise CudaError(2, "cudaErrorMemoryAllocation")
+                check(name)
+
+            monkeypatch.setattr(runtime, "check", failing)
+            try:
+                for batch in loader:
+                    runtime.finish()
+                    del batch
+            except LoaderError:
+                fails += 1
+            monkeypatch.setattr(runtime, "check", check)
+            numbers = []
+            for images, labels in loader:
+                runtime.finish()
+                numbers.append(int(read(images)[0, 0]))
+                del images, labels
+            assert numbers == list(range(12))
+        assert fails
 
 
 @pytest.mark.parametrize("call", ["memcpyAsync", "streamWaitEvent"])

@@ -522,7 +522,15 @@ class TestJaxOnAGpu:
 
         module, dlpack = ModuleType("jax"), ModuleType("jax.dlpack")
         module.numpy = SimpleNamespace(array=array)
-        dlpack.from_dlpack = Tensor
+
+        def from_dlpack(exported):
+            """Import an array as JAX does, which has it ordered on a stream of its own."""
+            kind, index = exported.__dlpack_device__()
+            tensor = Tensor(exported.__dlpack__(stream=7))
+            assert (kind, index) == (2, tensor.array.device.id)
+            return tensor
+
+        dlpack.from_dlpack = from_dlpack
         monkeypatch.setitem(sys.modules, "jax", module)
         monkeypatch.setitem(sys.modules, "jax.dlpack", dlpack)
         yield made
@@ -552,6 +560,16 @@ class TestJaxOnAGpu:
         output = loader._loading._delivery.outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._in_flight) == 1
+
+    def test_one_pointer_is_asked_about_per_array_and_no_event_made(self, runtime, copies, monkeypatch):
+        """CuPy's export asks about the pointer; what JAX asks besides is answered without CUDA."""
+        asked = []
+        monkeypatch.setattr(
+            cuda.cupy.ndarray, "__dlpack_device__", lambda array: asked.append(array), raising=False
+        )
+        list(DataLoader(TensorDataset(numbers(), numbers()), places="gpu:0", batch_size=2, output="jax"))
+        assert len(copies) == 40
+        assert not asked
 
     def test_masks_are_copied_like_fields(self, runtime, copies):
         runtime.devices = 2

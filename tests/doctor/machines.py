@@ -7,7 +7,7 @@ GPU = ["NVIDIA H100", 80 << 30, "9.0"]
 COPIES = {"pageable": 9e9, "pinned": 50e9, "seconds": 0.02, "refusal": ""}
 
 
-def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0"):
+def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0", buses=()):
     """Return CuPy's description of a machine with CUDA."""
     return {
         "cupy": cupy,
@@ -16,6 +16,7 @@ def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True,
         "devices": list(devices),
         "failure": failure,
         "nvrtc": nvrtc,
+        "buses": list(buses),
     }
 
 

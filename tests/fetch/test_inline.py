@@ -40,7 +40,7 @@ class Reading:
         slot = reserve(NBYTES)
         if self.assemble is not None:
             self.assemble(number)
-        return SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), number=number)
+        return SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0, number=number)
 
 
 def test_a_batch_is_read_when_it_is_asked_for():
@@ -91,7 +91,9 @@ def test_data_that_end_before_the_plan_cost_no_slot():
 
     def assemble(number, indices, reserve):
         slot = reserve(NBYTES)
-        return None if number else SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES))
+        return (
+            None if number else SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
+        )
 
     numbered = [(0, ()), (1, ()), (2, ())]
     batches = stage_inline(numbered, assemble, ring, Meter(), seed=0, epoch=0, close=lambda: closed.append(1))

@@ -80,7 +80,9 @@ def open_window(count=9, slots=9, ahead=3, in_order=True, error=None):
 
 def finish(window, job):
     """End a job with a batch, in its slot."""
-    job.finish(SimpleNamespace(slot=window.reserve(job, NBYTES), layout=SimpleNamespace(nbytes=NBYTES)))
+    job.finish(
+        SimpleNamespace(slot=window.reserve(job, NBYTES), layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
+    )
 
 
 def hand_out(window):

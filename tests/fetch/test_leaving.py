@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 
 from gpuloader import LoaderError
+from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
@@ -261,6 +262,36 @@ def test_ctrl_c_while_the_fork_server_starts_shows_one_traceback(delay):
     assert errors.count("Traceback") == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert program.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("kind", ["workers", "reader"])
+def test_ctrl_c_that_hits_a_new_process_first_is_silent_there(kind):
+    """A forked process has the program's handler until it chooses its own; before, it hears no Ctrl-C."""
+    code = """
+        import signal
+        import numpy as np
+        from gpuloader import DataLoader
+        os.register_at_fork(after_in_child=partial(signal.raise_signal, signal.SIGINT))
+        if KIND == "workers":
+            epoch = make(Faulty(40))
+        else:
+            epoch = DataLoader.from_generator(capacity=2, return_list=True, use_multiprocess=True)
+            epoch.set_batch_generator(lambda: ([np.full((4, 1), n)] for n in range(10)), places="cpu")
+        print(len(list(epoch)))
+    """
+    done = run(code.replace("KIND", repr(kind)), "fork", "False")
+    assert (done.stdout, done.stderr, done.returncode) == ("10\n", "", 0)
+
+
+def test_ctrl_c_at_the_end_of_an_epoch_shows_nothing_else(monkeypatch):
+    def stop(pipeline, ending=Pipeline.stop):
+        ending(pipeline)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pipeline, "stop", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(loader(Faulty(), num_workers=0))
+    assert caught.value.__context__ is None
 
 
 def test_processes_of_the_users_own_fork_server_can_be_interrupted():

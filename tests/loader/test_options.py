@@ -74,6 +74,8 @@ BAD_OPTIONS = {
     "batch_size true": ({"batch_size": True}, ValueError, "batch_size must be an integer"),
     "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
+    "static": ({"static": 1}, TypeError, "static must be True or False, got 1"),
+    "copy_priority": ({"copy_priority": -1}, ValueError, "copy_priority must be one of 'high', 'normal'"),
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
     "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),

@@ -19,7 +19,8 @@ import gpuloader
 from gpuloader import DataLoader, LoaderError, PlaceError, Ragged, ReaderError, SampleError
 from gpuloader.collate import nested
 from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, StepReader, simulated_places
-from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip, Resize
+from gpuloader.watch.pace import Pace
 from tests.fakes import leave_early, loader_threads, nothing_left_behind, wait_until
 
 Pair = namedtuple("Pair", "first second")
@@ -328,12 +329,15 @@ class TestOrderAndLife:
     def test_copies_are_issued_ahead(self, monkeypatch, prefetch):
         [place] = simulated_places(1)
         copies = count_copies(place.device, monkeypatch)
-        loader = gpuloader.prefetch(plain(9), places=place, prefetch=prefetch)
-        epoch = iter(loader)
-        next(epoch)
-        wait_until(lambda: loader.stats().batches >= 1 + prefetch)
-        next(epoch)
-        assert len(copies) == 2 + prefetch
+        loader = gpuloader.prefetch(plain(20), places=place, prefetch=prefetch)
+        loader._pace = Pace(fixed=True, bound=True)  # a thread always reads
+        ahead = []
+        for number, batch in enumerate(loader, 1):
+            ahead.append(len(copies) - number)
+            np.asarray(batch)  # its copy has run, so its slot is free
+            wait_until(lambda: loader.stats().batches >= min(number + prefetch, 20))  # noqa: B023
+        # Batches that are ready when a step is asked for are copied ahead, and no more than were asked for.
+        assert all(prefetch - 1 <= count <= prefetch for count in ahead[1 : 20 - prefetch])
 
     @pytest.mark.parametrize("ending", ["break", "exception", "dropped", "closed"])
     def test_nothing_is_left_behind(self, place, ending):
@@ -480,6 +484,10 @@ class TestPageLockedArrays:
         ]
         assert found[0] == found[1] == found[2]
         assert found[0][0]["x"][1] == "float32"
+
+    def test_transforms_of_single_pictures_are_refused(self):
+        with pytest.raises(TypeError, match="Resize is done to single pictures before they are a batch"):
+            gpuloader.prefetch([], places="cpu", transforms=[Resize("0", 8)])
 
     def test_transforms_check_the_other_arrays(self):
         big = self.big(0)
@@ -644,7 +652,7 @@ class Inner:
         self.batch_size = 3
         self.sampler = self.batch_sampler = types.SimpleNamespace(epoch=0)
         self.dataset = range(count)
-        self.epoch = self.begin = self.read = 0
+        self.epoch = self.begin = self.read = self.farthest = 0
 
     def __len__(self):
         return len(self.dataset)
@@ -652,7 +660,7 @@ class Inner:
     def __iter__(self):
         begin, self.begin = self.begin, 0
         for number in range(begin, len(self.dataset)):
-            self.read = number + 1
+            self.read = self.farthest = number + 1
             yield rows(number)
         self.read = 0
 
@@ -716,10 +724,11 @@ class TestState:
     def test_it_is_the_wrapped_loaders_as_of_the_last_batch(self, place, prefetch):
         inner = Stateful()
         loader = gpuloader.prefetch(inner, places=place, prefetch=prefetch)
+        loader._pace = Pace(fixed=True, bound=True)  # a thread always reads
         assert loader.state_dict()["read"] == 0
         for number, _ in enumerate(loader, 1):
             if prefetch and number == 1:
-                wait_until(lambda: loader.stats().batches >= 2)  # it is ahead
+                wait_until(lambda: inner.farthest >= 2)  # it is ahead
             assert loader.state_dict() == {
                 "read": number,
                 "of": "inner",
@@ -844,8 +853,6 @@ class TestPreparedByAccelerate:
         for epoch in range(2):
             told = []
             for _ in loader:
-                if prefetch == 8 and not epoch and not told:
-                    wait_until(lambda: loader.stats().batches % 6 == 0)
                 told.append((loader.end_of_dataloader, inner.ends))
             assert told == [(False, epoch)] * 5 + [(True, epoch)]
             assert inner.ends == epoch + 1
@@ -883,3 +890,24 @@ class TestMeasuring:
         text = (tmp_path / "trace.json").read_text()
         assert '"fetch"' in text
         assert '"deliver"' in text
+
+
+class TestMemoryFormat:
+    def test_dense_arrays_keep_the_order_of_their_dimensions(self, place):
+        image = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)
+        batch = [image, image[:, :2], np.asfortranarray(rows(1)), np.arange(3)]
+        loader = gpuloader.prefetch([batch] * 4, places=place)
+        for found in loader:
+            assert wholly(found) == wholly(batch)
+        if place != "cpu":
+            layouts = [one._data.flags for one in found]
+            assert [flags.c_contiguous for flags in layouts] == [False, True, False, True]
+            assert found[0]._data.transpose(0, 2, 3, 1).flags.c_contiguous
+
+    def test_page_locked_ones_are_copied_as_they_lie(self):
+        image = np.arange(2 * 90 * 90 * 3).reshape(2, 90, 90, 3)
+        device = Locked(image)
+        loader = gpuloader.prefetch([image.transpose(0, 3, 1, 2)] * 2, places=CustomPlace(device))
+        for found in loader:
+            np.testing.assert_array_equal(np.asarray(found), image.transpose(0, 3, 1, 2))
+        assert loader._idle[0].ring.slot_nbytes == 256

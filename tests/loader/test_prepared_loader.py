@@ -43,6 +43,12 @@ def test_one_that_every_process_would_read_whole_is_refused():
         prepare(Accelerator(2), load())
 
 
+def test_one_whose_batches_share_their_memory_is_refused():
+    """It looks one batch ahead, and so would overwrite the batch that the user has."""
+    with pytest.raises(ValueError, match="a loader with static=True cannot be prepared"):
+        prepare(Accelerator(1), load(static=True))
+
+
 def test_anything_else_is_refused():
     with pytest.raises(TypeError, match=r"expected a gpuloader.DataLoader, got list; .*accelerator.prepare"):
         prepare(Accelerator(1), [1, 2])

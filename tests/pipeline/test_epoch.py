@@ -87,14 +87,15 @@ class TestTheEnd:
         assert len(list(loop.epoch)) == 2 // len(places)
 
 
-def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monkeypatch):
-    loop = Loop(range(6), simulated_places(1))
+@pytest.mark.parametrize(("places", "question"), [(1, "begin"), (2, "find_capture")])
+def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monkeypatch, places, question):
+    loop = Loop(range(6), simulated_places(places))
     next(loop.epoch)
 
-    def fail():
+    def fail(*_):
         raise LoaderError("the device is lost")
 
-    monkeypatch.setattr(loop.road.lanes[0], "find_capture", fail)
+    monkeypatch.setattr(loop.road.lanes[0], question, fail)
     with pytest.raises(LoaderError, match="lost"):
         next(loop.epoch)
     assert (loop.ended, loop.fetch.is_closed) == ([], True)

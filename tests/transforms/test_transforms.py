@@ -697,4 +697,6 @@ def test_nothing_is_left_behind():
 
 
 def test_what_is_public():
-    assert {"Cast", "Normalize", "OneHot", "Pad", "RandomCropFlip"} == set(transforms.__all__)
+    of_batches = {"Cast", "CutMix", "MixUp", "Normalize", "OneHot", "Pad", "RandomCropFlip", "RandomErasing"}
+    of_pictures = {"CenterCrop", "ColorJitter", "RandomFlip", "RandomResizedCrop", "Resize"}
+    assert of_batches | of_pictures == set(transforms.__all__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import weakref
@@ -12,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.living import Living
 from gpuloader.base.platforms import after_fork, message_pair
 from gpuloader.base.processes import starting
 from gpuloader.fetch.jobs import Job
@@ -24,7 +24,7 @@ from gpuloader.staging.ring import Slot
 GRACE = 1.0
 """Seconds that a worker has to end by itself after its link closes; then it is killed."""
 
-_known: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_known: Living[WorkerProcess] = Living()
 
 
 def _disown_all() -> None:
@@ -64,7 +64,7 @@ class WorkerProcess:
         self.look: tuple[Any, ...] = ()
         self.deaths = 0
         self.unsent: deque[tuple[Message, object]] = deque()
-        self._arenas: set[int] = set()
+        self._arenas: dict[int, weakref.ref[Arena]] = {}
         with starting():
             self.link, theirs = message_pair()
             try:
@@ -119,12 +119,12 @@ class WorkerProcess:
         """Return a slot's arena number, offset and size, after sending the worker the arena if it is new."""
         arena = slot.memory
         assert isinstance(arena, Arena)
-        number = number_arena(arena)
+        number = arena.number
         if number not in self._arenas:
-            for gone in [one for one in self._arenas if one not in _living]:
-                self._arenas.remove(gone)
+            for gone in [one for one, shown in self._arenas.items() if shown() is None]:
+                del self._arenas[gone]
                 self.send(Message(Kind.FORGET, a=gone))
-            self._arenas.add(number)
+            self._arenas[number] = weakref.ref(arena)
             self.send(Message(Kind.ARENA, a=number, b=arena.nbytes, descriptor=arena.descriptor), arena)
         return number, slot.address - arena.address, slot.bytes.size
 
@@ -175,18 +175,3 @@ def close_all(workers: list[WorkerProcess], grace: float) -> None:
     deadline = monotonic() + grace
     for one in workers:
         one.close(deadline)
-
-
-_arena_numbers = itertools.count()
-_numbered: weakref.WeakKeyDictionary[Arena, int] = weakref.WeakKeyDictionary()
-_living: set[int] = set()
-
-
-def number_arena(arena: Arena) -> int:
-    """Return an arena's number, which identifies it in messages to workers."""
-    number = _numbered.get(arena)
-    if number is None:
-        number = _numbered[arena] = next(_arena_numbers)
-        _living.add(number)
-        weakref.finalize(arena, _living.discard, number).atexit = False
-    return number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuloader.base.numa import Cores
 from gpuloader.collate.reading import Reading
 from gpuloader.order.division import Standing
 
@@ -25,6 +26,8 @@ class Setup:
         The rank that the workers belong to.
     depth : int
         How deep the workers are within worker processes, from 1.
+    cores : set of int
+        The processor cores on which the workers run; empty: any.
     """
 
     reading: Reading
@@ -32,3 +35,4 @@ class Setup:
     count: int
     standing: Standing
     depth: int = 1
+    cores: Cores = frozenset()

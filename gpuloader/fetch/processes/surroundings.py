@@ -1,25 +1,15 @@
-"""Worker's side: setting up a worker's signals, GPUs, threads and random numbers."""
+"""Worker's side: setting up a worker's GPUs, threads and random numbers."""
 
 from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 from collections.abc import MutableMapping
 
 import numpy as np
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-
-def take_signals() -> None:
-    """Ignore SIGINT, which a terminal sends to the loader too, so that it ends its workers; reset SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # `starting` blocks it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    # A forked worker inherits the user's handler, which might not end it.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def restrain(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.interrupts import take_signals
 from gpuloader.base.nesting import enter_depth
+from gpuloader.base.numa import bind
 from gpuloader.base.platforms import keep_freed_memory
 from gpuloader.base.processes import die_with_parent
 from gpuloader.collate.items import ItemState
@@ -24,7 +26,7 @@ from gpuloader.fetch.failures import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
 from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import unpack
-from gpuloader.fetch.processes.surroundings import limit_threads, restrain, seed_globals, take_signals
+from gpuloader.fetch.processes.surroundings import limit_threads, restrain, seed_globals
 from gpuloader.fetch.processes.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import begin_draws, mixed_seed
@@ -40,7 +42,6 @@ class _Gone(Exception):
 def run(link: socket.socket, number: int, setup: Setup | None) -> None:
     """Run worker `number` until the link closes; without a `setup`, receive it over the link."""
     take_signals()
-    die_with_parent()
     restrain()
     keep_freed_memory()
     try:
@@ -62,7 +63,9 @@ class _Worker:
 
     def serve(self, setup: Setup | None) -> None:
         try:
+            die_with_parent()
             self._setup = setup or self._receive_setup()
+            bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
             self._assembler = self._setup.reading.make_assembler(self._number)
@@ -81,7 +84,8 @@ class _Worker:
         except (_Gone, SystemExit):
             raise
         except BaseException as error:
-            # Not from a task: the dataset could not be unpickled, or `worker_init_fn` raised.
+            # Not from a task: a thread could not be started, the dataset could not be unpickled, or
+            # `worker_init_fn` raised.
             self._send_error(NO_BATCH, error)
 
     def _receive_setup(self) -> Setup:
@@ -209,11 +213,11 @@ class _Worker:
         """Pickle the facts about a batch that are new to the loader; return nothing if there are none."""
         look = staged.layout, staged.levels, staged.structure
         is_new = look != self._told
-        if not is_new and not staged.objects and staged.state is None:
+        if not is_new and not staged.objects and staged.state is None and not staged.skipped:
             return b""
         self._told = look
         try:
-            return dumps((look if is_new else None, staged.objects, staged.state))
+            return dumps((look if is_new else None, staged.objects, staged.state, staged.skipped))
         except Exception as error:
             self._told = ()
             raise LoaderError(

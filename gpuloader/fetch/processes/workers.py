@@ -255,15 +255,17 @@ class ProcessWorkers:
             begun, end = message.c, message.d
             job.busy = end - begun
             mark("fetch", begun, end, f"{WORKER}-{worker.number}")
-            objects, state = (), None
+            objects, state, skipped = (), None, 0
             if message.payload:
-                look, objects, state = pickle.loads(message.payload)
+                look, objects, state, skipped = pickle.loads(message.payload)
                 worker.look = look or worker.look
             if isinstance(state, ItemState):
                 self._reached[worker.number] = state
             assert job.slot is not None
             layout, levels, structure = worker.look
-            job.finish(StagedBatch(job.slot, layout, levels, job.number, structure, objects, state))
+            staged = StagedBatch(job.slot, layout, levels, job.number, structure, objects, state)
+            staged.skipped = skipped
+            job.finish(staged)
 
     def _grant(self, worker: WorkerProcess, job: Job, message: Message) -> None:
         """Answer a worker's request for a slot: send it one, or refuse and end the job with the error."""

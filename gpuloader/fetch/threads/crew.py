@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuloader.base.errors import LoaderError, WorkerTimeout
 from gpuloader.base.nesting import read_for
+from gpuloader.base.numa import Cores, bind
 from gpuloader.base.processes import LONGEST_WAIT, start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
@@ -46,6 +47,8 @@ class Crew:
         The most threads that tuning may start.
     owner : object
         The token of the loader that reads.
+    cores : set of int
+        The processor cores on which the threads run; empty: any.
     """
 
     count: int
@@ -57,6 +60,7 @@ class Crew:
     standing: Standing
     most: int
     owner: object = None
+    cores: Cores = frozenset()
 
 
 Task = tuple[Callable[[int], None], Job, int, int]
@@ -176,6 +180,7 @@ def _work(
     at_work: list[Task | None],
     failures: list[LoaderError],
 ) -> None:
+    bind(crew.cores)
     seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
     enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
     read_for(crew.owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
@@ -13,7 +13,10 @@ from typing import Any, BinaryIO
 from gpuloader.base.errors import DataFileError, LoaderError, missing_package
 from gpuloader.sources.files.opening import ATTEMPTS, TIMEOUT, Tries, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.pictures.folder import EXTENSIONS
+from gpuloader.sources.pictures.picture import Picture
 
+IMAGE = "image"
 SAMPLES = 64
 """The most samples to read at a time without a shuffle buffer."""
 
@@ -37,9 +40,11 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
     ----------
     urls : path, URL, or list of them
         The files; ``{000..127}`` in a name expands to a range of files. fsspec reads URLs with a scheme.
-    decode : callable or None
+    decode : callable, 'image' or None
         Makes a sample from a dict that holds the bytes of each member under its lower-case extension, plus
-        ``__key__`` and ``__url__``. None makes the dict the sample.
+        ``__key__`` and ``__url__``. None makes the dict the sample. 'image' makes a dict with each picture
+        under the name before its extension, or under ``image`` if there is none, with the member ``cls`` as
+        the whole number ``label``, and with the bytes of all others.
     shuffle : bool
         True reads the shards in an order drawn from `seed` and the epoch. False reads them in turn.
     shuffle_buffer : int or None
@@ -58,7 +63,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
     MissingPackage
         webdataset is not installed, or fsspec is not and a URL needs it.
     TypeError
-        `decode` is not callable.
+        `decode` is neither callable nor 'image'.
     SourceError
         Raised while reading: a file cannot be read.
     DataFileError
@@ -86,7 +91,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        decode: Callable[[dict[str, Any]], Any] | None = None,
+        decode: Callable[[dict[str, Any]], Any] | str | None = None,
         *,
         shuffle: bool = False,
         shuffle_buffer: int | None = None,
@@ -95,14 +100,15 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         timeout: float = TIMEOUT,
     ) -> None:
         super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
-        if decode is not None and not callable(decode):
-            raise TypeError(f"decode must be callable, got {type(decode).__name__}")
+        if not (decode is None or decode == IMAGE or callable(decode)):
+            raise TypeError(f"decode must be callable or 'image', got {decode!r}")
         try:
             from webdataset.shardlists import expand_urls
         except ImportError:
             raise missing_package("reading tar shards", "webdataset", "webdataset") from None
         self._urls: list[str] = [one for url in as_urls(urls) for one in expand_urls(url)]
-        self._decode = decode
+        self._decode: Any = take_pictures if decode == IMAGE else decode
+        self.holds_pictures = decode == IMAGE
         self._tries = Tries.of(attempts, timeout)
 
     @property
@@ -116,7 +122,6 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
             yield sample if self._decode is None else self._decoded(sample)
 
     def _decoded(self, sample: dict[str, Any]) -> Any:
-        assert self._decode is not None
         key, url = sample["__key__"], sample["__url__"]
         try:
             return self._decode(sample)
@@ -151,6 +156,27 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
         return list(itertools.chain.from_iterable(pieces))
+
+
+def take_pictures(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sample with its encoded pictures as `Picture`, and its class as a whole number.
+
+    >>> take_pictures({"__key__": "7", "__url__": "a.tar", "jpg": b"...", "seg.png": b"...", "cls": b"3"})
+    {'image': <Picture a.tar/7.jpg: 3 bytes>, 'seg': <Picture a.tar/7.seg.png: 3 bytes>, 'label': 3}
+    """
+    taken: dict[str, Any] = {}
+    where = f"{sample['__url__']}/{sample['__key__']}"
+    for name, value in sample.items():
+        stem, _, ending = name.rpartition(".")
+        if name in ("__key__", "__url__"):
+            continue
+        if f".{ending}" in EXTENSIONS:
+            taken[stem or "image"] = Picture(value, f"{where}.{name}")
+        elif name == "cls":
+            taken["label"] = int(value)
+        else:
+            taken[name] = value
+    return taken
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import LoaderError, ReaderError, WorkerError
 from gpuloader.base.exiting import exit_first
+from gpuloader.base.interrupts import take_signals
 from gpuloader.base.processes import (
     close_process,
     describe_death,
@@ -65,7 +66,8 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     WorkerError
         Raised while reading: a process died. The message names the process and the signal.
     LoaderError
-        Raised while reading: an item or an exception cannot be pickled.
+        Raised while reading: an item or an exception cannot be pickled, or this is a fork of the process that
+        began to read.
     BaseException
         Raised while reading: an exception of a reader, with the traceback of its process in a note.
 
@@ -114,24 +116,27 @@ class _Worker:
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
         exit_first()
         with starting():
-            ours, theirs = context.Pipe(duplex=False)
+            ours = theirs = None
             try:
+                ours, theirs = context.Pipe(duplex=False)
                 room = context.Semaphore(ahead)
                 process = context.Process(
                     target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
                 )
                 start_process(process)
             except BaseException as error:
-                ours.close()
+                if ours is not None:
+                    ours.close()
                 if not isinstance(error, OSError):
                     raise
                 raise LoaderError(
                     f"a process for a reader could not be started ({error}): the system has no more "
-                    "processes or memory, or /dev/shm is full; free some, or read in a thread, with "
-                    "buffered or use_multiprocess=False"
+                    "processes, descriptors or memory, or /dev/shm is full; free some, or read in a thread, "
+                    "with buffered or use_multiprocess=False"
                 ) from error
             finally:
-                theirs.close()
+                if theirs is not None:
+                    theirs.close()
         worker = cls(process, open_sentinel(process), ours, room, os.getpid())
         cls.open_workers.add(worker)
         return worker
@@ -190,6 +195,10 @@ def _take_turns(workers: list[_Worker]) -> Iterator[Any]:
     pending = deque(workers)
     while pending:
         worker = pending[0]
+        if worker.owner != os.getpid():  # reading here would take the items from the owner
+            raise LoaderError(
+                "the reader's processes belong to the process that forked this one; start a new epoch here"
+            )
         _await(worker, pending)
         kind, payload, trace = worker.receive()
         if kind == _ITEM:
@@ -222,8 +231,9 @@ def _noted(error: BaseException, trace: str) -> BaseException:
 
 
 def _work(reader: Reader, pipe: Connection, room: Any) -> None:
-    die_with_parent()
+    take_signals()
     try:
+        die_with_parent()
         _send_all(iterate(reader), pipe, room)
         last: tuple[int, Any, str] = (_END, None, "")
     except BaseException as error:

@@ -12,7 +12,7 @@ from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, is_insta
 from gpuloader.sources.tables.table import TableDataset
 
 
-def as_dataset(value: Any, *, by_key: bool = False) -> Any:
+def as_dataset(value: Any, *, by_key: bool = False, encoded: bool = False) -> Any:
     """Return a dataset for a data frame, an Arrow table, a dict of columns, or a dataset of Hugging Face.
 
     Parameters
@@ -23,6 +23,8 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
     by_key : bool
         Whether the user's own sampler may yield the keys of a dict. Whether its values are samples or columns
         is then known from the first index.
+    encoded : bool
+        Whether to leave the pictures of a dataset of Hugging Face encoded.
 
     Raises
     ------
@@ -41,18 +43,19 @@ def as_dataset(value: Any, *, by_key: bool = False) -> Any:
         raise TypeError(f"expected one dataset, got a {type(value).__name__} of {splits}; pass one of them")
     if is_instance(value, "datasets", "Dataset"):
         # Imported late, because it needs pyarrow, which only programs that use Hugging Face must have.
-        from gpuloader.sources.tables.huggingface import adapt_dataset
+        from gpuloader.sources.tables.huggingface import adapt_dataset, keep_encoded
 
-        return adapt_dataset(value)
+        return adapt_dataset(keep_encoded(value) if encoded else value)
     if is_instance(value, "datasets", "IterableDataset"):
+        from gpuloader.sources.tables.huggingface import keep_encoded
         from gpuloader.sources.tables.huggingface_streams import adapt_stream
 
-        return adapt_stream(value)
+        return adapt_stream(keep_encoded(value) if encoded else value)
     if is_frame(value):
         return TableDataset(value)
     if is_dict_of_columns(value):
         return KeysOrRows(value) if by_key else TableDataset(value)
-    return _adapt_inside(value if by_key else values_by_position(value))
+    return _adapt_inside(value if by_key else values_by_position(value), encoded)
 
 
 class KeysOrRows:
@@ -78,10 +81,10 @@ class KeysOrRows:
         return len(self._entries)
 
 
-def _adapt_inside(value: Any) -> Any:
+def _adapt_inside(value: Any, encoded: bool) -> Any:
     """Return a dataset that is made of others with these adapted; the user's own stays as it is."""
     if reads_like(value, Subset):
-        inner = _adapt_part(value.dataset)
+        inner = _adapt_part(value.dataset, encoded)
         if inner is value.dataset:
             return value
         changed = copy.copy(value)
@@ -89,7 +92,7 @@ def _adapt_inside(value: Any) -> Any:
         return changed
     if not reads_like(value, ConcatDataset, ComposeDataset):
         return value
-    datasets = [_adapt_part(one) for one in value.datasets]
+    datasets = [_adapt_part(one, encoded) for one in value.datasets]
     if all(one is given for one, given in zip(datasets, value.datasets, strict=True)):
         return value
     changed = copy.copy(value)
@@ -97,6 +100,6 @@ def _adapt_inside(value: Any) -> Any:
     return changed
 
 
-def _adapt_part(value: Any) -> Any:
+def _adapt_part(value: Any, encoded: bool) -> Any:
     """Return one of the datasets that another is made of, adapted; a dict there is read by its keys."""
-    return value if isinstance(value, Mapping) else as_dataset(value, by_key=True)
+    return value if isinstance(value, Mapping) else as_dataset(value, by_key=True, encoded=encoded)

@@ -42,6 +42,14 @@ def adapt_dataset(dataset: Any) -> Any:
     return dataset
 
 
+def keep_encoded(dataset: Any) -> Any:
+    """Return a dataset or stream of Hugging Face whose pictures stay the bytes in which they are stored."""
+    for name, feature in (dataset.features or {}).items():
+        if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
+            dataset = dataset.cast_column(name, type(feature)(decode=False))
+    return dataset
+
+
 def lies_in_columns(features: Mapping[str, Any], form: str | None, options: Mapping[str, Any]) -> bool:
     """Return whether all values can be read as Arrow stores them: none is transformed or decoded."""
     known = form is None or form in TABLES or (form in TENSORS and not options)

@@ -258,3 +258,13 @@ def test_many_tasks_and_answers_at_once_block_nobody():
     """Both sides send more than the link holds; neither may wait for the other to read."""
     one = loader(Faulty(1500), num_workers=1, batch_size=1, prefetch_factor=1500)
     assert indices(one) == plain(1500, 1)
+
+
+def test_a_worker_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
+    def watch():
+        raise LoaderError("the thread could not be started")
+
+    monkeypatch.setattr("gpuloader.fetch.processes.worker.die_with_parent", watch)
+    with pytest.raises(LoaderError, match=r"worker [01] could not start: .*the thread could not be started"):
+        list(loader(Faulty(), start_method="fork"))
+    assert capfd.readouterr() == ("", "")

@@ -1,6 +1,7 @@
 """`multiprocess_reader`: items, errors, and processes that end and report how they ended."""
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -209,3 +210,36 @@ def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
+def test_a_lack_of_descriptors_is_a_typed_error(monkeypatch):
+    def pipe(duplex):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(multiprocessing.get_context("fork"), "Pipe", pipe)
+    with pytest.raises(LoaderError, match=r"could not be started.*Too many open files"):
+        list(multiprocess_reader([lambda: range(3)])())
+
+
+def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
+    def watch():
+        raise LoaderError("the thread could not be started")
+
+    monkeypatch.setattr("gpuloader.sources.readers.processes.die_with_parent", watch)
+    with pytest.raises(LoaderError, match="the thread could not be started"):
+        list(multiprocess_reader([lambda: range(3)])())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_fork_in_the_middle_does_not_take_its_parents_items():
+    items = multiprocess_reader([lambda: iter(range(6))])()
+    assert next(items) == 0
+    pid = os.fork()
+    if not pid:
+        try:
+            next(items)
+        except LoaderError as error:
+            os._exit(0 if "start a new epoch here" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert list(items) == [1, 2, 3, 4, 5]

@@ -1,5 +1,6 @@
 """`buffered` and `xmap_readers`: their threads lose, reorder, delay and leave behind nothing."""
 
+import os
 import threading
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import ReaderError
+from gpuloader import LoaderError, ReaderError
 from gpuloader.reader import buffered, xmap_readers
 from gpuloader.testing import StepReader
 from tests.fakes import nothing_left_behind, wait_until
@@ -164,3 +165,21 @@ def test_a_size_of_0_sets_no_limit(size):
         wait_until(lambda: reader.given == 300)
         assert list(iterator) == list(range(1, 300))
         assert list(xmap_readers(abs, lambda: range(300), 2, size, order=True)()) == list(range(300))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "wrap", [lambda reader: buffered(reader, 2), lambda reader: xmap_readers(abs, reader, 2, 2, order=True)]
+)
+def test_a_fork_in_the_middle_does_not_wait_for_threads_that_it_lacks(wrap):
+    items = wrap(lambda: range(20))()
+    assert next(items) == 0
+    pid = os.fork()
+    if not pid:
+        try:
+            list(items)
+        except LoaderError as error:
+            os._exit(0 if "start a new epoch here" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert list(items) == list(range(1, 20))

@@ -1,0 +1,141 @@
+"""Makes the pictures of each sample, before the sample is written: decoded, and all of one size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import SampleError
+from gpuloader.collate.structure import entries_of, join_name
+from gpuloader.order.randomness import Draw
+from gpuloader.sources.pictures.picture import Picture, is_encoded
+from gpuloader.transforms.planning import PictureTransform, make_picture
+
+_LANE = 1  # of a sample's random numbers; those that the dataset draws are in lane 0
+
+
+@dataclass(frozen=True, slots=True)
+class PictureStage:
+    """What is done to the pictures of a sample, by the thread that has fetched the sample.
+
+    Attributes
+    ----------
+    chains : mapping of (str or None) to tuple of PictureTransform
+        The transforms of each field; None is the first picture of the sample.
+    decodes : bool
+        Whether bytes in other fields are pictures, too.
+    names : tuple of str or None
+        The declared names of the fields of samples that are tuples; None if they are not declared.
+    """
+
+    chains: Mapping[str | None, tuple[PictureTransform, ...]]
+    decodes: bool = False
+    names: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        transforms: Sequence[PictureTransform],
+        *,
+        decodes: bool = False,
+        names: tuple[str, ...] | None = None,
+    ) -> PictureStage:
+        """Return the stage for a loader's transforms of pictures."""
+        chains: dict[str | None, tuple[PictureTransform, ...]] = {}
+        for transform in transforms:
+            chains[transform.field] = (*chains.get(transform.field, ()), transform)
+        return cls(chains, decodes, names)
+
+    def make(self, sample: Any, draw: Draw, key: object) -> Any:
+        """Return a sample with its pictures as arrays.
+
+        Parameters
+        ----------
+        sample : object
+            The sample.
+        draw : Draw
+            The seed and the epoch of the random numbers.
+        key : object
+            The sample's index, or what stands for it.
+
+        Raises
+        ------
+        SampleError
+            A picture cannot be decoded, a value is not a picture, or there is no such field.
+        """
+        making = _Making(self, draw.make_generator(key, _LANE))
+        if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
+            made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
+        else:
+            made = making.walk(sample, "")
+        missing = [name for name in self.chains if name not in making.done]
+        if missing:
+            what = "no picture" if missing[0] is None else f"no field {missing[0]!r}"
+            raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
+        return made
+
+
+class _Making:
+    """One sample's pictures being made."""
+
+    def __init__(self, stage: PictureStage, rng: np.random.Generator) -> None:
+        self._stage = stage
+        self._rng = rng
+        self.done: set[str | None] = set()
+        self.seen: list[str] = []
+
+    def walk(self, value: Any, name: str) -> Any:
+        """Return a value with all pictures in it made."""
+        chains = self._stage.chains
+        if name in chains or (not name and "0" in chains and not isinstance(value, Mapping | list | tuple)):
+            return self._make(value, name or "0", name or "0")
+        if isinstance(value, Picture):
+            return self._make(value, name, None)
+        if is_encoded(value):
+            return self._make(value, name, None) if self._stage.decodes or None in chains else value
+        entries = entries_of(value)
+        if entries is not None:
+            return _replace(value, {key: self.walk(one, join_name(name, part)) for key, part, one in entries})
+        self.seen.append(name or "0")
+        if None in chains and None not in self.done and _is_picture(value):
+            return self._make(value, name, None)
+        return value
+
+    def _make(self, value: Any, name: str, chain: str | None) -> Any:
+        transforms = self._stage.chains.get(chain, ()) if chain not in self.done else ()
+        self.done.add(chain)
+        self.seen.append(name or "0")
+        try:
+            if not transforms and isinstance(value, Picture):
+                return value.decode()
+            return make_picture(value, transforms, self._rng)
+        except SampleError as error:
+            error.field = error.field or name or "0"
+            raise
+
+
+def _is_picture(value: Any) -> bool:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None:
+        return hasattr(value, "__array_interface__")  # an image of Pillow
+    return dtype == np.uint8 and len(shape) in (2, 3)
+
+
+def _replace(value: Any, entries: dict[Any, Any]) -> Any:
+    """Return a container with other entries."""
+    if all(entries[key] is one for key, one in _pairs(value)):
+        return value
+    if isinstance(value, tuple):
+        return value._make(entries.values()) if hasattr(value, "_make") else tuple(entries.values())
+    changed = copy.copy(value)
+    for key, one in entries.items():
+        changed[key] = one
+    return changed
+
+
+def _pairs(value: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(value.items()) if isinstance(value, Mapping) else enumerate(value)

@@ -1,0 +1,248 @@
+"""Decodes pictures: JPEG by libjpeg-turbo if simplejpeg is installed, anything else by Pillow.
+
+The pixels are those of Pillow's ``Image.open(file).convert("RGB")``, whichever of the two decodes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.base.errors import MissingPackage, PictureError, describe_error, missing_package
+
+Pixels = NDArray[np.uint8]
+"""Pixels of shape (height, width, channels)."""
+
+_JPEG = b"\xff\xd8\xff"
+_TURBO = ("YCbCr", "Gray", "GRAY")  # what is left to Pillow: CMYK, YCCK, and RGB stored as such
+_EIGHTHS = 8  # a decoder shrinks to n / 8 of the size
+_KEPT = 64 << 20  # bytes: memory that a thread keeps for its next picture
+
+
+class Header(NamedTuple):
+    """What a file says of itself before it is decoded.
+
+    Attributes
+    ----------
+    height, width : int
+        The size of the stored picture.
+    is_turbo : bool
+        Whether libjpeg-turbo decodes it.
+    orientation : int
+        How it is turned, as Exif counts: 1 is upright.
+    """
+
+    height: int
+    width: int
+    is_turbo: bool
+    orientation: int = 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the upright picture."""
+        return (self.width, self.height) if self.orientation > 4 else (self.height, self.width)
+
+
+@cache
+def load_pillow() -> Any:
+    """Return the module ``PIL.Image``; raise `MissingPackage` if Pillow is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise missing_package("decoding pictures", "pillow", "images") from None
+    return Image
+
+
+@cache
+def load_turbo() -> Any:
+    """Return the module ``simplejpeg``, or None if it is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+class _Scratch(threading.local):
+    """Memory of a thread for the picture that it decodes, so that the kernel need not provide new pages."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, shape: tuple[int, ...]) -> Pixels:
+        """Return an array of this shape, valid until the thread asks for the next."""
+        count = math.prod(shape)
+        if count > _KEPT:
+            return np.empty(shape, np.uint8)
+        if count > self._memory.size:
+            self._memory = np.empty(count, np.uint8)
+        return self._memory[:count].reshape(shape)
+
+
+_scratch = _Scratch()
+
+
+@contextmanager
+def _reporting(file: str) -> Iterator[None]:
+    """Raise whatever a decoder raises as a `PictureError` that names the file."""
+    try:
+        yield
+    except (PictureError, MissingPackage, MemoryError):
+        raise
+    except Exception as error:  # the decoders raise many types for damaged files
+        raise PictureError(f"cannot decode the picture: {describe_error(error)}", file=file) from error
+
+
+def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header:
+    """Return the size of an encoded picture without decoding it.
+
+    Raises
+    ------
+    PictureError
+        The data is empty, is not a picture, or has more pixels than Pillow accepts.
+    """
+    if not len(data):
+        raise PictureError("the file is empty", file=file)
+    with _reporting(file):
+        header = _read_jpeg(data) or _read_other(data)
+        most = load_pillow().MAX_IMAGE_PIXELS
+        if most is not None and header.height * header.width > 2 * most:
+            raise PictureError(
+                f"the picture has {header.height} x {header.width} pixels, more than the {2 * most:,} that "
+                "are decoded; raise PIL.Image.MAX_IMAGE_PIXELS if that is meant",
+                file=file,
+            )
+        if not header.height or not header.width:
+            raise PictureError("the picture has no pixels", file=file)
+        return header._replace(orientation=_read_orientation(data)) if upright else header
+
+
+def _read_jpeg(data: bytes) -> Header | None:
+    turbo = load_turbo()
+    if turbo is None or bytes(data[:3]) != _JPEG:
+        return None
+    try:
+        height, width, colors, _ = turbo.decode_jpeg_header(data)
+    except ValueError:
+        return None  # Pillow may know better
+    return Header(height, width, colors in _TURBO)
+
+
+def _read_other(data: bytes) -> Header:
+    with open_image(data) as image:
+        width, height = image.size
+    return Header(height, width, is_turbo=False)
+
+
+def _read_orientation(data: bytes) -> int:
+    if bytes(data[:3]) == _JPEG and b"Exif\0\0" not in data[: 1 << 17]:
+        return 1
+    with open_image(data) as image:
+        found = image.getexif().get(0x0112, 1)
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def open_image(data: bytes) -> Any:
+    """Return an image of Pillow that has not been decoded yet."""
+    pillow = load_pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # `read_header` has the limit
+        return pillow.open(io.BytesIO(data))
+
+
+def decode(data: bytes, header: Header, file: str = "") -> Pixels:
+    """Return the pixels of an encoded picture, uint8 of shape (height, width, 3).
+
+    Raises
+    ------
+    PictureError
+        The data is damaged or truncated.
+    """
+    with _reporting(file):
+        if header.is_turbo:
+            pixels = _decode_turbo(data, header, "RGB", None)
+            if pixels is not None:
+                return _turn(pixels, header.orientation)
+        return _turn(np.array(_convert(data)), header.orientation)
+
+
+def decode_briefly(data: bytes, header: Header, file: str = "", shrink: int = _EIGHTHS) -> Pixels | Any:
+    """Return the pixels of an encoded picture for use until this thread decodes the next one.
+
+    Parameters
+    ----------
+    data : bytes
+        The encoded picture.
+    header : Header
+        Its header.
+    file : str
+        The file to name in errors.
+    shrink : int
+        The eighths of its size to which the decoder may shrink it, if it can.
+
+    Returns
+    -------
+    numpy.ndarray or PIL.Image.Image
+        Pixels of shape (height, width, 4), of which the last is padding, or an image of mode RGB.
+    """
+    with _reporting(file):
+        if header.is_turbo:
+            pixels = _decode_turbo(data, header, "RGBX", _scratch, shrink)
+            if pixels is not None:
+                return _turn(pixels, header.orientation)
+        image = _convert(data)
+        return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
+
+
+def _decode_turbo(
+    data: bytes, header: Header, colors: str, scratch: _Scratch | None, shrink: int = _EIGHTHS
+) -> Pixels | None:
+    """Return pixels in the stored orientation; None if the data is damaged, so that Pillow decides."""
+    height, width = (-(-side * shrink // _EIGHTHS) for side in (header.height, header.width))
+    options = {} if shrink == _EIGHTHS else {"min_height": height, "min_width": width, "min_factor": 1}
+    buffer = None if scratch is None else scratch.take((height, width, len(colors)))
+    try:
+        pixels: Pixels = load_turbo().decode_jpeg(data, colors, buffer=buffer, **options)
+    except ValueError:
+        return None
+    return pixels
+
+
+def _convert(data: bytes) -> Any:
+    with open_image(data) as image:
+        return image.convert("RGB")
+
+
+def _turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Return pixels turned upright; a view, or a copy of them."""
+    if orientation == 1:
+        return pixels
+    if orientation > 4:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def choose_shrink(header: Header, box: tuple[float, float, float, float], size: tuple[int, int]) -> int:
+    """Return the fewest eighths of its size at which a picture's box is at least as large as `size`.
+
+    >>> choose_shrink(Header(1000, 1000, True), (0, 0, 1000, 1000), (224, 224))
+    2
+    """
+    if not header.is_turbo:
+        return _EIGHTHS
+    left, top, right, bottom = box
+    needed = max(size[0] / (bottom - top), size[1] / (right - left))
+    return min(max(math.ceil(needed * _EIGHTHS), 1), _EIGHTHS)

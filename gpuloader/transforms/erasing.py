@@ -1,0 +1,129 @@
+"""`RandomErasing`: a random rectangle of each picture is filled with one color."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.spec import Array
+from gpuloader.kernels.windows import as_pixels, check_layout
+from gpuloader.order.permutation import hash_positions
+from gpuloader.transforms.operations import Spec
+from gpuloader.transforms.pictures import find_sizes
+from gpuloader.transforms.resizing import check_probability, check_range
+
+_TRIES = 10  # rectangles that are drawn before a picture stays whole, as in torchvision
+_PER_TRY = 4
+
+
+@dataclass(frozen=True)
+class RandomErasing:
+    """Fills a rectangle of random area and place in some pictures of a batch.
+
+    The parameters are torchvision's. It runs on CPU places.
+
+    Attributes
+    ----------
+    field : str or None
+        The field of pictures, all of one size; None means the first array field.
+    p : float
+        The probability that a picture loses a rectangle, 0 to 1.
+    scale : tuple of float
+        The least and the greatest part of the picture's area that is erased.
+    ratio : tuple of float
+        The least and the greatest height of the rectangle, in units of its width.
+    value : float or sequence of float
+        What to fill in: one number, or one for each channel, in the units of the pictures.
+    layout : str
+        The layout of the pictures: 'CHW', as `Normalize` makes them, or 'HWC'.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader
+    >>> pictures = [np.ones((1, 4, 4), np.float32)] * 2
+    >>> erase = RandomErasing(None, p=1, scale=(0.25, 0.25), ratio=(1, 1))
+    >>> batch = next(iter(DataLoader(pictures, places="cpu", batch_size=2, seed=1, transforms=[erase])))
+    >>> (batch == 0).sum((1, 2, 3))
+    array([4, 4])
+    """
+
+    field: str | None
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | Sequence[float] = 0.0
+    layout: str = "CHW"
+
+    def __post_init__(self) -> None:
+        check_probability(self.p)
+        check_range("scale", self.scale, 1.0)
+        check_range("ratio", self.ratio)
+        check_layout("layout", self.layout)
+        if np.ndim(self.value) > 1 or np.asarray(self.value).dtype.kind not in "iuf":
+            raise ValueError(f"value must be a number, or one for each channel, got {self.value!r}")
+
+    @property
+    def draws(self) -> int:
+        """Number of random draws per sample: top, left, height and width of its rectangle."""
+        return 4
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
+        """Return top, left, height and width of each sample's rectangle; height 0 for none."""
+        _, height, width = find_sizes(inputs, self.layout)
+        drawn = np.zeros((len(words), 4), np.int32)
+        chosen = _uniform(words[:, 0], 0) < self.p
+        least, greatest = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for attempt in range(_TRIES):
+            part, aspect, down, across = (
+                _uniform(words[:, 1], 1 + attempt * _PER_TRY + column) for column in range(_PER_TRY)
+            )
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * part)
+            shape = np.exp(least + (greatest - least) * aspect)
+            tall, wide = np.rint(np.sqrt(area * shape)), np.rint(np.sqrt(area / shape))
+            fits = chosen & (tall < height) & (wide < width)
+            top, left = down * (height - tall + 1), across * (width - wide + 1)
+            drawn[fits] = np.stack([top, left, tall, wide], 1)[fits]
+            chosen &= ~fits
+        return drawn
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Accept any values."""
+
+    def bind(self, inputs: Sequence[Spec]) -> _Erase:
+        """Return the computation for a batch."""
+        channels, _, _ = find_sizes(inputs, self.layout)
+        if np.ndim(self.value) and np.size(self.value) not in (1, channels):
+            raise SampleError(f"value must have one number for each of {channels} channels, got {self.value}")
+        return _Erase(inputs[0], self.layout, np.asarray(self.value, inputs[0][1]))
+
+
+@dataclass(frozen=True)
+class _Erase:
+    """Fills rectangles of pictures where they lie."""
+
+    spec: Spec
+    layout: str
+    value: Array
+    in_place = True
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        """Shape and dtype of the pictures."""
+        return (self.spec,)
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:  # noqa: ARG002
+        """Fill the rectangles."""
+        for picture, (top, left, tall, wide) in zip(
+            as_pixels(inputs[0], self.layout), inputs[1].tolist(), strict=True
+        ):
+            picture[top : top + tall, left : left + wide] = self.value
+
+
+def _uniform(words: Array, key: int) -> Array:
+    """Return numbers from 0 to 1 that depend on each word and on a key."""
+    return (hash_positions(words, key) >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,205 @@
+"""`MixUp` and `CutMix`: each picture of a batch is mixed with the one before it, and so are their labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuloader.base.checks import check_count
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.spec import Array
+from gpuloader.kernels.windows import as_pixels, check_layout
+from gpuloader.transforms.operations import Spec
+from gpuloader.transforms.pictures import find_sizes
+
+_LAMBDA = 4  # the column of draws with the share of a sample's own picture, as the bits of a float32
+
+
+class _Mixing:
+    """The part that `MixUp` and `CutMix` share."""
+
+    labels: str
+    classes: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        check_count("classes", self.classes)
+        alpha = self.alpha
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+            raise ValueError(f"alpha must be a number above 0, got {alpha!r}")
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The fields to transform in addition to `field`."""
+        return (self.labels,)
+
+    @property
+    def draws(self) -> int:
+        """Number of random draws per sample: a window, and the share of the sample's own picture."""
+        return _LAMBDA + 1
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Accept any values."""
+
+    def _draw_share(self, word: np.uint64) -> tuple[float, np.random.Generator]:
+        """Return the batch's share, which its first sample's random word decides."""
+        rng = np.random.Generator(np.random.Philox(key=int(word)))
+        return rng.beta(self.alpha, self.alpha), rng
+
+    def _label_spec(self, inputs: Sequence[Spec]) -> Spec:
+        (shape, dtype) = inputs[-1]
+        if len(inputs) != 2:
+            raise SampleError("expected a dense field of pictures, and one of labels")
+        if (len(shape) != 1 or dtype.kind not in "iu") and (
+            shape[1:] != (self.classes,) or dtype.kind != "f"
+        ):
+            raise SampleError(
+                f"expected labels as one integer per sample, or as {self.classes} floats, got {dtype} of "
+                f"shape {shape[1:]}"
+            )
+        return (shape[0], self.classes), np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class MixUp(_Mixing):
+    """Blends each picture of a batch with the one before it, and their labels in the same proportion.
+
+    The proportion is drawn for each batch from a beta distribution, as in torchvision. Labels become rows of
+    floats. Put it after `Normalize`. It runs on CPU places.
+
+    Attributes
+    ----------
+    field : str
+        The field of pictures, of floats.
+    labels : str
+        The field of labels: integers, or rows of floats as `OneHot` makes them.
+    classes : int
+        The number of classes.
+    alpha : float
+        The parameter of the beta distribution; 1 draws all proportions alike.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader
+    >>> dataset = [(np.full((1, 1, 1), number, np.float32), number) for number in range(2)]
+    >>> mix = MixUp("0", "1", classes=2)
+    >>> images, labels = next(iter(DataLoader(dataset, places="cpu", batch_size=2, seed=3, transforms=[mix])))
+    >>> bool(np.allclose(images.ravel(), labels[:, 1])), labels.sum(1)
+    (True, array([1., 1.], dtype=float32))
+    """
+
+    field: str
+    labels: str
+    classes: int
+    alpha: float = 1.0
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
+        """Return the batch's share in the last column of each row."""
+        drawn = np.zeros((len(words), self.draws), np.int32)
+        if len(words):
+            share, _ = self._draw_share(words[0, 0])
+            drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
+        return drawn
+
+    def bind(self, inputs: Sequence[Spec]) -> _Mix:
+        """Return the computation for a batch."""
+        labels = self._label_spec(inputs)
+        if inputs[0][1].kind != "f":
+            raise SampleError(f"expected pictures of floats, got {inputs[0][1]}; put MixUp after Normalize")
+        return _Mix((inputs[0], labels), None)
+
+
+@dataclass(frozen=True)
+class CutMix(_Mixing):
+    """Pastes a window of the picture before it into each picture of a batch, and mixes labels by area.
+
+    The window is drawn for each batch, as in torchvision. Labels become rows of floats. It runs on CPU
+    places.
+
+    Attributes
+    ----------
+    field : str
+        The field of pictures, of any dtype.
+    labels : str
+        The field of labels: integers, or rows of floats as `OneHot` makes them.
+    classes : int
+        The number of classes.
+    alpha : float
+        The parameter of the beta distribution of the window's area; 1 draws all areas alike.
+    layout : str
+        The layout of the pictures: 'CHW', as `Normalize` makes them, or 'HWC'.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader
+    >>> dataset = [(np.full((1, 8, 8), number, np.float32), number) for number in range(2)]
+    >>> mix = CutMix("0", "1", classes=2)
+    >>> images, labels = next(iter(DataLoader(dataset, places="cpu", batch_size=2, seed=3, transforms=[mix])))
+    >>> bool(np.allclose(images.mean((1, 2, 3)), labels[:, 1]))
+    True
+    """
+
+    field: str
+    labels: str
+    classes: int
+    alpha: float = 1.0
+    layout: str = "CHW"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layout("layout", self.layout)
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
+        """Return top, left, bottom and right of the window, and the share of a sample's own picture."""
+        _, height, width = find_sizes(inputs[:1], self.layout)
+        drawn = np.zeros((len(words), self.draws), np.int32)
+        if len(words):
+            share, rng = self._draw_share(words[0, 0])
+            across, down = int(rng.random() * width), int(rng.random() * height)
+            reach = 0.5 * math.sqrt(1 - share)
+            top, bottom = max(down - int(reach * height), 0), min(down + int(reach * height), height)
+            left, right = max(across - int(reach * width), 0), min(across + int(reach * width), width)
+            own = 1 - (bottom - top) * (right - left) / (height * width)
+            drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
+        return drawn
+
+    def bind(self, inputs: Sequence[Spec]) -> _Mix:
+        """Return the computation for a batch."""
+        labels = self._label_spec(inputs)
+        find_sizes(inputs[:1], self.layout)
+        return _Mix((inputs[0], labels), self.layout)
+
+
+@dataclass(frozen=True)
+class _Mix:
+    """Mixes each sample with the one before it, the first with the last."""
+
+    outputs: tuple[Spec, ...]
+    layout: str | None
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Mix pictures and labels."""
+        (images, labels, drawn), (mixed, shares) = inputs, outputs
+        if not len(images):
+            return
+        window, own = drawn[0, :_LAMBDA].tolist(), drawn[0, _LAMBDA:].view(np.float32)[0]
+        rows = labels
+        if labels.ndim == 1:
+            rows = np.zeros(shares.shape, np.float32)
+            known = np.flatnonzero((labels >= 0) & (labels < shares.shape[1]))
+            rows[known, labels[known].astype(np.intp)] = 1
+        shares[...] = np.roll(rows, 1, 0) * (np.float32(1) - own) + rows * own
+        if self.layout is None:
+            for position, target in enumerate(mixed):  # one at a time, so that it stays in the cache
+                target[...] = images[position - 1] * (np.float32(1) - own) + images[position] * own
+            return
+        np.copyto(mixed, images)
+        top, left, bottom, right = window
+        source, target = as_pixels(images, self.layout), as_pixels(mixed, self.layout)
+        place = slice(None), slice(top, bottom), slice(left, right)
+        target[place] = np.roll(source[place], 1, 0)

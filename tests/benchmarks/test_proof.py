@@ -1,0 +1,244 @@
+"""The proof on a GPU: its parts, what it keeps, its time limits, its page; with parts that cost nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import proof, proof_parts
+from benchmarks.gpu.proof_page import render_page
+from benchmarks.gpu.proof_parts import PARTS, Part
+
+ROOT = Path(__file__).parents[2]
+MACHINE = {"gpu": "Card 9", "driver": "580.1", "cupy": "14.2", "commit": "abc123", "python": "3.12"}
+
+
+def part(name, code, **options):
+    """Return a part that runs Python code."""
+    options = {"limit": 60.0, "least": 0.0} | options
+    return Part(name, lambda limit, folder: [sys.executable, "-c", code, str(folder)], **options)
+
+
+@pytest.fixture
+def prove(tmp_path, monkeypatch):
+    """Return a function that runs a proof and returns its exit code and its report."""
+    monkeypatch.setattr(proof, "describe_machine", lambda commit: machine)
+    monkeypatch.setattr(proof, "find_fingerprint", lambda machine: fingerprint[0])
+    machine, fingerprint = dict(MACHINE), ["the code"]
+
+    def run(parts, *arguments, gpu=True, code="the code"):
+        fingerprint[0] = code
+        machine.update(MACHINE if gpu else {"gpu": "", "failure": "no driver"})
+        status = proof.main(["--output", str(tmp_path), *arguments], parts)
+        return status, json.loads((tmp_path / "proof.json").read_text())
+
+    run.folder = tmp_path
+    return run
+
+
+def results(report):
+    return {name: one["result"] for name, one in report["parts"].items()}
+
+
+def counting(folder, name, code=""):
+    """Return a part that counts how often it ran, in a file."""
+    return part(name, f"print('ran', file=open({str(folder / name)!r}, 'a')); {code}")
+
+
+def count(folder, name):
+    return len((folder / name).read_text().splitlines()) if (folder / name).is_file() else 0
+
+
+def test_everything_passes(prove):
+    parts = [part("one", "print('first'); print('12 good')"), part("two", "print('== 3 passed ==')")]
+    status, report = prove(parts)
+    assert status == 0
+    assert results(report) == {"one": "passed", "two": "passed"}
+    assert report["machine"] == MACHINE
+    assert [one["summary"] for one in report["parts"].values()] == ["12 good", "3 passed"]
+    page = (prove.folder / "proof.md").read_text()
+    assert page.startswith("# gpuloader on Card 9: 2 of 2 parts passed\n")
+    for shown in ("| driver | 580.1 |", "| cupy | 14.2 |", "| commit | abc123 |", "| one | passed |"):
+        assert shown in page
+    assert "first" not in page
+    assert "===== one\nfirst\n12 good\n" in (prove.folder / "proof.log").read_text()
+
+
+def test_a_failure_shows_the_end_of_its_output(prove):
+    parts = [part("bad", "print('start\\n' * 500); print('```'); print('the cause'); raise SystemExit(7)")]
+    status, report = prove(parts)
+    assert status == 1
+    assert report["parts"]["bad"]["code"] == 7
+    page = (prove.folder / "proof.md").read_text()
+    assert "| bad | **failed** |" in page
+    assert "the cause\n````" in page
+    assert page.count("start") < 100
+
+
+def test_parts_that_have_passed_are_kept_and_the_others_run_again(prove):
+    parts = [
+        counting(prove.folder, "good"),
+        counting(prove.folder, "bad", "raise SystemExit(1)"),
+        counting(prove.folder, "new"),
+    ]
+    prove(parts[:2])
+    status, report = prove(parts)
+    assert status == 1
+    assert results(report) == {"good": "passed", "bad": "failed", "new": "passed"}
+    assert [count(prove.folder, name) for name in ("good", "bad", "new")] == [1, 2, 1]
+
+
+def test_what_has_never_run_comes_before_what_has_failed(prove):
+    order = prove.folder / "order"
+    write = f"open({str(order)!r}, 'a').write"
+    bad = part("bad", f"{write}('b'); raise SystemExit(1)")
+    prove([bad])
+    prove([bad, part("new", f"{write}('n')")])
+    assert order.read_text() == "bnb"
+
+
+def test_other_code_is_proved_anew(prove):
+    parts = [counting(prove.folder, "good")]
+    prove(parts)
+    prove(parts, code="other code")
+    assert count(prove.folder, "good") == 2
+
+
+def test_a_named_part_runs_in_any_case_and_no_other_does(prove):
+    parts = [counting(prove.folder, "one"), counting(prove.folder, "two")]
+    prove(parts)
+    status, _ = prove(parts, "--parts", "two")
+    assert status == 0
+    assert [count(prove.folder, name) for name in ("one", "two")] == [1, 2]
+    status, _ = prove([*parts, counting(prove.folder, "three")], "--parts", "one")
+    assert status == 3
+
+
+def test_the_suite_stands_for_all_tests(prove):
+    parts = [counting(prove.folder, name) for name in ("gpu-tests", "tests", "doctor")]
+    _, report = prove(parts, "--parts", "suite")
+    assert results(report) == {"gpu-tests": "passed", "tests": "passed", "doctor": "not run"}
+
+
+def test_a_part_that_takes_too_long_is_stopped_with_what_it_started(prove):
+    started = prove.folder / "started"
+    child = "import time; time.sleep(600)"
+    code = (
+        f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}]); "
+        f"open({str(started)!r}, 'w').write(str(child.pid)); print('so far', flush=True); child.wait()"
+    )
+    slow = part("slow", code, limit=3.0)
+    status, report = prove([slow, part("next", "print('went on')")])
+    assert status == 1
+    assert results(report) == {"slow": "stopped", "next": "passed"}
+    assert report["parts"]["slow"]["summary"] == "took longer than 3 s"
+    assert report["parts"]["slow"]["output"] == "so far"
+    assert not is_running(int(started.read_text()))
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_without_time_the_parts_are_left_for_another_call(prove):
+    parts = [counting(prove.folder, "one")]
+    slow = [part("slow", "", least=600.0, limit=900.0)]
+    status, report = prove([*parts, *slow])
+    assert status == 3
+    assert results(report) == {"one": "passed", "slow": "not run"}
+    assert "run the proof again" in report["parts"]["slow"]["summary"]
+    status, _ = prove(parts, "--minutes", "0")
+    assert status == 0  # nothing is left
+    assert count(prove.folder, "one") == 1
+
+
+def test_without_a_gpu_only_what_needs_none_runs(prove, capsys):
+    parts = [part("free", "", needs_gpu=False), counting(prove.folder, "bound")]
+    status, report = prove(parts, gpu=False)
+    assert status == 4
+    assert results(report) == {"free": "passed", "bound": "skipped"}
+    assert not count(prove.folder, "bound")
+    assert "no GPU can be used here" in capsys.readouterr().out
+    assert (prove.folder / "proof.md").read_text().startswith("# gpuloader without a GPU")
+    status, _ = prove([part("free", "raise SystemExit(1)", needs_gpu=False)], gpu=False, code="broken")
+    assert status == 1
+
+
+def test_a_part_whose_packages_are_missing_is_skipped(prove):
+    parts = [part("a", "", packages=("no_such_package",)), part("b", "", programs=("no-such-program",))]
+    status, report = prove(parts)
+    assert status == 0
+    assert results(report) == {"a": "skipped", "b": "skipped"}
+    assert "pip install no_such_package" in report["parts"]["a"]["summary"]
+    assert "no-such-program on the PATH" in report["parts"]["b"]["summary"]
+
+
+def test_figures_are_kept_and_shown(prove):
+    code = (
+        "import sys, pathlib; pathlib.Path(sys.argv[1], 'figures.json').write_text('[1, 2]'); print('| a |')"
+    )
+    figures = part(
+        "a", code, figures=lambda output, folder: proof_parts._read_figures(folder), page_from="| a"
+    )
+    status, report = prove([figures])
+    assert (status, report["parts"]["a"]["figures"]) == (0, [1, 2])
+    assert "| a |" in render_page(report, ["a"])
+
+
+def test_goals_are_counted():
+    goals = "| a | g | 1 | 2 | met |\n| b | g | 3 | 2 | **missed** |\n| c | | | | **not measured** |"
+    assert (
+        proof_parts._count_goals(f"**Goals** were\n**Goals**\n{goals}")
+        == "1 goals met, 1 missed, 1 not measured"
+    )
+
+
+def test_the_fingerprint_follows_machine_and_code(tmp_path):
+    (tmp_path / "gpuloader").mkdir()
+    found = [proof.find_fingerprint({"gpu": "a"}, tmp_path), proof.find_fingerprint({"gpu": "b"}, tmp_path)]
+    (tmp_path / "gpuloader" / "new.py").write_text("")
+    found.append(proof.find_fingerprint({"gpu": "a"}, tmp_path))
+    (tmp_path / "gpuloader" / "new.py").write_text("1")
+    found.append(proof.find_fingerprint({"gpu": "a"}, tmp_path))
+    assert len(set(found)) == 4
+
+
+def test_this_machine_is_described():
+    machine = proof.describe_machine("abc")
+    assert machine["commit"] == "abc"
+    assert machine["gpu"] or machine["failure"]
+
+
+def test_it_starts_without_any_package():
+    command = [sys.executable, "-I", "-S", str(ROOT / "benchmarks" / "gpu" / "proof.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=os.sep)
+    assert done.returncode == 0, done.stderr
+    assert all(one.name in done.stdout for one in PARTS)
+
+
+def test_every_part_runs_what_exists(tmp_path):
+    for one in PARTS:
+        files = [
+            word
+            for word in one.command(60.0, tmp_path)
+            if "/" in word and word.startswith(("tests", "bench"))
+        ]
+        assert all((ROOT / file).exists() for file in files), one.name
+        assert one.least <= one.limit < 9 * 60
+
+
+@pytest.mark.parametrize("name", ["doctor", "host"])
+def test_a_cheap_part_of_the_real_ones(name, prove):
+    """Where a GPU is missing, too; the host's time is measured over few batches."""
+    [real] = [one for one in PARTS if one.name == name]
+    if real.find_missing():
+        pytest.skip(real.find_missing())
+    _, report = prove([real], gpu=False)
+    assert report["parts"][name]["result"] in ("passed", "failed")
+    assert report["parts"][name]["summary"]

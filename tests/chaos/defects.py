@@ -1,0 +1,131 @@
+"""Errors that a test puts into the package, to show that the attack finds them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+_kept: list[Any] = []
+
+
+def _give_slots_back_early() -> None:
+    """The slot of a batch is filled again while the user holds the batch."""
+    from gpuloader.staging import lease
+
+    def begin(self: Any, owner: Any, freed: Any, interface: Any = None) -> None:
+        freed.append(owner)
+        self._release = lambda: None
+        if interface is not None:
+            self.__array_interface__ = interface
+
+    lease.Lease.__init__ = begin  # type: ignore[method-assign]
+
+
+def _lose_a_batch_at_resume() -> None:
+    """A state counts one batch more than the user has received."""
+    from gpuloader.loader import state
+
+    inner = state.Progress._to_count
+    state.Progress._to_count = lambda self: (found := inner(self)) | {"batches": found["batches"] + 1}  # type: ignore
+
+
+def _at_each_epoch(action: Callable[[], object]) -> None:
+    from gpuloader.pipeline import epoch
+
+    begin = epoch.Epoch.__init__
+
+    def begin_and_act(self: Any, *arguments: Any, **options: Any) -> None:
+        action()
+        begin(self, *arguments, **options)
+
+    epoch.Epoch.__init__ = begin_and_act  # type: ignore[method-assign]
+
+
+def _leak_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True, name="leaked").start()
+
+
+def _leak_a_process() -> None:
+    _kept.append(subprocess.Popen(["sleep", "3600"], start_new_session=True))
+
+
+def _hang() -> None:
+    """The third step of an epoch never comes."""
+    from gpuloader.pipeline import steps
+
+    inner, counting = steps.Pipeline.next_step, itertools.count(1)
+
+    def next_step(self: Any) -> Any:
+        if next(counting) == 3:
+            threading.Event().wait()
+        return inner(self)
+
+    steps.Pipeline.next_step = next_step  # type: ignore[method-assign]
+
+
+def _swallow_interrupts() -> None:
+    """An interrupt ends the epoch as if it were over."""
+    from gpuloader.base.errors import QueueClosed
+    from gpuloader.pipeline import steps
+
+    inner = steps.Pipeline.next_step
+
+    def next_step(self: Any) -> Any:
+        try:
+            time.sleep(0.05)
+            return inner(self)
+        except KeyboardInterrupt:
+            raise QueueClosed from None
+
+    steps.Pipeline.next_step = next_step  # type: ignore[method-assign]
+
+
+def _let_new_processes_hear_interrupts() -> None:
+    """A Ctrl-C that comes while a process starts is a traceback of that process."""
+    from gpuloader.base import processes
+
+    processes.blocked_interrupts = nullcontext  # type: ignore[assignment]
+    os.register_at_fork(after_in_child=partial(signal.raise_signal, signal.SIGINT))
+
+
+def _raise_bare_errors() -> None:
+    """A dead worker is an error that no program expects."""
+    from gpuloader.fetch.processes import workers
+
+    workers.died = lambda *_: KeyError("worker")  # type: ignore[assignment]
+
+
+def _grow() -> None:
+    _kept.append(np.ones(16 << 20))
+
+
+DEFECTS: dict[str, Callable[[], object]] = {
+    "": lambda: None,
+    "early slot": _give_slots_back_early,
+    "lost batch": _lose_a_batch_at_resume,
+    "thread": lambda: _at_each_epoch(_leak_a_thread),
+    "process": lambda: _at_each_epoch(_leak_a_process),
+    "descriptor": lambda: _at_each_epoch(lambda: os.dup(0)),
+    "file": lambda: _at_each_epoch(lambda: os.close(tempfile.mkstemp()[0])),
+    "memory": lambda: _at_each_epoch(_grow),
+    "hang": _hang,
+    "swallowed interrupt": _swallow_interrupts,
+    "two tracebacks": _let_new_processes_hear_interrupts,
+    "bare error": _raise_bare_errors,
+}
+
+
+def install(name: str) -> None:
+    """Put a defect into the package that this process has imported or will import."""
+    DEFECTS[name]()

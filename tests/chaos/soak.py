@@ -1,0 +1,128 @@
+"""Load in one process for as long as a training runs, and measure whether it grows."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import statistics
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import replace
+from multiprocessing import resource_tracker
+
+from tests.chaos.acts import Acts
+from tests.chaos.case import TROUBLES, Case, draw_case
+from tests.chaos.subject import open_descriptors, read_status, wait_for_residue
+
+GROWTH = 32 << 20
+"""Bytes that the process may grow by between the first part of the soak and its last."""
+WARM = 0.2
+"""The part of the time in which packages are imported and pools are filled."""
+
+_DEADLINE = 900.0  # seconds that one case may take
+_ROUND = 25  # cases between two looks at what is left
+_PATIENCE = 60.0
+
+
+def tamed(case: Case) -> Case:
+    """Return a case without what would end this process, or would need another one to help."""
+    kept = tuple(
+        fault
+        for fault in case.faults
+        if fault.kind in TROUBLES and fault.kind != "stall" and (fault.kind != "leave" or case.workers)
+    )
+    acts = case.acts[:-1] if case.ends else case.acts
+    acts = tuple(act for act in acts if not act.startswith("fork"))
+    return replace(
+        case, acts=acts, faults=tuple(replace(fault, act=min(fault.act, len(acts) - 1)) for fault in kept)
+    )
+
+
+def soak(seed: int, minutes: float) -> int:
+    """Load for so many minutes; return 1 if there are findings, which are printed."""
+    print(f"soak: seed {seed}, {minutes:g} minutes", flush=True)
+    resource_tracker.ensure_running()
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    counts: Counter[str] = Counter()
+    sizes: list[tuple[float, int]] = []
+    findings: list[str] = []
+    begun = said = time.monotonic()
+    end, number = begun + 60 * minutes, 0
+    while (now := time.monotonic()) < end:
+        findings += _perform(tamed(draw_case(seed, number)), counts, f"case {seed}:{number}")
+        number += 1
+        gc.collect()
+        sizes.append((now - begun, read_status("VmRSS")))
+        if number % _ROUND == 0:
+            findings += _look(descriptors, threads, number)
+        if now - said > 60:
+            said = now
+            print(_describe(counts, number, sizes, now - begun), flush=True)
+    findings += _look(descriptors, threads, number)
+    grown = growth(sizes)
+    print(_describe(counts, number, sizes, time.monotonic() - begun))
+    print(
+        f"growth after the first {WARM:.0%} of the time: {grown / 2**20:+.1f} MiB, {len(findings)} findings"
+    )
+    if grown > GROWTH:
+        findings.append(f"the process has grown by {grown / 2**20:.1f} MiB")
+    for finding in findings:
+        print(f"FINDING {finding}")
+    return 1 if findings else 0
+
+
+def growth(sizes: list[tuple[float, int]]) -> int:
+    """Return by how many bytes the last part of a soak is larger than the first one behind its beginning."""
+    if not sizes:
+        return 0
+    last = sizes[-1][0]
+    early = [size for when, size in sizes if WARM <= when / (last or 1) <= 2 * WARM]
+    late = [size for when, size in sizes if when / (last or 1) >= 1 - WARM]
+    return int(statistics.median(late) - statistics.median(early)) if early and late else 0
+
+
+def _perform(case: Case, counts: Counter[str], name: str) -> list[str]:
+    """Perform a case's acts in this process; return what no fault explains."""
+    from tests.chaos.attack import judge_errors
+
+    faulthandler.dump_traceback_later(_DEADLINE, exit=True)
+    told = []
+
+    def stepped(steps: int) -> None:
+        counts["batches"] += 1
+
+    with tempfile.TemporaryDirectory(prefix="gpuloader-soak-") as folder:
+        acts = Acts(case, folder, stepped)
+        for number, act in enumerate(case.acts):
+            for fault, one in enumerate(case.faults):
+                if one.act == number:
+                    acts.source.troubles.arm(fault)
+            counts["acts"] += 1
+            try:
+                acts.perform(act)
+            except Exception as error:
+                counts["errors"] += 1
+                names = [one.__name__ for one in type(error).__mro__]
+                told.append({"act": number, "error": names, "text": traceback.format_exc()})
+                traceback.clear_frames(error.__traceback__)
+        acts.end()
+    faulthandler.cancel_dump_traceback_later()
+    return [f"{name} {case.to_json()}: {finding}" for finding in judge_errors(case, told)]
+
+
+def _look(descriptors: dict[int, str], threads: set[threading.Thread], number: int) -> list[str]:
+    """Return what the cases so far have left behind."""
+    left = wait_for_residue(descriptors, threads, _PATIENCE)
+    return [f"after {number} cases: {kind} {what}" for kind, what in left.items()]
+
+
+def _describe(counts: Counter[str], cases: int, sizes: list[tuple[float, int]], seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s: {cases} loaders, {counts['acts']} epochs and more, {counts['batches']} batches, "
+        f"{counts['errors']} errors asked for, {sizes[-1][1] / 2**20:.1f} MiB, "
+        f"{len(os.listdir('/proc/self/fd'))} descriptors"
+    )

@@ -1,0 +1,140 @@
+"""The attack finds what it is meant to find, says how to see it again, and finds nothing else."""
+
+import io
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos import campaign
+from tests.chaos.attack import Verdict, attack, judge_end, judge_errors
+from tests.chaos.case import GROUP, PROGRAM, Case, Fault, draw_case
+
+CTRL_C = Fault("interrupt", act=1, at=2, who=GROUP)
+TWO_LOOPS = ("loop", "loop")
+
+SEEN = {
+    "early slot": (Case(held=3, read_ahead=False, count=24), "Wrong in act 0"),
+    "lost batch": (Case(acts=("resume:1",)), "Wrong in act 0 .resume:1.: (epoch|expected|field)"),
+    "thread": (Case(), "left behind: threads .'leaked'"),
+    "process": (Case(), "left behind: processes"),
+    "descriptor": (Case(), "left behind: descriptors"),
+    "file": (Case(), "temporary files are left"),
+    "memory": (Case(acts=("loop",) * 4), "the program has grown by"),
+    "hang": (Case(), "hang: no end after"),
+    "swallowed interrupt": (Case(acts=TWO_LOOPS, count=200, faults=(CTRL_C,)), "exit code|Wrong"),
+    "two tracebacks": (Case(workers=1, method="fork"), "the program complains: KeyboardInterrupt"),
+    "bare error": (
+        Case(acts=TWO_LOOPS, count=200, workers=1, method="fork", faults=(Fault("exit", at=50),)),
+        "KeyError in act 1",
+    ),
+}
+"""For each defect a case that shows it, and what its finding says."""
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    """Return the verdicts on all defects, which are attacked together: most of the time is waiting."""
+    cases = [replace(case, defect=defect) for defect, (case, _) in SEEN.items()]
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda case: attack(case, deadline_of(case), patience=0.5), cases)
+        return dict(zip(SEEN, found, strict=True))
+
+
+def deadline_of(case):
+    return 4 if case.defect == "hang" else 120
+
+
+@pytest.mark.parametrize("defect", SEEN)
+def test_a_defect_is_found(verdicts, defect):
+    verdict = verdicts[defect]
+    said = [finding for finding in verdict.findings if re.search(SEEN[defect][1], finding)]
+    assert said, (verdict.findings, verdict.details)
+
+
+def test_a_hang_shows_where_it_is(verdicts):
+    assert "in next_step" in verdicts["hang"].details
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_sound_programs_have_no_findings(number):
+    """The same programs as in the first cases of a campaign, without their faults."""
+    verdict = attack(replace(draw_case(15, number), faults=()))
+    assert not verdict.findings, verdict.details
+
+
+def test_a_case_is_a_function_of_seed_and_number():
+    cases = [draw_case(3, number) for number in range(200)]
+    assert cases == [draw_case(3, number) for number in range(200)]
+    assert cases == [Case.of_json(case.to_json()) for case in cases]
+    assert len(set(cases)) == 200
+
+
+def test_all_kinds_of_everything_are_drawn():
+    cases = [draw_case(1, number) for number in range(3000)]
+    drawn = {
+        "source": {case.source for case in cases},
+        "method": {case.method for case in cases if case.workers},
+        "place": {(case.place, case.places) for case in cases},
+        "act": {act.partition(":")[0] for case in cases for act in case.acts},
+        "fault": {(fault.kind, fault.who >= 0) for case in cases for fault in case.faults},
+    }
+    assert {name: len(found) for name, found in drawn.items()} == {
+        "source": 13,
+        "method": 4,
+        "place": 6,
+        "act": 16,
+        "fault": 19,
+    }
+
+
+def test_a_finding_is_printed_with_the_command_that_repeats_it(monkeypatch):
+    monkeypatch.setattr(campaign, "attack", lambda case: Verdict(case, ("wrong",), "details"))
+    monkeypatch.setattr(campaign.time, "monotonic", iter(range(100)).__next__)
+    with redirect_stdout(io.StringIO()) as printed:
+        found = campaign.run_campaign(8, 4, 1)
+    assert found
+    assert "FINDING wrong" in printed.getvalue()
+    assert "-m tests.chaos --case 8:0\n" in printed.getvalue()
+    assert draw_case(8, 0).to_json() in printed.getvalue()
+
+
+def test_a_case_shrinks_to_what_matters():
+    case = next(
+        case for case in (draw_case(2, number) for number in range(1000)) if case.workers == 3 and case.faults
+    )
+    with redirect_stdout(io.StringIO()):
+        smallest = campaign.shrink(case, lambda one: one.workers == 3)
+    plain = Case(seed=case.seed, workers=3, source=case.source, form=case.form, method=case.method)
+    assert smallest == replace(plain, acts=("loop",))
+
+
+class TestTheJudge:
+    def test_one_error_for_each_fault(self):
+        case = Case(acts=TWO_LOOPS, workers=1, faults=(Fault("raise"),))
+        error = {"act": 1, "error": ["SampleError", "LoaderError"], "text": "in a sample"}
+        assert not judge_errors(case, [error])
+        assert judge_errors(case, [error, error]) == ["2 errors for 1 faults"]
+
+    def test_no_error_before_its_fault_nor_of_another_kind(self):
+        case = Case(acts=TWO_LOOPS, workers=1, faults=(Fault("raise"),))
+        early = {"act": 0, "error": ["SampleError", "LoaderError"], "text": ""}
+        bare = {"act": 1, "error": ["RuntimeError"], "text": ""}
+        assert len(judge_errors(case, [early])) == len(judge_errors(case, [bare])) == 1
+
+    @pytest.mark.parametrize(
+        ("kind", "code", "text", "sound"),
+        [
+            ("interrupt", -2, "Traceback (most recent call last):\nKeyboardInterrupt\n", True),
+            ("interrupt", -2, "Traceback (most recent call last):\n" * 2 + "KeyboardInterrupt\n", False),
+            ("interrupt", 0, "", False),
+            ("kill", -9, "", True),
+            ("terminate", -15, "a word", False),
+        ],
+    )
+    def test_the_end_of_a_program(self, kind, code, text, sound):
+        fault = Fault(kind, who=PROGRAM)
+        case = Case(acts=TWO_LOOPS, faults=(fault,))
+        assert (not judge_end(case, code, text, [], [fault])) == sound

@@ -1,0 +1,42 @@
+"""Encoded pictures for tests."""
+
+import io
+
+import numpy as np
+import pytest
+
+pillow = pytest.importorskip("PIL.Image")
+
+
+def make_pixels(height, width, channels=3, seed=0):
+    """Return a smooth picture with noise, as photographs are; uint8 (height, width, channels)."""
+    rng = np.random.default_rng(seed)
+    down, across = np.mgrid[:height, :width]
+    waves = [128 + 90 * np.sin(down / (5 + part) + across / (9 - part) + seed) for part in range(channels)]
+    noisy = np.stack(waves, -1) + rng.normal(0, 12, (height, width, channels))
+    return noisy.clip(0, 255).astype(np.uint8)
+
+
+def encode(pixels, form="JPEG", **options):
+    """Return the bytes of a picture in a format of Pillow."""
+    image = pixels if isinstance(pixels, pillow.Image) else pillow.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def decoded_by_pillow(data):
+    return np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"))
+
+
+def write_folder(root, classes=("cat", "dog"), count=4, form="JPEG", size=(40, 50)):
+    """Write a folder of pictures per class, each of another size; return their paths."""
+    paths = []
+    for label, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = make_pixels(size[0] + 3 * number, size[1] + 5 * label, seed=10 * label + number)
+            path = root / name / f"{number}.{form.lower()}"
+            path.write_bytes(encode(pixels, form))
+            paths.append(str(path))
+    return paths

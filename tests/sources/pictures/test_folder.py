@@ -1,0 +1,129 @@
+"""`ImageFolder` and `ImageFiles` find, label and read pictures as torchvision's class does."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, ImageFiles, ImageFolder, ImageSample, Picture, SampleError, Subset
+from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, write_folder
+
+
+def test_classes_are_sorted_folders_and_samples_sorted_files(tmp_path):
+    paths = write_folder(tmp_path, ("dog", "cat", "ant"), count=3)
+    (tmp_path / "cat" / "deep").mkdir()
+    (tmp_path / "cat" / "deep" / "0.PNG").write_bytes(encode(make_pixels(5, 5), "PNG"))
+    (tmp_path / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / "README.md").write_text("no class")
+    dataset = ImageFolder(tmp_path)
+    assert dataset.classes == ["ant", "cat", "dog"]
+    assert dataset.class_to_idx == {"ant": 0, "cat": 1, "dog": 2}
+    found = [path for path, _ in dataset.samples]
+    assert found == paths[6:9] + paths[3:6] + [str(tmp_path / "cat/deep/0.PNG")] + paths[:3]
+    assert dataset.targets == [0] * 3 + [1] * 4 + [2] * 3
+    assert dataset.imgs == dataset.samples
+    assert len(dataset) == 10
+    assert ".jpg" in dataset.extensions
+    image, label = sample = dataset[-1]
+    assert isinstance(sample, ImageSample)
+    assert (type(label), label, sample.label) == (int, 2, 2)
+    np.testing.assert_array_equal(np.asarray(image), decoded_by_pillow(Path(paths[2]).read_bytes()))
+
+
+def test_torchvision_finds_the_same(tmp_path):
+    datasets = pytest.importorskip("torchvision.datasets")
+    write_folder(tmp_path, ("dog", "cat"), count=3)
+    theirs, ours = datasets.ImageFolder(str(tmp_path)), ImageFolder(tmp_path)
+    for name in ("classes", "class_to_idx", "samples", "targets", "imgs", "extensions"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for (image, label), (their_image, their_label) in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(their_image))
+        assert label == their_label
+
+
+def test_what_is_missing_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        ImageFolder(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="has no folders"):
+        ImageFolder(tmp_path)
+    write_folder(tmp_path, ("cat",))
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no pictures in the folders \['dog'\]"):
+        ImageFolder(tmp_path)
+    assert ImageFolder(tmp_path, allow_empty=True).classes == ["cat", "dog"]
+    with pytest.raises(FileNotFoundError, match="is a file"):
+        ImageFolder(tmp_path / "cat" / "0.jpeg")
+
+
+def test_the_users_functions_choose_and_read(tmp_path):
+    write_folder(tmp_path)
+    dataset = ImageFolder(
+        tmp_path,
+        transform=lambda image: np.asarray(image)[:2, :2] // 2,
+        target_transform=lambda label: label + 10,
+        loader=pillow.open,
+        is_valid_file=lambda path: path.endswith("1.jpeg"),
+    )
+    assert dataset.extensions is None
+    assert [label for _, label in dataset] == [10, 11]
+    assert dataset[0].image.shape == (2, 2, 3)
+    with pytest.raises(TypeError, match="loader must be callable"):
+        ImageFolder(tmp_path, loader="pillow")
+    shown = []
+    ImageFolder(tmp_path, transform=shown.append)[0]
+    assert (shown[0].mode, shown[0].size) == ("RGB", (50, 40))
+
+
+def test_several_samples_at_once(tmp_path):
+    write_folder(tmp_path)
+    images, labels = ImageFolder(tmp_path)[2:6]
+    assert [type(image) for image in images] == [Picture] * 4
+    assert labels.tolist() == [0, 0, 1, 1]
+
+
+def test_a_copy_in_another_process_reads_the_same(tmp_path):
+    write_folder(tmp_path)
+    dataset = ImageFolder(tmp_path)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.samples == dataset.samples
+    assert again[3].label == dataset[3].label
+
+
+def test_files_with_and_without_labels(tmp_path):
+    paths = write_folder(tmp_path)
+    assert ImageFiles(paths, labels=range(8))[5].label == 5
+    assert ImageFiles(paths)[5].shape == (43, 55, 3)
+    rows = ImageFiles(paths, labels=np.eye(8, dtype=np.float32))
+    assert rows[1].label.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match="one label per file, got 8 files and labels of"):
+        ImageFiles(paths, labels=[1, 2])
+    with pytest.raises(TypeError, match="list of paths"):
+        ImageFiles(paths[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_of_one_size_need_no_transform(tmp_path, workers):
+    data = [encode(make_pixels(8, 9, seed=number), "PNG") for number in range(5)]
+    paths = []
+    for number, one in enumerate(data):
+        (tmp_path / f"{number}.png").write_bytes(one)
+        paths.append(tmp_path / f"{number}.png")
+    loader = DataLoader(
+        Subset(ImageFiles(paths, labels=range(5)), [4, 2, 0]), places="cpu", batch_size=2, num_workers=workers
+    )
+    batches = list(loader)
+    assert [type(batch) for batch in batches] == [ImageSample] * 2
+    for batch, numbers in zip(batches, ([4, 2], [0]), strict=True):
+        images, labels = batch
+        assert labels.tolist() == numbers
+        expected = np.stack([make_pixels(8, 9, seed=number) for number in numbers])
+        np.testing.assert_array_equal(images, expected)
+
+
+def test_pictures_of_several_sizes_without_a_transform_are_an_error(tmp_path):
+    write_folder(tmp_path)
+    with pytest.raises(
+        SampleError, match=r"sample 1, dataset index 1, field 'image': expected shape \(40, 50, 3\)"
+    ):
+        list(DataLoader(ImageFolder(tmp_path), places="cpu", batch_size=4))

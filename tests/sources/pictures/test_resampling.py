@@ -1,0 +1,81 @@
+"""Pictures are resampled as Pillow does it: first the columns, then the rows."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.sources.pictures.resampling import as_pixels, resample
+from tests.picture_files import make_pixels, pillow
+
+FILTERS = {"bilinear": pillow.Resampling.BILINEAR, "bicubic": pillow.Resampling.BICUBIC}
+
+
+def by_pillow(pixels, box, size, kind):
+    """Resize the whole picture in two steps, without any of our shortcuts."""
+    (left, top, right, bottom), (height, width), kind = box, size, FILTERS[kind]
+    image = pillow.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    image = image.resize((width, image.height), kind, (left, 0, right, image.height))
+    return as_pixels(image.resize((width, height), kind, (0, top, width, bottom)))
+
+
+@st.composite
+def cases(draw):
+    height, width = draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    tall, wide = draw(st.integers(1, height)), draw(st.integers(1, width))
+    top, left = draw(st.integers(0, height - tall)), draw(st.integers(0, width - wide))
+    size = draw(st.integers(1, 50)), draw(st.integers(1, 50))
+    window = (
+        draw(st.integers(-3, size[0])),
+        draw(st.integers(-3, size[1])),
+        *draw(st.tuples(*[st.integers(1, 50)] * 2)),
+    )
+    return (height, width), (top, left, tall, wide), size, window, draw(st.sampled_from(sorted(FILTERS)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.sampled_from([1, 3, 4]), st.booleans(), st.booleans())
+def test_a_window_of_a_resized_part_equals_pillows(case, channels, flip, flop):
+    (height, width), cut, size, (top, left, tall, wide), kind = case
+    pixels = make_pixels(height, width, channels)
+    shown = pixels[..., :3] if channels == 4 else pixels
+    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    whole = by_pillow(shown, geometry.box, size, kind)
+    expected = np.zeros((tall, wide, shown.shape[2]), np.uint8)  # what lies outside is black
+    for y in range(max(top, 0), min(top + tall, size[0])):
+        for x in range(max(left, 0), min(left + wide, size[1])):
+            expected[y - top, x - left] = whole[y, x]
+    expected = expected[:, ::-1] if flip else expected
+    expected = expected[::-1] if flop else expected
+    for picture in (pixels, pillow.fromarray(shown.squeeze(2) if channels == 1 else shown)):
+        got = as_pixels(resample(picture, geometry.mirrored(flip=flip, flop=flop)))
+        np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases())
+def test_the_region_is_all_that_the_result_depends_on(case):
+    (height, width), cut, size, (top, left, tall, wide), kind = case
+    pixels = make_pixels(height, width)
+    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    first, near, last, far = geometry.find_region()
+    changed = 255 - pixels
+    changed[first:last, near:far] = pixels[first:last, near:far]
+    got, expected = resample(changed, geometry), resample(pixels, geometry)
+    np.testing.assert_array_equal(as_pixels(got), as_pixels(expected))
+
+
+def test_without_resizing_pixels_are_copied():
+    pixels = make_pixels(9, 11)
+    geometry = Geometry.of(9, 11).cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2)
+    assert geometry.window == (3, 6, 2, 2)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), pixels[3:5, 6:8][:, ::-1])
+
+
+def test_mirroring_comes_last():
+    geometry = Geometry.of(9, 11).mirrored(flip=True, flop=True)
+    pixels = make_pixels(9, 11)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), pixels[::-1, ::-1])
+    cut = geometry.cut(0, 0, 3, 3)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, cut)), pixels[::-1, ::-1][:3, :3])
+    assert geometry.mirrored(flip=True, flop=True) == Geometry.of(9, 11)

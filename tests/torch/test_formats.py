@@ -1,0 +1,123 @@
+"""Batches in PyTorch's own formats: results of transforms in bfloat16, and pictures in channels_last."""
+
+import numpy as np
+import pytest
+
+import gpuloader
+from gpuloader import DataLoader, TensorDataset
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
+
+torch = pytest.importorskip("torch")
+
+PICTURES = np.random.default_rng(0).integers(0, 256, (12, 8, 9, 3), np.uint8)
+ROWS = TensorDataset(PICTURES, np.arange(12) % 4)
+LAST = torch.channels_last
+
+
+def load(*transforms, output="torch", **options):
+    options = {"places": "cpu", "batch_size": 4, "transforms": list(transforms), "output": output, **options}
+    return DataLoader(ROWS, **options)
+
+
+WAYS = [
+    {},
+    {"num_workers": 1},
+    {"num_workers": 2, "worker_type": "thread"},
+    {"cache": "host"},
+    {"places": ["cpu"] * 2, "split": "shards", "remainder": "pad"},
+]
+
+
+def flat(steps, ways):
+    """Return the first field of every batch or shard."""
+    return [part[0] for step in steps for part in (step if "split" in ways else [step])]
+
+
+class TestBfloat16:
+    @pytest.mark.parametrize("ways", WAYS, ids=str)
+    def test_results_have_the_dtype(self, ways):
+        found = flat(load(Cast("0", "bfloat16", 1 / 255), OneHot("1", 4, "bfloat16"), **ways), ways)
+        wanted = torch.from_numpy(PICTURES).float().mul(1 / 255).to(torch.bfloat16)
+        assert torch.equal(torch.cat(found), wanted)
+        step = next(iter(load(OneHot("1", 4, "bfloat16"))))
+        assert step[1].tolist() == torch.eye(4).tolist()
+        assert step[1].dtype == torch.bfloat16
+
+    def test_normalized(self):
+        [images, _], *_ = load(Normalize("0", 0.5, 0.25, 1 / 255, dtype="bfloat16"))
+        wanted = (torch.from_numpy(PICTURES[:4]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+        assert images.dtype == torch.bfloat16
+        torch.testing.assert_close(images, wanted.to(torch.bfloat16), atol=0.02, rtol=0.01)
+
+    @pytest.mark.parametrize("output", [None, "numpy"])
+    def test_other_outputs_get_the_bits(self, output):
+        [images, _], *_ = load(Cast("0", "bfloat16"), output=output)
+        assert images.dtype == np.uint16
+        assert torch.equal(
+            torch.from_numpy(images).view(torch.bfloat16), torch.from_numpy(PICTURES[:4]).to(torch.bfloat16)
+        )
+
+    def test_integers_stay_integers(self):
+        [images, labels], *_ = load(Cast("0", "uint16"))
+        assert (images.dtype, labels.dtype) == (torch.uint16, torch.int64)
+
+    def test_a_program_that_views_the_bits_still_works(self):
+        [images, _], *_ = load(Cast("0", "bfloat16"))
+        assert images.view(torch.bfloat16).dtype == torch.bfloat16
+
+    def test_of_another_loaders_batches(self):
+        batches = [(torch.from_numpy(PICTURES[:4]), "text")]
+        for output in (None, "torch"):
+            [(found, _)] = gpuloader.prefetch(
+                batches, places="cpu", output=output, transforms=[Cast("0", "bfloat16")]
+            )
+            assert found.dtype == torch.bfloat16
+        [(found, _)] = gpuloader.prefetch([(PICTURES, 1)], places="cpu", transforms=[Cast("0", "bfloat16")])
+        assert found.dtype == np.uint16
+
+
+class TestChannelsLast:
+    @pytest.mark.parametrize("ways", WAYS, ids=str)
+    def test_pictures_are_planes_in_memory_of_pixels(self, ways):
+        options = {"mean": 0.5, "scale": 1 / 255}
+        found = flat(load(Normalize("0", to="channels_last", **options), **ways), ways)
+        wanted = flat(load(Normalize("0", **options), **ways), ways)
+        for images, others in zip(found, wanted, strict=True):
+            assert images.shape[1:] == (3, 8, 9)
+            assert images.is_contiguous(memory_format=LAST)
+            assert torch.equal(images, others)
+
+    def test_with_windows_and_a_dtype(self):
+        steps = [RandomCropFlip("0", (5, 4)), Normalize("0", to="channels_last", dtype="bfloat16")]
+        [images, _], *_ = load(*steps, seed=1)
+        assert (images.shape, images.dtype) == ((4, 3, 5, 4), torch.bfloat16)
+        assert images.is_contiguous(memory_format=LAST)
+        [same, _], *_ = load(steps[0], Normalize("0", dtype="bfloat16"), seed=1)
+        assert torch.equal(images, same)
+
+    def test_a_cast_keeps_the_format(self):
+        [images, _], *_ = load(Normalize("0", to="channels_last"), Cast("0", "float16"))
+        assert images.is_contiguous(memory_format=LAST)
+        assert images.dtype == torch.float16
+
+    def test_on_a_device_and_in_numpy(self):
+        for places in ("cpu", simulated_places(1)):
+            [images, _], *_ = load(Normalize("0", to="channels_last"), output=None, places=places)
+            np.testing.assert_array_equal(np.asarray(images), PICTURES[:4].transpose(0, 3, 1, 2))
+
+    @pytest.mark.parametrize("output", ["jax", "paddle"])
+    def test_libraries_without_strides_are_refused(self, output):
+        pytest.importorskip(output)
+        with pytest.raises(ValueError, match="to='channels_last' needs arrays with strides"):
+            load(Normalize("0", to="channels_last"), output=output)
+
+    def test_another_word(self):
+        with pytest.raises(ValueError, match="to must be 'HWC' or 'CHW'"):
+            Normalize("0", to="last")
+
+    def test_a_batch_of_pytorchs_loader_keeps_it(self):
+        images = torch.rand(4, 3, 8, 9).contiguous(memory_format=LAST)
+        [found] = gpuloader.prefetch([{"x": images}], places=simulated_places(1))
+        assert found["x"]._data.transpose(0, 2, 3, 1).flags.c_contiguous
+        np.testing.assert_array_equal(np.asarray(found["x"]), images.numpy())

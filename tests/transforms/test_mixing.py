@@ -1,0 +1,170 @@
+"""Transforms over a batch of pictures: erased rectangles, and pictures mixed with their neighbors."""
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, SampleError, TensorDataset
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, RandomErasing
+
+SIDE = 16
+
+
+def dataset(count=12, dtype=np.float32, layout="CHW"):
+    shape = (count, 3, SIDE, SIDE) if layout == "CHW" else (count, SIDE, SIDE, 3)
+    values = np.arange(1, count + 1).reshape(count, 1, 1, 1) * np.ones(shape)
+    return TensorDataset(values.astype(dtype), np.arange(count) % 4)
+
+
+def read(*transforms, source=None, **options):
+    options = {"places": "cpu", "batch_size": 4, "seed": 3} | options
+    loader = DataLoader(source or dataset(), transforms=list(transforms), **options)
+    return [tuple(np.array(part) for part in batch) for batch in loader]
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float16])
+def test_erased_rectangles_have_the_chosen_area_and_color(layout, dtype):
+    source = dataset(400, dtype, layout)
+    erase = RandomErasing("0", p=0.5, scale=(0.1, 0.3), ratio=(0.5, 2), value=[200, 201, 202], layout=layout)
+    [(images, _)] = read(erase, source=source, batch_size=400)
+    assert images.dtype == dtype
+    pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
+    whole = source.tensors[0] if layout == "HWC" else source.tensors[0].transpose(0, 2, 3, 1)
+    areas = []
+    for picture, before in zip(pixels, whole, strict=True):
+        erased = (picture == np.array([200, 201, 202])).all(2)
+        np.testing.assert_array_equal(picture[~erased], before[~erased])
+        if not erased.any():
+            continue
+        rows, columns = np.flatnonzero(erased.any(1)), np.flatnonzero(erased.any(0))
+        assert erased[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+        assert 0.4 < len(rows) / len(columns) < 2.5
+        areas.append(erased.mean())
+    assert 160 < len(areas) < 240
+    assert 0.08 < min(areas) < max(areas) < 0.35
+
+
+def test_erasing_is_the_same_with_any_workers_and_new_in_each_epoch():
+    erase = RandomErasing("0")
+    first = read(erase)
+    for workers in ({"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}):
+        for (images, _), (again, _) in zip(first, read(erase, **workers), strict=True):
+            np.testing.assert_array_equal(images, again)
+    loader = DataLoader(dataset(), places="cpu", batch_size=12, seed=3, transforms=[RandomErasing("0", p=1)])
+    [(one, _)], [(other, _)] = list(loader), list(loader)
+    assert (one != other).any()
+
+
+def test_the_dataset_itself_is_not_erased():
+    source = dataset()
+    before = source.tensors[0].copy()
+    read(RandomErasing("0", p=1), source=source)
+    np.testing.assert_array_equal(source.tensors[0], before)
+
+
+def shares(labels):
+    assert labels.dtype == np.float32
+    np.testing.assert_allclose(labels.sum(1), 1, rtol=1e-6)
+    return labels
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_mixup_blends_each_picture_with_the_one_before(dtype):
+    for images, labels in read(MixUp("0", "1", 4), source=dataset(dtype=dtype)):
+        own = shares(labels)[1, 1]
+        assert 0 <= own <= 1
+        numbers = np.arange(4)
+        expected = own * numbers + (1 - own) * np.roll(numbers, 1)  # above the first picture of the batch
+        got = images[:, 0, 0, 0].astype(float)
+        np.testing.assert_allclose(got - got[0], expected - expected[0], rtol=2e-3, atol=6e-3)
+        np.testing.assert_allclose(labels, own * np.eye(4) + (1 - own) * np.roll(np.eye(4), 1, 0), atol=1e-6)
+        assert images.dtype == dtype
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_cutmix_pastes_a_window_of_the_one_before(layout, dtype):
+    windows = set()
+    for images, labels in read(CutMix("0", "1", 4, layout=layout), source=dataset(40, dtype, layout)):
+        pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
+        own = shares(labels)[1, 1]
+        values = [np.unique(picture) for picture in pixels]
+        base = min(value.min() for value in values)
+        pasted = pixels[..., 0] != base + np.arange(4).reshape(4, 1, 1)
+        assert (pasted == pasted[0]).all()
+        expected = (base + np.roll(np.arange(4), 1)).reshape(4, 1, 1, 1) * np.ones_like(pixels)
+        np.testing.assert_array_equal(pixels[pasted], expected[pasted])
+        assert pasted[0].mean() == pytest.approx(1 - own, abs=1e-6)
+        windows.add(pasted[0].tobytes())
+    assert len(windows) > 5
+
+
+def test_proportions_follow_the_beta_distribution():
+    def own(alpha):
+        batches = read(MixUp("0", "1", 4, alpha=alpha), source=dataset(2000), batch_size=4)
+        return np.array([labels[1, 1] for _, labels in batches])
+
+    even, extreme = own(1.0), own(0.1)
+    assert abs(even.mean() - 0.5) < 0.05
+    assert even.std() == pytest.approx(12**-0.5, rel=0.1)
+    assert ((extreme < 0.1) | (extreme > 0.9)).mean() > 0.6
+
+
+def test_labels_may_be_rows_of_floats_already():
+    plain = read(MixUp("0", "1", 4))
+    rows = read(OneHot("1", 4), MixUp("0", "1", 4))
+    for (_, labels), (_, others) in zip(plain, rows, strict=True):
+        np.testing.assert_array_equal(labels, others)
+
+
+def test_mixing_follows_normalizing_and_reaches_a_last_short_batch():
+    source = dataset(5, np.uint8, "HWC")
+    scale = Normalize("0", scale=1 / 255)
+    batches = read(scale, RandomErasing("0"), CutMix("0", "1", 4), MixUp("0", "1", 4), source=source)
+    assert [(images.shape, labels.shape) for images, labels in batches] == [
+        ((4, 3, SIDE, SIDE), (4, 4)),
+        ((1, 3, SIDE, SIDE), (1, 4)),
+    ]
+
+
+def test_a_simulated_gpu_makes_the_same():
+    steps = RandomErasing("0"), CutMix("0", "1", 4), MixUp("0", "1", 4)
+    for (images, labels), (others, their_labels) in zip(
+        read(*steps), read(*steps, places=simulated_places(1)), strict=True
+    ):
+        np.testing.assert_array_equal(images, others)
+        np.testing.assert_array_equal(labels, their_labels)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "problem"),
+    [
+        ([Cast("0", "uint8"), MixUp("0", "1", 4)], "expected pictures of floats, got uint8; put MixUp after"),
+        (
+            [OneHot("1", 3), MixUp("0", "1", 4)],
+            r"field '0': expected labels .* 4 floats, got float32 of shape \(3,\)",
+        ),
+        ([MixUp("0", "2", 4)], "field '2': no such array field to transform"),
+        ([RandomErasing("0", value=[1, 2])], "one number for each of 3 channels"),
+        ([RandomErasing("1")], "expected images in layout CHW"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(transforms, problem):
+    with pytest.raises(SampleError, match=problem):
+        read(*transforms)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: RandomErasing("0", value="random"), "value must be a number"),
+        (lambda: RandomErasing("0", scale=(0.5, 2)), "scale must be .* at most 1"),
+        (lambda: MixUp("0", "1", 0), "classes"),
+        (lambda: CutMix("0", "1", 4, alpha=0), "alpha must be a number above 0, got 0"),
+        (lambda: CutMix("0", "1", 4, layout="NCHW"), "layout must be 'HWC' or 'CHW'"),
+    ],
+)
+def test_parameters_out_of_range_are_errors(make, problem):
+    with pytest.raises(ValueError, match=problem):
+        make()
