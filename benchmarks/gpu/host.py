@@ -5,7 +5,7 @@ python benchmarks/gpu/host.py [--case NAME ...] [--batches N] [--repeats N] [--j
 
 The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are
 those of CUDA per batch. `--beside` names checkouts of other commits. All take turns, each time in a new
-process, and the medians of all rounds are compared.
+process, and the least of all rounds are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
@@ -103,7 +102,7 @@ def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int]:
 
 
 def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list[dict[str, float] | None]:
-    """Return the medians of one case for each checkout, measured by turns; None where it has no such case."""
+    """Return the least of one case for each checkout, measured by turns; None where it has no such case."""
     arguments = ["--json", "--case", case, f"--batches={options.batches}", f"--repeats={options.repeats}"]
     runs: list[list[dict[str, float]]] = [[] for _ in folders]
     for _ in range(options.rounds):
@@ -114,7 +113,7 @@ def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list
             if not done.returncode:
                 seen.append(json.loads(done.stdout)[case])
     kinds = ("us", "calls")
-    return [{kind: median(one[kind] for one in seen) for kind in kinds} if seen else None for seen in runs]
+    return [{kind: min(one[kind] for one in seen) for kind in kinds} if seen else None for seen in runs]
 
 
 def _describe(folder: Path) -> str:
