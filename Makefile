@@ -18,7 +18,8 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
 # The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
-FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers
+FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers \
+  torch_geometric
 # A separate pytest for each: some frameworks conflict with each other, or with a fork.
 test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/loader/test_exact_values.py \
@@ -108,7 +109,7 @@ bench: .venv/bench.stamp
 
 .venv-frameworks/stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[images]' \
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
 	@touch $@
 

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 
 import numpy as np
 
@@ -79,7 +80,8 @@ def main() -> None:
     try:
         machine = describe_gpu_machine(None)
     except Exception as error:  # from CUDA, or because CuPy is missing or cannot find one of its libraries
-        machine = describe_host(None) | {"gpu": "", "failure": describe_error(error)}
+        version = getattr(sys.modules.get("cupy"), "__version__", "")
+        machine = describe_host(None) | {"cupy": version, "gpu": "", "failure": describe_error(error)}
     print(json.dumps(machine))
 
 

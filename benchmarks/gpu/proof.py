@@ -10,8 +10,8 @@ case; suite stands for all tests.
 
 The folder gets proof.json, the page proof.md, and proof.log with all output. Needs no package to start.
 
-Exit codes: 0, all parts have passed or are skipped; 1, one has failed; 3, some are left for another call; 4,
-as 0, but there is no GPU, so only what needs none has run.
+Exit codes: 0, all parts have passed or are skipped; 1, one has failed or was stopped, or none could run; 3,
+some are left for another call; 4, as 0, but there is no GPU, so only what needs none has run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.gpu.limited import run_limited
+from benchmarks.gpu.proof_page import render_page
+from benchmarks.gpu.proof_parts import GROUPS, PARTS, Part
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.gpu.limited import run_limited  # noqa: E402 - the path comes first
-from benchmarks.gpu.proof_page import render_page  # noqa: E402
-from benchmarks.gpu.proof_parts import GROUPS, PARTS, Part  # noqa: E402
-
 PASSED, FAILED, STOPPED, SKIPPED, LEFT = "passed", "failed", "stopped", "skipped", "not run"
 _KEPT_LINES = 60  # of a part's output, in the report
 _SECONDS_TO_PROBE = 60.0
@@ -43,7 +43,7 @@ _SOURCES = ("gpuloader", "kernels", "tests", "benchmarks")
 
 _MEANINGS = {
     0: "everything has passed",
-    1: "some parts have failed; the page shows the end of their output",
+    1: "some parts have failed or took too long, or none could run; the page says why",
     3: "there was no time for some parts: run the proof again, which keeps those that have passed",
     4: "no GPU can be used here: what needs none has passed, the rest was skipped",
 }
@@ -193,8 +193,10 @@ def _result(
 
 
 def _from(output: str, text: str) -> str:
-    position = output.rfind(text) if text else 0
-    return output[position:] if position >= 0 else ""
+    """Return the output from the last line that begins with a text; all of it for an empty text."""
+    lines = output.splitlines()
+    begins = [number for number, line in enumerate(lines) if text and line.startswith(text)]
+    return output if not text else "\n".join(lines[begins[-1] :]) if begins else ""
 
 
 def write(report: Report, folder: Path, parts: Sequence[Part]) -> None:
@@ -206,7 +208,7 @@ def write(report: Report, folder: Path, parts: Sequence[Part]) -> None:
 def find_code(report: Report) -> int:
     """Return the exit code: see the first lines of this file."""
     results = {result["result"] for result in report["parts"].values()}
-    if results & {FAILED, STOPPED}:
+    if results & {FAILED, STOPPED} or not results & {PASSED, LEFT}:
         return 1
     if LEFT in results:
         return 3

@@ -93,7 +93,8 @@ class Part:
         Returns plain data to keep in the report, given its output and the folder for temporary files; or
         None.
     page_from : str or None
-        The text in its output from which on the page shows it, even if the part passed; None: not at all.
+        What the last line begins with from which on the page shows its output, even if it passed; '' shows
+        all of it, None nothing.
     """
 
     name: str
@@ -137,7 +138,7 @@ PARTS = (
     Part(
         "kernels",
         lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiling"],  # noqa: ARG005
-        limit=180,
+        limit=240,
         least=60,
         needs_gpu=False,
         packages=("numpy",),

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 
 _exiting = False
+_deciding = threading.Lock()
 _closers: list[Callable[[], object]] = []
 
 
@@ -40,9 +41,21 @@ def end_if_exiting() -> None:
         raise SystemExit
 
 
+def do_unless_exiting(function: Callable[[], object]) -> None:
+    """Call a short function, unless the interpreter exits; its exit then begins after the call.
+
+    >>> do_unless_exiting(lambda: print("done"))
+    done
+    """
+    with _deciding:
+        if not _exiting:
+            function()
+
+
 def _exit() -> None:
     global _exiting
-    _exiting = True
+    with _deciding:
+        _exiting = True
     for function in _closers:
         function()
 

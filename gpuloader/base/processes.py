@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.base.exiting import do_unless_exiting
 from gpuloader.base.interrupts import blocked_interrupts
 from gpuloader.base.living import Living
 from gpuloader.base.nesting import current_owner, read_for
@@ -121,9 +122,10 @@ def _run(owner: object, target: Callable[..., object], *arguments: object) -> No
 def close_process(process: Any) -> None:
     """Wait for a process to exit, and free its `multiprocessing` resources."""
     process.join()
-    # A thread that is starting another process may have reaped this one and not yet recorded that.
+    # A thread that is starting another process may have reaped this one and not yet recorded that. At exit,
+    # `multiprocessing` joins all processes that it knows, and fails if one of them is closed meanwhile.
     with contextlib.suppress(ValueError):
-        process.close()
+        do_unless_exiting(process.close)
 
 
 def open_sentinel(process: Any) -> int:

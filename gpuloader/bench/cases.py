@@ -1,4 +1,4 @@
-"""The benchmark's cases: ten datasets and the batches to load them in."""
+"""The benchmark's cases: eleven datasets and the batches to load them in."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ _PASSED_ON = (
     "A loader faster than the bare loop passes on the reader's own memory."
 )
 _OWN_DECODER = "tf.data decodes and resizes with its own code; all others call Pillow."
+_OWN_WINDOWS = (
+    "Each library decodes and resizes with the code that its users would choose; only gpuloader's and "
+    "Pillow's pixels are the same. tf.data does not antialias."
+)
 
 _ALL = (
     Case("arrays", "Arrays in memory, 100 × 784 float32, shuffled", samples.flat_images, 50_000, 100, True),
@@ -70,6 +74,16 @@ _ALL = (
     ),
     Case("images", "Images, 64 × 3 × 224 × 224 uint8", samples.pictures, 4_096, 64),
     Case("jpeg", "JPEG files, 32 decoded and resized", samples.jpegs, 512, 32, False, "PIL", _OWN_DECODER),
+    Case(
+        "pictures",
+        "JPEG files of 500 × 375 to random windows, 64 × 3 × 224 × 224 float32",
+        samples.photos,
+        1_024,
+        64,
+        True,
+        "PIL",
+        _OWN_WINDOWS,
+    ),
     Case("waits", "Samples that wait 2 ms, batches of 32", samples.Waits, 640, 32),
     Case("small", "Small batches, 8 × 32 float32", samples.Rows, 8_000, 8),
     Case("stream", "Stream of samples, 100 × 784 float32", samples.row_stream, 5_000, 100),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
+import random
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -67,6 +69,56 @@ class Jpegs:
 
         picture = Image.open(io.BytesIO(self.files[index % len(self.files)])).convert("RGB")
         return np.array(picture.resize((224, 224))), np.int64(index)
+
+
+class Pictures:
+    """JPEG files in memory; a sample is what Pillow makes of one for training, as float32 of 3 x 224 x 224.
+
+    A random window of the picture is resized, mirrored at random, and normalized.
+    """
+
+    MEAN = (0.485, 0.456, 0.406)
+    STD = (0.229, 0.224, 0.225)
+    SIZE = 224
+
+    def __init__(self, files: list[bytes], length: int) -> None:
+        self.files = files
+        self.length = length
+        self._mean = 255 * np.array(self.MEAN, np.float32)
+        self._std = 255 * np.array(self.STD, np.float32)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def file(self, index: int) -> bytes:
+        """Return a sample's encoded picture."""
+        return self.files[index % len(self.files)]
+
+    def __getitem__(self, index: int) -> Sample:
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(self.file(index))).convert("RGB")
+        box = draw_window(picture.height, picture.width)
+        picture = picture.resize((self.SIZE, self.SIZE), Image.Resampling.BILINEAR, box)
+        if random.random() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return self.normalize(np.asarray(picture)), np.int64(index)
+
+    def normalize(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Return pixels with mean 0 and deviation 1, channels first."""
+        return np.ascontiguousarray(np.moveaxis((pixels - self._mean) / self._std, -1, -3))
+
+
+def draw_window(height: int, width: int) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a window of 8 to 100 % of the area, as torchvision."""
+    for _ in range(10):
+        area = height * width * random.uniform(0.08, 1)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            left, top = random.randint(0, width - wide), random.randint(0, height - tall)
+            return left, top, left + wide, top + tall
+    return 0, 0, width, height
 
 
 class Waits:
@@ -159,6 +211,33 @@ def jpegs(length: int) -> Jpegs:
         Image.fromarray(noisy.astype(np.uint8)).save(file, "jpeg", quality=90)
         files.append(file.getvalue())
     return Jpegs(files, length)
+
+
+@cache
+def photos(length: int) -> Pictures:
+    """Return 1,024 files of 500 x 375 pixels as a dataset of any length, some 50 kB each, like photographs.
+
+    Each is a window of a landscape of smooth regions, edges and grain.
+    """
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    wide, tall = 3000, 2250
+    landscape = np.zeros((tall, wide, 3), np.float32)
+    for cells, height in ((6, 60), (24, 40), (96, 22), (375, 12), (1500, 8)):
+        rough = generator.normal(0, height, (cells * 3 // 4, cells, 3)).clip(-99, 99) + 128
+        image = Image.fromarray(rough.clip(0, 255).astype(np.uint8)).resize(
+            (wide, tall), Image.Resampling.BICUBIC if cells < 1500 else Image.Resampling.NEAREST
+        )
+        landscape += np.asarray(image, np.float32) - 128
+    pixels = (landscape + 128).clip(0, 255).astype(np.uint8)
+    files = []
+    for _ in range(min(length, 1024)):
+        top, left = generator.integers(0, tall - 375), generator.integers(0, wide - 500)
+        file = io.BytesIO()
+        Image.fromarray(pixels[top : top + 375, left : left + 500]).save(file, "jpeg", quality=90)
+        files.append(file.getvalue())
+    return Pictures(files, length)
 
 
 @cache

@@ -8,6 +8,8 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpuloader.sources.recognizing import is_instance
+
 _PLAIN = (dict, list, tuple, OrderedDict)
 _CLEAR: tuple[tuple[type, Callable[[Any], None]], ...] = (
     # By the base class: a method of the user's class might reach into the sample that was copied.
@@ -116,7 +118,9 @@ class BlankObject:
 
     @classmethod
     def of(cls, value: Any) -> BlankObject | None:
-        """Return the blank of a dataclass's object; None for any other value, or if it cannot be copied."""
+        """Return the blank of a dataclass's object or a graph; None for others, or if it cannot be copied."""
+        if is_instance(value, "torch_geometric.data.data", "BaseData"):
+            return BlankGraph.of_graph(value)
         if not hasattr(type(value), "__dataclass_fields__"):
             return None
         names = tuple(one.name for one in dataclasses.fields(value) if hasattr(value, one.name))
@@ -139,4 +143,50 @@ class BlankObject:
         filled = copy.copy(self._value)
         for name, entry in entries.items():
             object.__setattr__(filled, name, entry)
+        return filled
+
+
+class BlankGraph(BlankObject):
+    """A graph or a batch of graphs of PyTorch Geometric, without its attributes.
+
+    Parameters
+    ----------
+    value : torch_geometric.data.data.BaseData
+        The graph, empty; nobody changes it.
+    places : tuple of (int, str)
+        For each attribute, the number of the graph's store that has it, and its name there.
+    names : tuple of str
+        The attributes' names; those of a node or edge type begin with it.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(self, value: Any, places: tuple[tuple[int, str], ...], names: tuple[str, ...]) -> None:
+        super().__init__(value, names)
+        self._places = places
+
+    @classmethod
+    def of_graph(cls, value: Any) -> BlankGraph:
+        """Return the blank of a graph."""
+        places, names = [], []
+        blank = copy.copy(value)
+        for number, store in enumerate(value.stores):
+            kind = store._key if isinstance(store._key, str | None) else "__".join(store._key)
+            for key in store:
+                places.append((number, key))
+                names.append(key if kind is None else f"{kind}.{key}")
+                blank.stores[number][key] = None  # which deletes it
+        return cls(blank, tuple(places), tuple(names))
+
+    def entries(self, value: Any) -> list[Any]:
+        """Return the attributes of a graph of the same kind."""
+        stores = value.stores
+        return [stores[number][key] for number, key in self._places]
+
+    def fill(self, entries: Mapping[str, Any]) -> Any:
+        """Return a new graph with these attributes."""
+        filled = copy.copy(self._value)
+        stores = filled.stores
+        for (number, key), entry in zip(self._places, entries.values(), strict=True):
+            stores[number][key] = entry
         return filled

@@ -15,6 +15,7 @@ import numpy as np
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.fields.ragged import split_rows
+from gpuloader.fields.regions import Region, join_geometry
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import Layout, arrange
 
@@ -104,6 +105,9 @@ def split_columns(
             dense = [rows.convert(field, index, value) for index, value in enumerate(column)]
             columns.append(_stacked(dense, feed))
             continue
+        if column and isinstance(column[0], Region):
+            columns += _region_columns(column, feed)
+            continue
         try:
             parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
         except SampleError as error:
@@ -116,6 +120,16 @@ def split_columns(
             columns.append(_joined(parts, feed))
             columns += [Column(split.shape, split.dtype, [split], joined=True) for split in splits]
     return columns
+
+
+def _region_columns(regions: list[Region], feed: FeedSpec) -> list[Column]:
+    """Return the three arrays of a field of regions: pixels, row splits and geometry."""
+    parts = [region.pixels for region in regions]
+    splits = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    _check_steps(parts, (splits,), feed)
+    geometry = join_geometry(regions)
+    rest = [Column(array.shape, array.dtype, [array], joined=True) for array in (splits, geometry)]
+    return [_joined(parts, feed), *rest]
 
 
 def _stacked(samples: list[Array], feed: FeedSpec) -> Column:

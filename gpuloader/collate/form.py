@@ -14,6 +14,7 @@ from gpuloader.collate.structure import Structure
 from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import IF_A_LIST, as_numbers
 from gpuloader.fields.ragged import gather_fields
+from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.transforms.program import Programmer
 
@@ -70,7 +71,8 @@ class Collation:
     def fixed(self) -> bool:
         """Whether the loader itself stacks the samples, and none of their fields varies in length."""
         varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
-        return not self.whole and not varies
+        is_region = self.pictures is not None and bool(self.pictures.staged)
+        return not self.whole and not varies and not is_region
 
     @property
     def gathers(self) -> bool:
@@ -147,6 +149,9 @@ def settle_form(samples: Sequence[Any], collation: Collation) -> Form:
                 if leaf.name in pads:
                     check_fill(pads[leaf.name], array.dtype)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
+            elif isinstance(value, Region):
+                pixels = value.pixels
+                feeds.append(FeedSpec(leaf.name, (None, *pixels.shape[1:]), pixels.dtype, lod_level=2))
             else:
                 array = as_numbers(value)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))

@@ -30,6 +30,7 @@ SMALL = 32 << 10
 Turned = tuple[tuple[int, tuple[int, ...]], ...]
 """The arrays to turn when they are delivered, as for `Layout`."""
 _END = object()
+_PLAIN = (str, int, float, bool, type(None), bytes)
 _AS_IT_IS = Structure(Leaf("0", False), keeps_tuples=True)
 
 
@@ -84,6 +85,7 @@ class NestedStager:
         self._meter = meter
         self._draw = draw
         self._unchecked = intake.host
+        self._known: dict[Any, Structure] = {}
         self._settled = intake.output is not None
         self._library = intake.output
         self._key: Any = None
@@ -111,13 +113,42 @@ class NestedStager:
         as_it_is = intake.stays and intake.output is None
         if as_it_is and not self._unchecked:
             return _AS_IT_IS
+        look = self._look_at(batch)
+        if look is not None and look in self._known:
+            return self._known[look]
         structure = Structure.of(
             batch, staged=self._is_staged, may_be_empty=True, keeps_tuples=True, opens=True, kept=intake.host
         )
+        if look is not None and not self._unchecked:
+            if len(self._known) > 32:
+                self._known.clear()
+            self._known[look] = structure
         if self._unchecked:
             _check_names(self._unchecked, structure)
             self._unchecked = frozenset()
         return _AS_IT_IS if as_it_is else structure
+
+    def _look_at(self, batch: Any) -> Any:
+        """Return what the structure of a batch without nesting follows from; None for any other batch."""
+        kind: Any = type(batch)
+        if kind is dict:
+            keys: Any = tuple(batch)
+            if not all(type(key) is str for key in keys):  # keys such as 1 and True are equal
+                return None
+            entries = batch.values()
+        elif kind is tuple or kind is list:
+            keys, entries = len(batch), batch
+        else:
+            return None
+        staged = []
+        for entry in entries:
+            if type(entry) is np.ndarray or is_tensor(entry):
+                staged.append(self._is_staged(entry))
+            elif type(entry) in _PLAIN:
+                staged.append(False)
+            else:
+                return None
+        return kind, keys, tuple(staged)
 
     def _is_staged(self, value: Any) -> bool:
         intake = self._intake
@@ -192,7 +223,8 @@ class NestedStager:
     def _arrange(self, parts: Parts, turned: Turned, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
         """Return where the arrays lie on a device, and those of them that are in the slot."""
         specs = tuple((array.shape, array.dtype) for array in parts.arrays)
-        key = specs, turned, apart, parts.levels, tuple(parts.structure.array_names)
+        drawn = self._intake.collation.programmer is not None
+        key = specs, turned, apart, parts.levels, tuple(parts.structure.array_names) if drawn else ()
         if key != self._key:
             whole = inside = arrange(specs)
             if apart:

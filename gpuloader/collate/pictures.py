@@ -1,10 +1,13 @@
-"""Makes the pictures of each sample, before the sample is written: decoded, and all of one size."""
+"""Makes the pictures of each sample, before the sample is written: decoded, and all of one size.
+
+For a place with a GPU, the regions that are needed are decoded, and the GPU makes the pictures of them.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from gpuloader.collate.structure import entries_of, join_name
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.pictures.picture import Picture, is_encoded
 from gpuloader.transforms.planning import PictureTransform, make_picture
+from gpuloader.transforms.staging import stage_picture
 
 _LANE = 1  # of a sample's random numbers; those that the dataset draws are in lane 0
 
@@ -30,11 +34,14 @@ class PictureStage:
         Whether bytes in other fields are pictures, too.
     names : tuple of str or None
         The declared names of the fields of samples that are tuples; None if they are not declared.
+    staged : mapping of (str or None) to str
+        The chains whose pictures are made on a GPU, of the regions that are decoded here; and their filters.
     """
 
     chains: Mapping[str | None, tuple[PictureTransform, ...]]
     decodes: bool = False
     names: tuple[str, ...] | None = None
+    staged: Mapping[str | None, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -96,7 +103,8 @@ class _Making:
         if isinstance(value, Picture):
             return self._make(value, name, None)
         if is_encoded(value):
-            return self._make(value, name, None) if self._stage.decodes or None in chains else value
+            wanted = self._stage.decodes or (None in chains and None not in self.done)
+            return self._make(value, name, None) if wanted else value
         entries = entries_of(value)
         if entries is not None:
             return _replace(value, {key: self.walk(one, join_name(name, part)) for key, part, one in entries})
@@ -112,6 +120,9 @@ class _Making:
         try:
             if not transforms and isinstance(value, Picture):
                 return value.decode()
+            interpolation = self._stage.staged.get(chain) if transforms else None
+            if interpolation is not None:
+                return stage_picture(value, transforms, self._rng, interpolation)
             return make_picture(value, transforms, self._rng)
         except SampleError as error:
             error.field = error.field or name or "0"

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuloader.base.checks import THREAD
+from gpuloader.base.interrupts import deferred_interrupt
 from gpuloader.base.nesting import next_depth
 from gpuloader.base.numa import Cores
 from gpuloader.base.platforms import check_processes
@@ -224,9 +225,16 @@ class Fetching:
             return self._open_alone(one, ring, meter)
         numbered = one.numbered if one.numbered is not None else _without_indices(one.start)
         window = Window(numbered, ring, self.ahead, in_order=self._workers.in_order)
-        if self.in_processes:
-            return self._open_processes(one, window, meter)
-        return self._open_threads(one, window, meter)
+        start = self._open_processes if self.in_processes else self._open_threads
+        fetch: Fetch | None = None
+        try:
+            with deferred_interrupt():  # else it could leave a worker behind that nobody knows yet
+                fetch = start(one, window, meter)
+        except BaseException:
+            if fetch is not None:
+                fetch.close()
+            raise
+        return fetch
 
     def check_crew(self, crew: int | None) -> None:
         """Raise `ValueError` unless a state of a loader with this `crew` can resume here.

@@ -26,7 +26,7 @@ from gpuloader.loader.options import (
     check_transforms,
     may_ask_by_key,
 )
-from gpuloader.loader.picture_options import check_on_bad, choose_worker_type, find_stage
+from gpuloader.loader.picture_options import check_on_bad, choose_worker_type, find_stage, make_on_device
 from gpuloader.loader.presenting import Presenter
 from gpuloader.loader.resuming import EpochOf, Resumable
 from gpuloader.loader.state import Course, Progress
@@ -333,6 +333,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
                 equal=delivery.shards > 1 or (self._batching.sharding is not None and uneven == "pad"),
             ),
         )
+        collation = make_on_device(collation, whole=delivery.shards == 1 and not static)
         self._cache = check_cache(
             cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
         )

@@ -22,7 +22,7 @@ from gpuloader.devices.places import (
 from gpuloader.fields.declaring import Program, resolve_feeds
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec
-from gpuloader.pipeline.lane import send
+from gpuloader.pipeline.sending import send
 from gpuloader.sources.readers.contract import Reader, check_reader, iterate
 
 Feed = dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuloader.base.checks import check_word
@@ -10,6 +11,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.sources.pictures.holding import holds_pictures
 
 if TYPE_CHECKING:
+    from gpuloader.collate.form import Collation
     from gpuloader.collate.pictures import PictureStage
 
 
@@ -36,6 +38,36 @@ def find_stage(
     load_pillow()
     names = None if feeds is None else tuple(feed.name for feed in feeds)
     return PictureStage.of(pictures, decodes=decode is not None, names=names)
+
+
+def make_on_device(collation: Collation, *, whole: bool) -> Collation:
+    """Return a collation whose pictures are made on the device that its batches go to, as far as it can.
+
+    Workers make the pictures if there is no device, if they must be made before their batch is, and if a
+    batch is not `whole`: if it is cut for several devices, or must lie where the one before lay.
+    """
+    stage = collation.pictures
+    excluded = collation.on_host or collation.whole or collation.feeds is not None or not whole
+    if stage is None or not stage.chains or excluded:
+        return collation
+    # Imported late, because only loaders of pictures need it.
+    from gpuloader.transforms.program import Programmer
+    from gpuloader.transforms.staging import fuse_resampling, plan_resampling
+
+    before = collation.programmer
+    transforms = [] if before is None else list(before.transforms)
+    staged: dict[str | None, str] = {}
+    for name, chain in stage.chains.items():
+        made = plan_resampling(name, chain)
+        if made is not None:
+            staged[name] = made.interpolation
+            fields = [one.field for one in transforms]
+            transforms.insert(fields.index(name) if name in fields else len(fields), made)
+    if not staged:
+        return collation
+    native = before is not None and before.native
+    programmer = Programmer(fuse_resampling(transforms), native=native)
+    return replace(collation, programmer=programmer, pictures=replace(stage, staged=staged))
 
 
 def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:

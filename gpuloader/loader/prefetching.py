@@ -168,11 +168,18 @@ class PrefetchedLoader(Measured):
         if places is None:
             places = default_place(current_cuda_device() or find_local_rank())
         parsed = parse_places(places)
-        delivery = Delivery.of(parsed, check_output(output), stream, prefetch=ahead, drop_last=drop_last)
+        listed = check_transforms(transforms, batches_only=True)
+        delivery = Delivery.of(
+            parsed,
+            check_output(output),
+            stream,
+            prefetch=ahead,
+            drop_last=drop_last,
+            urgent=bool(listed),
+        )
         if output is None:
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
             delivery = replace(delivery, outputs=following)
-        listed = check_transforms(transforms, batches_only=True)
         check_transform_places(listed, delivery)
         collation = check_collation(
             feeds=None,

@@ -22,7 +22,8 @@ from gpuloader.fields.spec import Array
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
-from gpuloader.pipeline.lane import Lane, upload
+from gpuloader.pipeline.lane import Lane
+from gpuloader.pipeline.sending import upload
 from gpuloader.sources.array_rows import Rows, array_source
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.transforms.operations import GatherRows, Permute, Spec

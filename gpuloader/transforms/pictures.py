@@ -143,6 +143,11 @@ class Normalize:
     def check(self, inputs: Sequence[Array]) -> None:
         """Accept any values."""
 
+    @property
+    def arrangement(self) -> tuple[str, tuple[int, ...] | None]:
+        """The result's layout in memory, and the order in which its dimensions are delivered."""
+        return ("HWC", _CHANNELS_FIRST) if self.to == CHANNELS_LAST else (self.to, None)
+
     def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
         return find_sizes(inputs, self.layout, (np.uint8, np.float32))
 
@@ -152,7 +157,7 @@ class Normalize:
         tall, wide = self.crop or (height, width)
         check_room((tall, wide), height, width, self.layout)
         _, held = resolve_target(self.dtype, _TARGETS)
-        to, axes = ("HWC", _CHANNELS_FIRST) if self.to == CHANNELS_LAST else (self.to, None)
+        to, axes = self.arrangement
         output = (inputs[0][0][0], *join_shape(channels, tall, wide, to)), held
         empty = {"images": no_rows(inputs[0])}
         if self.draws:

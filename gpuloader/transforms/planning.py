@@ -77,7 +77,12 @@ def make_picture(value: Any, transforms: Sequence[PictureTransform], rng: np.ran
         The value is not a picture.
     """
     picture = as_picture(value)
-    first, *others = plan_picture(size_of(picture), transforms, rng)
+    return finish_plan(picture, plan_picture(size_of(picture), transforms, rng))
+
+
+def finish_plan(picture: Any, plan: Plan) -> Pixels:
+    """Return the pixels that a plan makes of what `as_picture` returned."""
+    first, *others = plan
     assert isinstance(first, Geometry)
     if isinstance(picture, Picture):
         picture, first = picture.decode_for(first)

@@ -37,7 +37,8 @@ class Transform(Protocol):
 
     It may name further fields in an attribute ``others``. Their arrays then follow those of the first as
     inputs, and the operation computes one array for each field. An operation with a true attribute
-    ``in_place`` changes its inputs, which are its outputs then.
+    ``in_place`` changes its inputs, which are its outputs then. A method ``find``, which takes the names and
+    the levels of all fields, may return the name of the field if `field` is None.
     """
 
     @property
@@ -257,6 +258,7 @@ class _Planner:
         self._transforms = transforms = programmer.transforms
         self._sources = programmer.sources
         self._names = list(names)
+        self._levels = tuple(levels)
         self._fields: list[FieldLayout] = list(staged.fields)
         self._present: dict[str, tuple[int, ...]] = {}
         first = 0
@@ -310,7 +312,9 @@ class _Planner:
         draws = iter(self._draws)
         for transform in self._transforms:
             title = type(transform).__name__
-            names = [self._find(one) for one in (transform.field, *getattr(transform, "others", ()))]
+            find = getattr(transform, "find", None)
+            field = transform.field if find is None else find(self._names, self._levels)
+            names = [self._find(one) for one in (field, *getattr(transform, "others", ()))]
             name, inputs = names[0], tuple(one for name in names for one in self._present[name])
             if all(one < staged for one in inputs):
                 checked.append((transform, name, inputs))

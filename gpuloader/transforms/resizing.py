@@ -33,8 +33,8 @@ class Resize:
     filter : str
         'bilinear' or 'bicubic'.
     scaled : bool
-        True lets the decoder of a JPEG shrink it to n / 8 first, which is faster. The pixels then differ a
-        little from Pillow's.
+        True lets the decoder of a JPEG shrink it to a half, a quarter or an eighth first, which is faster.
+        The pixels then differ a little from Pillow's.
 
     Examples
     --------
@@ -118,8 +118,8 @@ class RandomResizedCrop:
     filter : str
         'bilinear' or 'bicubic'.
     scaled : bool
-        True lets the decoder of a JPEG shrink it to n / 8 first, if the window stays as large as the result.
-        That is faster, and the pixels then differ a little from Pillow's.
+        True lets the decoder of a JPEG shrink it to a half, a quarter or an eighth first, if the window stays
+        as large as the result. That is faster, and the pixels then differ a little from Pillow's.
 
     Examples
     --------

@@ -33,6 +33,23 @@ def test_fields_that_vary():
 
 
 @pytest.mark.parametrize(
+    ("collation", "fixed", "keeps", "whole"),
+    [
+        (Collation(), True, False, False),
+        (Collation(ragged=frozenset("a")), False, True, False),
+        (Collation(pads={"a": 0}), False, True, False),
+        (Collation((data("a", [None, 3]),)), True, False, False),
+        (Collation((data("a", [None, None]),)), True, True, False),
+        (Collation((data("a", [None, 3]), data("b", [None, 3], lod_level=1))), False, True, False),
+        (Collation(function=list), False, True, True),
+        (Collation(batched=False), False, True, True),
+    ],
+)
+def test_a_batch_is_written_sample_by_sample_if_its_fields_have_one_size(collation, fixed, keeps, whole):
+    assert (collation.fixed, collation.keeps, collation.whole) == (fixed, keeps, whole)
+
+
+@pytest.mark.parametrize(
     ("sample", "collation", "field", "message"),
     [
         ({"a": 1}, Collation(ragged=frozenset("b")), None, r"ragged or pad names \['b'\]"),

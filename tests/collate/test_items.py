@@ -118,8 +118,10 @@ def test_items_are_read_no_further_than_asked():
     assert given == [0, 1, 2]
 
 
-def test_a_generator_is_closed():
-    closed = []
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_generator_is_closed(holds):
+    """Also if the dataset holds it, so that it would not end by itself."""
+    closed, held = [], []
 
     def numbers():
         try:
@@ -127,7 +129,14 @@ def test_a_generator_is_closed():
         finally:
             closed.append(True)
 
-    stream = stream_of(type("Own", (), {"__iter__": lambda self: numbers()})())
+    class Own:
+        def __iter__(self):
+            items = numbers()
+            if holds:
+                held.append(items)
+            return items
+
+    stream = stream_of(Own())
     stream.close()  # before the first batch
     stream.stage(0, make_slot)
     stream.close()

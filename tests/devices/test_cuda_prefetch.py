@@ -13,7 +13,7 @@ from gpuloader import LoaderError
 from gpuloader.devices import cuda
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
-from gpuloader.transforms import Normalize, OneHot
+from gpuloader.transforms import Cast, Normalize, OneHot
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy
 
@@ -245,3 +245,12 @@ class TestGpus:
                 break
             list(gpuloader.prefetch(batches, places="gpu:0"))
             runtime.finish()
+
+
+@pytest.mark.parametrize(("transforms", "priority"), [([], 0), ([Cast("0", "float32")], -1)])
+def test_kernels_of_transforms_go_ahead_of_the_models(runtime, transforms, priority):
+    loader = gpuloader.prefetch([[np.arange(4)]] * 3, places="gpu:0", transforms=transforms)
+    for batch in loader:
+        del batch
+    [road] = loader._idle
+    assert road.lanes[0]._copy_stream.priority == priority

@@ -11,7 +11,7 @@ from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
 from gpuloader.kernels import shuffle
-from gpuloader.pipeline import lane
+from gpuloader.pipeline import sending
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
 from tests.devices.conformance import DeviceTests
 from tests.fakes import nothing_left_behind
@@ -229,9 +229,9 @@ def test_kernels_go_on_the_copy_stream_of_their_device(runtime, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 100, 129, 1 << 20])
 def test_whole_arrays_go_up_in_chunks(runtime, monkeypatch, chunk):
-    monkeypatch.setattr(lane, "UPLOAD_NBYTES", chunk)
+    monkeypatch.setattr(sending, "UPLOAD_NBYTES", chunk)
     arrays = [np.arange(77, dtype=np.int16), np.zeros((0, 3)), np.arange(36.0).reshape(6, 6)[:, 1:4]]
-    there = lane.upload(arrays, open_device(CUDAPlace(0)))
+    there = sending.upload(arrays, open_device(CUDAPlace(0)))
     gc.collect()
     assert not runtime.registered
     for array, one in zip(arrays, there, strict=True):  # without runtime.finish(), because upload waits

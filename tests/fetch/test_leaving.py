@@ -10,10 +10,12 @@ import textwrap
 import threading
 import time
 from functools import partial
+from multiprocessing import popen_fork
 
 import pytest
 
 from gpuloader import LoaderError
+from gpuloader.fetch.processes import fork_server
 from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
@@ -315,6 +317,31 @@ def test_processes_of_the_users_own_fork_server_can_be_interrupted():
     )
     assert done.stdout == "done\n"
     assert done.stderr.count("KeyboardInterrupt") == 1
+
+
+@pytest.mark.parametrize(
+    ("start_method", "home", "name"),
+    [("fork", popen_fork.Popen, "_launch"), ("forkserver", fork_server.ForkServer, "fork")],
+)
+@pytest.mark.parametrize("before", [0, 1])
+def test_an_interrupt_while_workers_start_leaves_none(monkeypatch, start_method, home, name, before):
+    """Ctrl-C arrives when a process exists, and nobody has noted that yet."""
+    start, started = getattr(home, name), []
+
+    def interrupted(*arguments, **options):
+        child = start(*arguments, **options)
+        started.append(child)
+        if len(started) == before + 1:
+            signal.raise_signal(signal.SIGINT)
+        return child
+
+    monkeypatch.setattr(home, name, interrupted)
+    one = loader(Faulty(40), start_method=start_method)
+    with pytest.raises(KeyboardInterrupt):
+        list(one)
+    assert len(started) > before
+    monkeypatch.undo()
+    assert indices(one) == plain(40)
 
 
 def test_an_interrupt_loses_no_batch():

@@ -267,7 +267,7 @@ class TestFeedLists:
     def test_unknown_names_and_other_things(self):
         with pytest.raises(ValueError, match="no feed named 'nobody'"):
             DataFeeder(["nobody"], "cpu")
-        with pytest.raises(TypeError, match="declared with gpuloader.data"):
+        with pytest.raises(TypeError, match="or their names, got int"):
             DataFeeder([3], "cpu")
         with pytest.raises(PlaceError, match="not a place"):
             DataFeeder([LABEL], "abacus")

@@ -1,6 +1,7 @@
 """Loaders of pictures: decoded, resized and augmented, the same for any workers, places and resume."""
 
 import io
+import sys
 import threading
 
 import numpy as np
@@ -13,6 +14,7 @@ from gpuloader import (
     ImageFolder,
     ImageSample,
     IterableDataset,
+    MissingPackage,
     Picture,
     PictureError,
     SampleError,
@@ -223,6 +225,30 @@ def test_decode_turns_bytes_into_pixels():
     assert batch["image"] == data
     with pytest.raises(ValueError, match="decode must be one of 'image' or None, got 'jpg'"):
         DataLoader(dataset, decode="jpg")
+
+
+def test_without_a_name_only_the_first_picture_is_transformed():
+    data = encode(make_pixels(8, 9), "PNG")
+    dataset = [{"a": data, "b": b"no picture", "c": make_pixels(8, 9)}]
+    [batch] = DataLoader(dataset, places="cpu", transforms=[Resize(None, (4, 5))])
+    assert batch["a"].shape == (1, 4, 5, 3)
+    assert batch["b"] == [b"no picture"]
+    assert batch["c"].shape == (1, 8, 9, 3)
+
+
+def test_single_samples_are_transformed_too(folder):
+    samples = list(DataLoader(folder, places="cpu", batch_size=None, transforms=[Resize("image", (4, 5))]))
+    assert {image.shape for image, _ in samples} == {(4, 5, 3)}
+    assert len(samples) == len(folder)
+
+
+def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
+    from gpuloader.sources.pictures import decoding
+
+    decoding.load_pillow.cache_clear()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingPackage, match=r"decoding pictures needs pillow, .*\[images\]"):
+        DataLoader(folder)
 
 
 def test_a_collate_fn_gets_the_pixels(folder):

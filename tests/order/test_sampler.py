@@ -266,6 +266,8 @@ def test_weights_may_be_any_list_of_numbers():
         assert set(sampler) == set(ordered(sampler)) == {1, 3}
         assert len(sampler) == 30
     assert sorted(WeightedRandomSampler([0, 1, 0, 2], 2, replacement=False)) == [1, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        sampler.weights[0] = 1  # after the order has been computed, this would have no effect
 
 
 def test_a_subset_is_shuffled():

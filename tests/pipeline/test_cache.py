@@ -29,7 +29,7 @@ from gpuloader.base.errors import LoaderError, SampleError
 from gpuloader.devices.host import HostDevice
 from gpuloader.order.order import Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.pipeline import cache, lane
+from gpuloader.pipeline import cache, sending
 from gpuloader.pipeline.lane import Lane
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
@@ -523,31 +523,31 @@ class TestUpload:
         random = np.random.default_rng(seed)
         arrays = [random.integers(0, 200, (rows, 3)).astype(dtype) for rows, dtype in sizes]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lane, "UPLOAD_NBYTES", chunk)
+            patch.setattr(sending, "UPLOAD_NBYTES", chunk)
             for device in (SimulatedDevice(seed=seed), HostDevice()):
-                for array, there in zip(arrays, lane.upload(arrays, device), strict=True):
+                for array, there in zip(arrays, sending.upload(arrays, device), strict=True):
                     assert there.dtype == array.dtype
                     np.testing.assert_array_equal(there, array)
 
     def test_of_what_does_not_lie_in_one_piece(self):
         array = np.arange(60).reshape(6, 10)[::2, 1::3]
         array.flags.writeable = False
-        [there] = lane.upload([array], SimulatedDevice())
+        [there] = sending.upload([array], SimulatedDevice())
         np.testing.assert_array_equal(there, array)
 
     @pytest.mark.parametrize("chunk", [64, 1000])
     def test_batches_after_it(self, monkeypatch, chunk):
-        monkeypatch.setattr(lane, "UPLOAD_NBYTES", chunk)
+        monkeypatch.setattr(sending, "UPLOAD_NBYTES", chunk)
         found = epochs(Counting(), cache="device", places=simulated_places(2), shuffle=True)
         assert_same(found, epochs(Counting(), places=[CPUPlace()] * 2, shuffle=True))
 
     def test_waits_for_what_leaves_its_slots(self, monkeypatch):
         """Without waiting, the simulated device notices that a slot is overwritten during a copy."""
         device = SimulatedDevice(seed=1)
-        monkeypatch.setattr(lane, "UPLOAD_NBYTES", 16)
+        monkeypatch.setattr(sending, "UPLOAD_NBYTES", 16)
         synchronize = device.synchronize
         monkeypatch.setattr(device, "synchronize", lambda event: None)
-        lane.upload([np.arange(200)], device)
+        sending.upload([np.arange(200)], device)
         monkeypatch.setattr(device, "synchronize", synchronize)
         with pytest.raises(LoaderError, match="rewritten before the copy"):
             device.finish(device._streams[-1])

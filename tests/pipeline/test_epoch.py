@@ -22,9 +22,9 @@ PLACES = {"cpu": lambda: [CPUPlace()], "one": lambda: simulated_places(1), "two"
 class Loop:
     """An epoch over ready batches, and what it left."""
 
-    def __init__(self, entries, places: list[Place], present=list):
+    def __init__(self, entries, places: list[Place], present=list, **options):
         meter = Meter()
-        delivery = Delivery.of(places, None, None, prefetch=1, drop_last=False)
+        delivery = Delivery.of(places, None, None, prefetch=1, drop_last=False, **options)
         self.road = build_road(delivery, 4, meter)
         self.fetch = Staged(self.road.ring, entries)
         self.idle, self.ended = deque(), []

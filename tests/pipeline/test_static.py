@@ -13,6 +13,7 @@ from gpuloader.base.errors import Misuse
 from gpuloader.testing import RaceError, simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
+from tests.pipeline.test_epoch import Loop
 
 ROWS = np.arange(24).reshape(12, 2)
 
@@ -342,3 +343,26 @@ def test_batches_on_changing_streams_follow_one_another():
     for stream in streams:
         device.finish(stream)
     assert [values[0][0, 0] for values in seen] == [0, 6, 12, 18]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_batch_that_an_interrupt_kept_back_is_ordered_before_the_stream_of_whoever_gets_it(seed):
+    """It has been moved already, behind the work on the batch before, when the next one is read."""
+    [place] = simulated_places(1, seed)
+    device = place.device
+    streams = [device.stream(), device.stream()]
+    loop, seen = Loop([0, 1, KeyboardInterrupt(), 2, 3], [place], static=True), []
+    with device.use(streams[0]):
+        [(_, [batch])] = next(loop.epoch)
+        seen.append(batch.launch_read(duration=3.0))
+        with pytest.raises(KeyboardInterrupt):
+            next(loop.epoch)
+    for stream in (streams[1], streams[0], streams[1]):
+        with device.use(stream):
+            [(_, [batch])] = next(loop.epoch)
+            seen.append(batch.launch_read(duration=1.0))
+    for stream in streams:
+        device.finish(stream)
+    assert [values[0].ravel()[0] for values in seen] == [0, 1, 2, 3]
+    del batch
+    assert list(loop.epoch) == []

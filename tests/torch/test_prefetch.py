@@ -240,3 +240,34 @@ class TestAttributes:
         later.load_state_dict(loader.state_dict())
         rest = [labels.tolist() for _, labels in later]
         assert first + rest == [labels.tolist() for _, labels in DataLoader(digits(), 3)]
+
+
+class TestGraphs:
+    def test_a_batch_of_pytorch_geometric(self, place):
+        data = pytest.importorskip("torch_geometric.data")
+        edges = torch.tensor([[0, 1], [1, 2]])
+        graphs = [data.Data(x=torch.full((3, 2), n), edge_index=edges, label=n, name=f"g{n}") for n in (1, 2)]
+        batch = data.Batch.from_data_list(graphs)
+        loader = gpuloader.prefetch([batch, batch], places=place, host=["ptr"])
+        for found in loader:
+            assert type(found) is type(batch)
+            assert list(found.keys()) == list(batch.keys())
+            assert numbers(found.x) == batch.x.tolist()
+            assert numbers(found.edge_index) == batch.edge_index.tolist()
+            assert found.name == ["g1", "g2"]
+            assert found.ptr is batch.ptr
+        assert found.num_graphs == 2
+        assert type(batch.x) is torch.Tensor
+        assert isinstance(found.x, torch.Tensor if place == "cpu" else SimulatedArray)
+
+    def test_a_graph_of_several_types(self, place):
+        data = pytest.importorskip("torch_geometric.data")
+        graph = data.HeteroData()
+        graph["paper"].x = torch.ones(3, 2)
+        graph["paper", "cites", "paper"].edge_index = torch.tensor([[0, 1], [1, 2]])
+        host = ["paper__cites__paper.edge_index"]
+        [found] = gpuloader.prefetch([graph], places=place, host=host)
+        assert numbers(found["paper"].x) == [[1, 1]] * 3
+        edges = "paper", "cites", "paper"
+        assert found[edges].edge_index is graph[edges].edge_index
+        assert found.node_types == ["paper"]

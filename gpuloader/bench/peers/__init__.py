@@ -53,7 +53,10 @@ class Peer:
 
     def version(self) -> str | None:
         """Return the installed version, or None if there is none, without importing the library."""
-        if importlib.util.find_spec(self.module) is None:
+        try:
+            if importlib.util.find_spec(self.module) is None:
+                return None
+        except ModuleNotFoundError:  # the package that it is a part of
             return None
         for distribution in self.distributions:
             try:
@@ -80,6 +83,12 @@ PEERS = {
         Peer("grain", "grain", ("grain",)),
         Peer("spdl", "spdl", ("spdl",)),
         Peer("tensorflow", "tensorflow", ("tensorflow", "tensorflow-cpu")),
+        Peer(
+            "dali",
+            "nvidia.dali",
+            ("nvidia-dali-cuda120", "nvidia-dali-cuda130"),
+            frozenset({"pictures"}),
+        ),
     )
 }
 

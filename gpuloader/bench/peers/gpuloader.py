@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
-from gpuloader.bench.samples import Stream
+from gpuloader.bench.samples import Pictures, Stream
 from gpuloader.fields.declaring import data
 from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.sources.dataset import IterableDataset, TensorDataset
@@ -27,6 +27,8 @@ def open_loaders(case: Case) -> dict[str, Loader]:
                 workers(2): _load(case, dataset, 2),
                 workers(2, "thread"): _load(case, dataset, 2, worker_type="thread"),
             }
+        case "pictures":
+            return _open_pictures(case, dataset)
         case "waits":
             return {workers(16, "thread"): _load(case, dataset, 16, worker_type="thread")}
         case "small":
@@ -60,6 +62,27 @@ def _load(case: Case, dataset: Any, count: int = 0, **options: Any) -> Any:
         persistent_workers=count > 0,
         **options,
     )
+
+
+def _open_pictures(case: Case, dataset: Pictures) -> dict[str, Loader]:
+    from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
+
+    files = [(dataset.file(index), index) for index in range(len(dataset))]
+    ways = {"exactly Pillow's pixels": False, "scaled while decoding": True}
+    return {
+        way: _load(
+            case,
+            files,
+            2,
+            worker_type="thread",
+            transforms=[
+                RandomResizedCrop("0", dataset.SIZE, scaled=scaled),
+                RandomFlip("0"),
+                Normalize("0", dataset.MEAN, dataset.STD, scale=1 / 255),
+            ],
+        )
+        for way, scaled in ways.items()
+    }
 
 
 def _iterate(case: Case) -> dict[str, Loader]:

@@ -27,7 +27,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
             }
         case "lists":
             return {workers(count): _load(case, dataset, count) for count in (0, 2)}
-        case "images" | "jpeg":
+        case "images" | "jpeg" | "pictures":
             return {workers(2): _load(case, dataset, 2)}
         case "waits":
             return {workers(count): _load(case, dataset, count) for count in (2, 16)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
-from gpuloader.bench.samples import Stream
+from gpuloader.bench.samples import Pictures, Stream, draw_window
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
@@ -37,6 +38,11 @@ def open_loaders(case: Case) -> dict[str, Loader]:
                 workers(2, "thread"): _load(case, dataset, 2),
                 workers(2): _Batches(case, partial(_collect, dataset), 2, processes=True),
             }
+        case "pictures":
+            return {
+                f"its own decoder, {workers(2, 'thread')}": _Batches(case, _Decoding(dataset), 2),
+                f"Pillow, {workers(2)}": _Batches(case, partial(_collect, dataset), 2, processes=True),
+            }
         case "waits":
             return {
                 workers(16, "thread"): _load(case, dataset, 16),
@@ -55,6 +61,30 @@ def open_loaders(case: Case) -> dict[str, Loader]:
 def touch(batch: Any) -> object:
     """Read the first number of the first array."""
     return batch[0].item(0)
+
+
+class _Decoding:
+    """Decodes and augments a batch of pictures with SPDL's decoder, whose filters are FFmpeg's."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+
+    def __call__(self, indices: list[int]) -> list[Any]:
+        import spdl.io
+
+        frames = []
+        for index in indices:
+            left, top, right, bottom = draw_window(375, 500)
+            steps = [
+                f"crop={right - left}:{bottom - top}:{left}:{top}",
+                f"scale={self._pictures.SIZE}:{self._pictures.SIZE}:flags=bilinear",
+                *(["hflip"] if random.random() < 0.5 else []),
+                "format=pix_fmts=rgb24",
+            ]
+            packets = spdl.io.demux_image(self._pictures.file(index))
+            frames.append(spdl.io.decode_packets(packets, filter_desc=",".join(steps)))
+        pixels = spdl.io.to_numpy(spdl.io.convert_frames(frames))
+        return [self._pictures.normalize(pixels), np.asarray(indices)]
 
 
 class _Order:

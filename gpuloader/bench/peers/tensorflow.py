@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
+from gpuloader.bench.samples import Pictures
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
@@ -37,6 +38,11 @@ def open_loaders(case: Case) -> dict[str, Loader]:
             files = tf.data.Dataset.from_tensor_slices(dataset.files).repeat().take(case.length)
             decoded = files.enumerate().map(_decode, num_parallel_calls=auto)
             return {"its own decoder": decoded.batch(case.size).prefetch(auto)}
+        case "pictures":
+            files = tf.data.Dataset.from_tensor_slices((dataset.files, list(range(len(dataset.files)))))
+            chosen = files.repeat().take(case.length).shuffle(case.length)
+            made = chosen.map(_augment, num_parallel_calls=auto).batch(case.size)
+            return {"its own decoder": made.prefetch(auto)}
         case "waits":
             return {workers(16, "thread"): _call(case, dataset, 16)}
         case "lists":
@@ -69,6 +75,22 @@ def _decode(index: Any, file: Any) -> tuple[Any, Any]:
 
     picture = tf.image.resize(tf.io.decode_jpeg(file, 3), (224, 224))
     return tf.cast(picture, tf.uint8), index
+
+
+def _augment(file: Any, label: Any) -> tuple[Any, Any]:
+    """Return a random window of a file, as in TensorFlow's own training programs: only it is decoded."""
+    import tensorflow as tf
+
+    size = tf.image.extract_jpeg_shape(file)
+    whole = tf.constant([[[0.0, 0.0, 1.0, 1.0]]])
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(
+        size, whole, 0, 0.1, (3 / 4, 4 / 3), (0.08, 1.0), 10, True
+    )
+    window = tf.concat([begin[:2], extent[:2]], 0)
+    picture = tf.image.decode_and_crop_jpeg(file, window, channels=3)
+    picture = tf.image.random_flip_left_right(tf.image.resize(picture, (Pictures.SIZE, Pictures.SIZE)))
+    picture = (picture / 255 - Pictures.MEAN) / Pictures.STD
+    return tf.transpose(picture, (2, 0, 1)), label
 
 
 def _call(case: Case, dataset: Any, threads: int) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
-from gpuloader.bench.samples import Arrays, Stream
+from gpuloader.bench.samples import Arrays, Pictures, Stream
 
 
 def open_loaders(case: Case) -> dict[str, Loader]:
@@ -32,6 +33,8 @@ def open_loaders(case: Case) -> dict[str, Loader]:
             }
         case "jpeg":
             return {workers(2): _load(case, dataset, 2)}
+        case "pictures":
+            return {f"Pillow, {workers(2)}": _load(case, dataset, 2)} | _open_torchvision(case, dataset)
         case "waits":
             warnings.filterwarnings("ignore", message="This DataLoader will create 16 worker processes")
             return {workers(count): _load(case, dataset, count) for count in (2, 16)}
@@ -100,6 +103,38 @@ def _index_tensors(case: Case, dataset: Arrays) -> dict[str, Loader]:
         "__getitems__": _load(case, _Together(*tensors), 0),
         "batch sampler": _take_batches(case, single, 0),
     }
+
+
+class _Transformed:
+    """Pictures decoded by Pillow and transformed by torchvision."""
+
+    def __init__(self, pictures: Pictures, transform: Any) -> None:
+        self._pictures = pictures
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> Any:
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(self._pictures.file(index))).convert("RGB")
+        return self._transform(picture), index
+
+
+def _open_torchvision(case: Case, pictures: Pictures) -> dict[str, Loader]:
+    try:
+        from torchvision import transforms
+    except (ImportError, RuntimeError):  # not installed, or built for another torch
+        return {}
+    steps = [
+        transforms.RandomResizedCrop(pictures.SIZE),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(pictures.MEAN, pictures.STD),
+    ]
+    dataset = _Transformed(pictures, transforms.Compose(steps))
+    return {f"torchvision, {workers(2)}": _load(case, dataset, 2)}
 
 
 def _load(case: Case, dataset: Any, count: int) -> Any:

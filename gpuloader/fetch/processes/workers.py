@@ -12,6 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.interrupts import deferred_interrupt
 from gpuloader.base.processes import LONGEST_WAIT
 from gpuloader.collate.items import ItemState
 from gpuloader.collate.stream import StagedBatch
@@ -81,9 +82,10 @@ class ProcessWorkers:
         pool = self._pool
         if len(pool.workers) >= self._active or (self._window.exhausted and self._terms.reached is None):
             return False
-        worker = pool.start_next()
-        self._listen_to(worker)
-        self._begin(worker)
+        with deferred_interrupt():
+            worker = pool.start_next()
+            self._listen_to(worker)
+            self._begin(worker)
         return True
 
     def _listen_to(self, worker: WorkerProcess) -> None:
@@ -299,17 +301,18 @@ class ProcessWorkers:
         if not self._terms.respawn or self._closing or deaths > MOST_DEATHS:
             self._broken = True
             raise died(worker, worker.exit_code(GRACE), held)
-        for descriptor in (worker.link.fileno(), worker.sentinel):
-            del self._by_descriptor[descriptor]
-            self._poll.unregister(descriptor)
-        worker.close(monotonic())
-        fresh = self._pool.workers[worker.number] = self._pool.spawn(worker.number)
-        fresh.deaths = worker.deaths
-        self._listen_to(fresh)
-        self._begin(fresh)
-        fresh.jobs = worker.jobs
-        for job in held:
-            self._send_task(fresh, job)
+        with deferred_interrupt():
+            for descriptor in (worker.link.fileno(), worker.sentinel):
+                del self._by_descriptor[descriptor]
+                self._poll.unregister(descriptor)
+            worker.close(monotonic())
+            fresh = self._pool.workers[worker.number] = self._pool.spawn(worker.number)
+            fresh.deaths = worker.deaths
+            self._listen_to(fresh)
+            self._begin(fresh)
+            fresh.jobs = worker.jobs
+            for job in held:
+                self._send_task(fresh, job)
 
     def _time_out(self) -> LoaderError:
         job = next((job for job in self._window.jobs if not job.done), None)

@@ -105,7 +105,7 @@ class Picture:
         """Return the pixels, uint8 of shape (height, width, 3)."""
         return decode(self.data, self.header, self.file)
 
-    def decode_for(self, geometry: Geometry) -> tuple[Pixels | Any, Geometry]:
+    def decode_for(self, geometry: Geometry, colors: str = "RGBX") -> tuple[Pixels | Any, Geometry]:
         """Return pixels to resample before this thread decodes another picture, and the geometry for them.
 
         The pixels are those of `decode_briefly`. The decoder has shrunk them if the geometry allows that.
@@ -118,7 +118,7 @@ class Picture:
             box = (top, left, bottom, right) if header.orientation > 4 else geometry.box
             size = geometry.size[::-1] if header.orientation > 4 else geometry.size
             shrink = choose_shrink(header, box, size)
-        pixels = decode_briefly(self.data, header, self.file, shrink)
+        pixels = decode_briefly(self.data, header, self.file, shrink, colors)
         if isinstance(pixels, np.ndarray) and pixels.shape[:2] != upright:
             geometry = geometry.shrunk(*upright, pixels.shape[:2])
         return pixels, geometry

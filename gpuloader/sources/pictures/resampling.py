@@ -10,6 +10,7 @@ import numpy as np
 from gpuloader.sources.pictures.decoding import Pixels, load_pillow
 from gpuloader.sources.pictures.geometry import Geometry
 
+_STRIP = 4 << 20  # bytes of a picture that are copied at once for the first pass
 _MODES = {1: "L", 3: "RGB", 4: "RGB"}
 _RAW = {1: "L", 3: "RGB", 4: "RGBX"}
 
@@ -60,13 +61,20 @@ def _resize(picture: Pixels | Any, geometry: Geometry) -> Any:
     tall, wide = _measure(picture)
     first, _, last, far = geometry.find_region()
     last, far = min(last, tall), min(max(far, math.ceil(right)), wide)
-    image = _take(picture, first, 0, last - first, far)
-    if (left, right) != (0, width) or far != width:
-        image = image.resize((width, last - first), kind, (left, 0, right, last - first))
     # Rows above and below are not read, but with them the box needs no shift, which would round otherwise.
     below = max(math.ceil(bottom), last)
-    if first or below > last:
-        image = image.crop((0, -first, width, below - first))
+    step = max(_STRIP // (far * 4), 1)
+    strips: list[tuple[int, Any]] = []
+    for start in range(first, last, step):
+        rows = min(step, last - start)
+        image = _take(picture, start, 0, rows, far)
+        if (left, right) != (0, width) or far != width:
+            image = image.resize((width, rows), kind, (left, 0, right, rows))
+        strips.append((start, image))
+    if len(strips) > 1 or first or below > last:
+        image = pillow.new(image.mode, (width, below))
+        for start, strip in strips:
+            image.paste(strip, (0, start))
     if (top, bottom) != (0, height) or below != height:
         image = image.resize((width, height), kind, (0, top, width, bottom))
     return image

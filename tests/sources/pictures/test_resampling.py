@@ -1,9 +1,11 @@
 """Pictures are resampled as Pillow does it: first the columns, then the rows."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuloader.sources.pictures import resampling
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.resampling import as_pixels, resample
 from tests.picture_files import make_pixels, pillow
@@ -50,6 +52,18 @@ def test_a_window_of_a_resized_part_equals_pillows(case, channels, flip, flop):
     for picture in (pixels, pillow.fromarray(shown.squeeze(2) if channels == 1 else shown)):
         got = as_pixels(resample(picture, geometry.mirrored(flip=flip, flop=flop)))
         np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases(), st.integers(1, 3000))
+def test_large_pictures_are_resampled_in_strips(case, strip):
+    (height, width), cut, size, (top, left, tall, wide), kind = case
+    pixels = make_pixels(height, width)
+    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resampling, "_STRIP", strip)
+        got = as_pixels(resample(pixels, geometry))
+    np.testing.assert_array_equal(got, as_pixels(resample(pixels, geometry)))
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,182 @@
+"""Pictures for a GPU: workers decode the region that is needed, and one kernel does everything else.
+
+The kernel makes the same pixels of a region as Pillow makes of the picture, so a batch is the same on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.regions import NUMBERS, Region
+from gpuloader.kernels.dtypes import resolve_target
+from gpuloader.kernels.resample import resample, resample_on_host
+from gpuloader.kernels.resizing import Interpolation
+from gpuloader.kernels.windows import join_shape
+from gpuloader.sources.pictures.decoding import Pixels
+from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
+from gpuloader.transforms.coloring import ColorJitter
+from gpuloader.transforms.operations import KernelCall, Plain, Spec, no_rows
+from gpuloader.transforms.pictures import Normalize
+from gpuloader.transforms.planning import PictureTransform, finish_plan, plan_picture
+from gpuloader.transforms.program import Transform
+from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize, both
+
+
+@dataclass(frozen=True)
+class Resample(Plain):
+    """Makes pictures of one size of staged regions, as the transforms of pictures before it say.
+
+    Attributes
+    ----------
+    field : str or None
+        The field of regions; None means the first one.
+    size : tuple of int
+        Height and width of the result.
+    interpolation : str
+        The filter, 'bilinear' or 'bicubic'.
+    normalize : Normalize or None
+        The normalization to compute in the same pass; None leaves uint8 pixels in the layout HWC.
+    """
+
+    field: str | None
+    size: tuple[int, int]
+    interpolation: Interpolation = "bilinear"
+    normalize: Normalize | None = None
+
+    def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
+        """Return the name of the field, among fields of these names and levels."""
+        staged = [name for name, level in zip(names, levels, strict=True) if level == 2]
+        return self.field if self.field is not None or not staged else staged[0]
+
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+        """Return the computation for a batch."""
+        if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS,):
+            raise SampleError("expected a field of pictures")
+        (_, channels), (splits,) = inputs[0][0], inputs[1][0]
+        last = self.normalize
+        axes: tuple[int, ...] | None = None
+        options: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
+        if last is not None:
+            layout, axes = last.arrangement
+            options = {"mean": last.mean, "std": last.std, "scale": last.scale}
+            options |= {"out_layout": layout, "dtype": last.dtype}
+        _, held = resolve_target(options["dtype"], ("float16", "bfloat16", "float32", "uint8"))
+        output = (splits - 1, *join_shape(channels, *self.size, options["out_layout"])), held
+        names = "values", "row_splits", "geometry"
+        empty = {
+            name: no_rows(spec, int(name == "row_splits")) for name, spec in zip(names, inputs, strict=True)
+        }
+        options |= {"size": self.size, "interpolation": self.interpolation}
+        return KernelCall.settle(empty, output, resample, resample_on_host, axes=axes, **options)
+
+
+def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -> Resample | None:
+    """Return the transform that makes the pictures of a field on a GPU; None if workers must make them.
+
+    Workers must, if the pictures' size is not known before they are read, or if a transform is the user's.
+
+    >>> plan_resampling("image", [RandomResizedCrop("image", 224, filter="bicubic"), RandomFlip("image")])
+    Resample(field='image', size=(224, 224), interpolation='bicubic', normalize=None)
+    """
+    known = CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
+    if not all(isinstance(transform, known) for transform in transforms):
+        return None
+    size: tuple[int, int] | None = None
+    interpolation: Interpolation = "bilinear"
+    for transform in transforms:
+        if isinstance(transform, Resize | RandomResizedCrop):
+            interpolation = "bicubic" if transform.filter == "bicubic" else "bilinear"
+        if isinstance(transform, CenterCrop | RandomResizedCrop):
+            size = both(transform.size)
+        elif isinstance(transform, Resize):
+            size = both(transform.size) if isinstance(transform.size, tuple | list) else None
+    return None if size is None else Resample(field, size, interpolation)
+
+
+def fuse_resampling(transforms: Sequence[Transform]) -> list[Transform]:
+    """Return the transforms with each `Normalize` merged into a `Resample` directly before it.
+
+    >>> fused = fuse_resampling([Resample("image", (8, 8)), Normalize("image", mean=0.5)])
+    >>> len(fused), fused[0].normalize.mean
+    (1, 0.5)
+    """
+    fused: list[Transform] = []
+    for transform in transforms:
+        before = fused[-1] if fused else None
+        if (
+            isinstance(before, Resample)
+            and isinstance(transform, Normalize)
+            and before.normalize is None
+            and transform.field == before.field
+            and transform.layout == "HWC"
+            and not transform.draws
+        ):
+            fused[-1] = replace(before, normalize=transform)
+        else:
+            fused.append(transform)
+    return fused
+
+
+def stage_picture(
+    value: Any, transforms: Sequence[PictureTransform], rng: np.random.Generator, interpolation: str
+) -> Region:
+    """Return what a GPU needs to make a picture: the region that its transforms read, and its geometry.
+
+    A picture that takes more than one pass, as after a change of color, is made here.
+
+    Parameters
+    ----------
+    value : object
+        What `as_picture` accepts.
+    transforms : sequence of PictureTransform
+        The transforms in order.
+    rng : numpy.random.Generator
+        The generator of the sample.
+    interpolation : str
+        The filter that the kernel is launched with.
+
+    Raises
+    ------
+    PictureError
+        The picture cannot be decoded.
+    SampleError
+        The value is not a picture.
+    """
+    picture = as_picture(value)
+    plan = plan_picture(size_of(picture), transforms, rng)
+    first, *others = plan
+    assert isinstance(first, Geometry)
+    if others or first.filter not in (None, interpolation):
+        pixels = finish_plan(picture, plan)
+        return cut_region(pixels, Geometry.of(*pixels.shape[:2]))
+    if isinstance(picture, Picture):
+        picture, first = picture.decode_for(first, "RGB")
+    return cut_region(np.asarray(picture), first)
+
+
+def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
+    """Return the region of a picture that a geometry reads, copied.
+
+    >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear")
+    >>> region = cut_region(np.zeros((40, 60, 3), np.uint8), geometry)
+    >>> region.pixels.shape, region.geometry.astype(int).tolist()
+    ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
+    """
+    tall, wide, *channels = pixels.shape
+    top, left, bottom, right = geometry.find_region()
+    # One more on each side, because the kernel and Pillow round the edges of the box to float32.
+    top, left = min(max(top - 1, 0), tall - 1), min(max(left - 1, 0), wide - 1)
+    bottom, right = max(min(bottom + 1, tall), top + 1), max(min(right + 1, wide), left + 1)
+    y, x, *_ = geometry.window
+    turn = geometry.flip + 2 * geometry.flop
+    numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn)
+    region = np.ascontiguousarray(pixels[top:bottom, left:right]).reshape(-1, *(channels or (1,)))
+    if region.base is not None and np.may_share_memory(region, pixels):
+        region = region.copy()
+    return Region(region, np.array(numbers, np.float32))

@@ -1,0 +1,226 @@
+"""Pictures on a place with a GPU: workers stage regions, and a kernel makes the pixels that a CPU has."""
+
+import io
+
+import numpy as np
+import pytest
+
+import gpuloader.collate.pictures as collate_pictures
+from gpuloader import DataLoader
+from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from gpuloader.transforms.staging import cut_region, plan_resampling, stage_picture
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+
+def encode(height, width, seed, form="jpeg", mode="RGB"):
+    rough = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(rough).resize((width, height)).convert(mode).save(file, form)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def files():
+    """Return encoded pictures of several sizes and formats, each with its number."""
+    shapes = [(60, 80), (81, 47), (33, 120), (150, 150), (64, 64), (97, 41)]
+    forms = [
+        ("jpeg", "RGB"),
+        ("png", "RGB"),
+        ("jpeg", "L"),
+        ("jpeg", "RGB"),
+        ("webp", "RGB"),
+        ("jpeg", "CMYK"),
+    ]
+    return [
+        {"image": encode(*shape, number, *form), "label": number}
+        for number, (shape, form) in enumerate(zip(shapes, forms, strict=True))
+    ]
+
+
+CHAINS = {
+    "train": [RandomResizedCrop("image", 32), RandomFlip("image")],
+    "bicubic": [RandomResizedCrop("image", (40, 24), filter="bicubic"), RandomFlip("image", axis="vertical")],
+    "validate": [Resize("image", 48), CenterCrop("image", 40)],
+    "margin": [CenterCrop("image", 90)],
+    "scaled": [RandomResizedCrop("image", 16, scaled=True)],
+    "color": [RandomResizedCrop("image", 32), ColorJitter("image", 0.4, 0.4), RandomFlip("image")],
+    "two passes": [Resize("image", (50, 50), filter="bicubic"), RandomResizedCrop("image", 32)],
+}
+NORMALIZE = Normalize("image", [0.5, 0.4, 0.3], [0.2, 0.3, 0.4], scale=1 / 255)
+
+
+def read(files, places, transforms, **options):
+    """Return the batches of two epochs as pairs of NumPy arrays, and the loader."""
+    loader = DataLoader(files, places=places, batch_size=4, seed=3, transforms=transforms, **options)
+    batches = [batch for _ in range(2) for batch in loader]
+    return [(np.asarray(batch["image"]), np.asarray(batch["label"])) for batch in batches], loader
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    """Return a list to which each region is added that is staged in this process."""
+    regions = []
+
+    def stage(*arguments):
+        regions.append(stage_picture(*arguments))
+        return regions[-1]
+
+    monkeypatch.setattr(collate_pictures, "stage_picture", stage)
+    return regions
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_pixels_are_those_of_a_cpu(files, chain, normalized, staged):
+    transforms = [*CHAINS[chain], *([NORMALIZE] if normalized else [])]
+    expected, _ = read(files, "cpu", transforms)
+    assert not staged
+    found, _ = read(files, simulated_places(1), transforms)
+    assert len(staged) == 2 * len(files)
+    assert len(found) == len(expected) == 4
+    for (image, label), (there, other) in zip(found, expected, strict=True):
+        assert (image.dtype, image.shape) == (there.dtype, there.shape)
+        assert image.tobytes() == there.tobytes()
+        assert label.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("to", ["HWC", "channels_last"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_layout_and_dtype_are_those_of_a_cpu(files, to, dtype, staged):
+    transforms = [*CHAINS["train"], Normalize("image", 0.5, 0.2, scale=1 / 255, to=to, dtype=dtype)]
+    expected, _ = read(files, "cpu", transforms)
+    found, _ = read(files, simulated_places(1), transforms)
+    assert found[0][0].dtype == expected[0][0].dtype
+    assert found[0][0].shape == expected[0][0].shape
+    assert equal(found, expected)
+    assert staged
+
+
+def equal(found, expected):
+    return [image.tobytes() for image, _ in found] == [image.tobytes() for image, _ in expected]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_workers_stage_the_same(files, worker_type):
+    transforms = [*CHAINS["train"], NORMALIZE]
+    expected, _ = read(files, "cpu", transforms)
+    options = {"num_workers": 2, "worker_type": worker_type}
+    found, _ = read(files, simulated_places(1), transforms, **options)
+    assert equal(found, expected)
+
+
+def test_only_what_the_window_needs_is_staged(files, staged):
+    crop = RandomResizedCrop("image", 8, scale=(0.05, 0.1))
+    read(files, simulated_places(1), [crop])
+    whole = 2 * sum(np.asarray(Image.open(io.BytesIO(file["image"]))).size for file in files)
+    assert sum(region.pixels.size for region in staged) < whole / 2
+
+
+@pytest.mark.parametrize("field", ["0", None])
+def test_samples_may_be_tuples_or_only_a_picture(files, field, staged):
+    transforms = [RandomResizedCrop(field, 16), Normalize(field, scale=1 / 255)]
+    pairs = [(file["image"], file["label"]) for file in files]
+    for samples in (pairs, [file["image"] for file in files]):
+        batches = [
+            list(DataLoader(samples, places=places, batch_size=4, seed=1, transforms=transforms))
+            for places in ("cpu", simulated_places(1))
+        ]
+        for one, other in zip(*batches, strict=True):
+            image, there = (batch[0] if isinstance(batch, list) else batch for batch in (one, other))
+            assert np.asarray(there).tobytes() == image.tobytes()
+    assert len(staged) == 2 * len(files)
+
+
+def test_a_picture_behind_another_field_is_found(files, staged):
+    samples = [(np.float32([file["label"]]), file["image"]) for file in files]
+    batches = []
+    for places in ("cpu", simulated_places(1)):
+        loader = DataLoader(samples, places=places, batch_size=6, seed=1, transforms=[Resize(None, (9, 9))])
+        batches += [np.asarray(image).tobytes() for _, image in loader]
+    assert batches[0] == batches[1]
+    assert len(staged) == len(files)
+
+
+def test_pictures_of_a_size_that_is_not_known_are_made_by_workers(files, staged):
+    squares = [file | {"image": encode(64, 64, file["label"])} for file in files]
+    transforms = [Resize("image", 20)]
+    expected, _ = read(squares, "cpu", transforms)
+    found, _ = read(squares, simulated_places(1), transforms)
+    assert equal(found, expected)
+    assert not staged
+
+
+def test_pictures_of_a_batch_for_several_devices_are_made_by_workers(files, staged):
+    places = simulated_places(2)
+    transforms = CHAINS["train"]
+    expected, _ = read(files, "cpu", transforms)
+    loader = DataLoader(
+        files, places=places, batch_size=4, seed=3, transforms=transforms, split="shards", drop_last=True
+    )
+    parts = [np.asarray(batch["image"]) for batch in next(iter(loader))]
+    np.testing.assert_array_equal(np.concatenate(parts), expected[0][0])
+    assert not staged
+
+
+def test_batches_at_fixed_addresses_are_made_by_workers(files, staged):
+    expected, _ = read(files, "cpu", CHAINS["train"], drop_last=True)
+    options = {"batch_size": 4, "seed": 3, "transforms": CHAINS["train"], "drop_last": True, "static": True}
+    images = [
+        np.asarray(batch["image"]).tobytes()
+        for batch in DataLoader(files, places=simulated_places(1), **options)
+    ]
+    assert images == [image.tobytes() for image, _ in expected[: len(images)]]
+    assert not staged
+
+
+def test_a_batch_may_need_more_memory_than_those_before(files):
+    large = [*files[:4], *(file | {"image": encode(700, 900, 9)} for file in files[:4])]
+    transforms = [Resize("image", (32, 32)), NORMALIZE]
+    expected, _ = read(large, "cpu", transforms)
+    found, _ = read(large, simulated_places(1), transforms)
+    assert equal(found, expected)
+
+
+def test_bad_pictures_can_be_left_out(files):
+    samples = [*files[:3], files[3] | {"image": files[3]["image"][:300]}, *files[4:]]
+    expected, _ = read(samples, "cpu", CHAINS["train"], on_bad="skip")
+    found, loader = read(samples, simulated_places(1), CHAINS["train"], on_bad="skip")
+    assert equal(found, expected)
+    assert sum(len(label) for _, label in found) == 2 * (len(files) - 1)
+    assert loader.stats().skipped == 2
+
+
+def test_grey_pixels_stay_grey(staged):
+    pictures = [np.random.default_rng(number).integers(0, 256, (20, 30), np.uint8) for number in range(4)]
+    batches = []
+    for places in ("cpu", simulated_places(1)):
+        loader = DataLoader(pictures, places=places, batch_size=4, transforms=[Resize(None, (7, 9))])
+        [batch] = loader
+        batches.append(np.asarray(batch))
+    assert batches[0].shape == (4, 7, 9, 1)
+    np.testing.assert_array_equal(*batches)
+    assert len(staged) == 4
+
+
+def test_an_unknown_size_or_transform_is_for_workers():
+    assert plan_resampling("x", [Resize("x", 8)]) is None
+    assert plan_resampling("x", [RandomFlip("x")]) is None
+    assert plan_resampling("x", [CenterCrop("x", 8), object()]) is None
+    assert plan_resampling("x", [Resize("x", 8), CenterCrop("x", (4, 6))]).size == (4, 6)
+
+
+def test_a_region_is_a_copy():
+    pixels = np.zeros((4, 5, 3), np.uint8)
+    region = cut_region(pixels, Geometry.of(4, 5))
+    pixels[...] = 9  # the thread decodes its next picture
+    assert not region.pixels.any()
