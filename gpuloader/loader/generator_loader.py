@@ -27,7 +27,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.driving import Driven
 from gpuloader.loader.spent import end_epoch, find_spent_reader
 from gpuloader.loader.state import Course, Progress, read_state
-from gpuloader.pipeline.closing import Road, take_road
+from gpuloader.pipeline.closing import Guard, Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.steps import DeliveredStep
@@ -320,6 +320,7 @@ class GeneratorLoader(Driven, Measured):
 
     def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Epoch:
         delivery.refuse_another()
+        guard = Guard()
         road = take_road(self._idle) or build_road(delivery, self._capacity, self._meter)
         batches = stream(road.ring, progress)
         fetch: Fetch = InlineFetch(batches)
@@ -334,6 +335,7 @@ class GeneratorLoader(Driven, Measured):
             drop_last=self._drop_last,
             meter=self._meter,
             ended=partial(end_epoch, progress, partial(find_spent_reader, reader, drops=True)),
+            guard=guard,
         )
 
     def _present(self, progress: Progress, step: DeliveredStep, *, is_flat: bool) -> Any:

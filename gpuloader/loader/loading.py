@@ -32,7 +32,7 @@ from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import DealtPlan, DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
 from gpuloader.pipeline.cache import ArraySource, Resident
-from gpuloader.pipeline.closing import Road, take_road
+from gpuloader.pipeline.closing import Guard, Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.masks import Masks
@@ -275,6 +275,7 @@ class Loading:
         """
         check_not_reading(self._token)
         self._delivery.refuse_another()
+        guard = Guard()
         batching = self._batching.settle()
         watched = watch(batching)
         self._positions.place(progress, batching)
@@ -315,6 +316,7 @@ class Loading:
             ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),
             steering=steering,
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
+            guard=guard,
         )
 
     def _plan(

@@ -78,8 +78,29 @@ def take_road(idle: deque[Road]) -> Road | None:
     return None
 
 
-def guard(remains: Remains) -> Generator[None, None, None]:
-    """Close what is left of an epoch when this generator is dropped before it has been closed.
+class Guard:
+    """Closes what is left of an epoch when the epoch is dropped before it has been closed.
+
+    Make it before the epoch's other objects: the garbage collector finalizes the oldest ones first, and a
+    Ctrl-C that arrives while it finalizes a generator of the fetch, before this object closes it, is lost.
+    """
+
+    def __init__(self) -> None:
+        self._watched: list[Remains] = []
+        self._keeper = _keep(self._watched)
+        next(self._keeper)
+
+    def watch(self, remains: Remains) -> None:
+        """Close this when the guard is dropped, unless it is closed by then."""
+        self._watched.append(remains)
+
+    def end(self) -> None:
+        """Run no Python code when the guard is dropped."""
+        self._keeper.close()
+
+
+def _keep(watched: list[Remains]) -> Generator[None, None, None]:
+    """Close what is watched when this generator is dropped.
 
     Python swallows a Ctrl-C that arrives while an object is freed. A generator that has ended runs no Python
     code then, unlike a ``__del__``, in which programs of short epochs would spend a good part of their time.
@@ -88,7 +109,8 @@ def guard(remains: Remains) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        if not remains.is_closed:
+        if watched and not watched[0].is_closed:
+            remains = watched[0]
             try:
                 close(remains)
             except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from gpuloader.base.errors import QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
 from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
-from gpuloader.pipeline.closing import Remains, Road, close, finish_postponed, guard
+from gpuloader.pipeline.closing import Guard, Remains, Road, close, finish_postponed
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
@@ -90,6 +90,8 @@ class Epoch:
         Tunes the epoch while it runs.
     masking : callable or None
         Returns the mask to deliver with each batch; None delivers none.
+    guard : Guard or None
+        A guard that is older than `fetch`.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Epoch:
         ended: Callable[[], None] | None = None,
         steering: Steering | None = None,
         masking: Masking | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._present = present
         self._ended = ended
@@ -112,8 +115,8 @@ class Epoch:
             fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
         )
         self._remains = Remains(self._pipeline, road, idle)
-        self._guard = guard(self._remains)
-        next(self._guard)
+        self._guard = guard or Guard()
+        self._guard.watch(self._remains)
         for lane in road.lanes:
             if lane.static is not None:
                 lane.static.epoch = weakref.ref(self)
@@ -209,7 +212,7 @@ class Epoch:
                 return
             _running.discard(self)
             self._remains.is_closed = True
-            self._guard.close()
+            self._guard.end()
             close(self._remains)
 
 

@@ -100,6 +100,20 @@ def test_held_batches_survive_the_loader(runtime):
     assert [float(read(image)[0, 0]) for image in kept] == list(range(30))
 
 
+def test_memory_that_outlives_the_modules_is_left_to_the_driver(runtime, monkeypatch):
+    """At the interpreter's end, module globals are None when the last batch is freed."""
+    memory = cuda.CudaDevice(0).alloc(64)
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with monkeypatch.context() as ending:
+        ending.setattr(cuda.CudaDevice, "_is_ending", staticmethod(lambda: True))
+        ending.setattr(cuda, "contextlib", None)
+        del memory
+    assert not ignored
+    assert runtime.calls["malloc"] == 1
+    assert runtime.calls["free"] == 0
+
+
 def test_page_locking_is_exact_and_happens_once(runtime):
     loader = load(10)
     for _ in range(3):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader
+from gpuloader import DataLoader, IterableDataset
 from gpuloader.pipeline.epoch import Epoch
 from tests.fakes import loader_threads, wait_until
 
@@ -53,6 +53,30 @@ def test_an_interrupt_is_not_lost_while_a_reader_is_stuck(options):
         time.sleep(30)
     dataset.release.set()
     wait_until(lambda: not loader_threads())
+
+
+class Interrupting(IterableDataset):
+    """Items whose iterator is interrupted while it is closed."""
+
+    def __iter__(self):
+        try:
+            yield from range(9)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_an_interrupt_is_not_lost_while_an_epoch_is_freed(in_a_cycle):
+    epoch = iter(DataLoader(Interrupting(), places="cpu", use_buffer_reader=False))
+    next(epoch)
+    cycle = [epoch]
+    if in_a_cycle:
+        cycle.append(cycle)
+    with pytest.raises(KeyboardInterrupt):
+        del epoch, cycle
+        gc.collect()
+        time.sleep(30)
 
 
 @pytest.mark.parametrize("options", [*WAYS, {"num_workers": 2, "worker_type": "process"}])
