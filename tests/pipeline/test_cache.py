@@ -453,7 +453,7 @@ class TestWhatCannotBeKept:
         ],
     )
     def test_is_refused_beside_it(self, options):
-        with pytest.raises(ValueError, match="be combined with collate_fn, ragged, pad or batch_size=None"):
+        with pytest.raises(ValueError, match="be combined with collate_fn, ragged, pad, batch_size=None"):
             DataLoader(Counting(), places="cpu", cache="host", **options)
 
     def test_an_iterable_data_set(self):

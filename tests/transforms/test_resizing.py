@@ -137,11 +137,11 @@ def jittered(name, amount):
     return getattr(transforms, f"adjust_{name}")(pillow.fromarray(make_pixels(16, 16)), amount)
 
 
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])
-@pytest.mark.parametrize("amount", [-0.5, -0.1, 0.0, 0.3, 0.5, 1.7])
+AMOUNTS = [(name, amount) for name in ("brightness", "contrast", "saturation") for amount in (0.3, 0.5, 1.7)]
+
+
+@pytest.mark.parametrize(("name", "amount"), [*AMOUNTS, ("hue", -0.5), ("hue", -0.1), ("hue", 0.3)])
 def test_colors_change_as_in_torchvision(name, amount):
-    if (name == "hue" and amount > 1) or (name != "hue" and amount < 0):
-        pytest.skip("out of range")
     got = made(make_pixels(16, 16), ColorJitter(None, **{name: (amount, amount)}))
     np.testing.assert_array_equal(got, np.asarray(jittered(name, amount)))
 
