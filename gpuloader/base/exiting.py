@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,28 @@ def at_exit(function: Callable[[], object]) -> None:
     >>> at_exit(lambda: None)
     """
     _closers.append(function)
+
+
+def close_descriptor(descriptor: int | None, close: Callable[[int], None] = os.close) -> None:
+    """Close a file descriptor, if there is one, for a finalizer; an error has nobody to be raised to.
+
+    Module globals may be None when the interpreter tears its modules down. So this function's `close` is a
+    default argument, and finalizers keep the function itself as one.
+
+    Parameters
+    ----------
+    descriptor : int or None
+        None and negative numbers stand for no descriptor.
+
+    Examples
+    --------
+    >>> close_descriptor(-1)
+    """
+    try:
+        if descriptor is not None and descriptor >= 0:
+            close(descriptor)
+    except OSError:
+        pass
 
 
 def exit_first() -> None:

@@ -7,6 +7,7 @@ thread's current device around them, turns CUDA's errors into the package's own,
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,6 +186,7 @@ class CudaDevice:
     """
 
     direct = False
+    _is_ending = staticmethod(sys.is_finalizing)
 
     def __init__(self, index: int) -> None:
         self.name = f"gpu:{index}"
@@ -229,6 +231,8 @@ class CudaDevice:
 
         Finalizers call this in any thread. `memory` is kept until then.
         """
+        if self._is_ending():
+            return  # the driver frees everything with the process, and module globals may be gone
         self._discarded.append((call, address, memory))
         self._reclaim()
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.exiting import close_descriptor
 from gpuloader.base.platforms import open_memory_file, reserve, seal
 from gpuloader.sources.block import each_row
 from gpuloader.sources.indexing import locate
@@ -107,13 +108,8 @@ class PackedList(Sequence[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedList, (list(self),)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # A default argument, because module globals may be gone when the interpreter exits.
-        if getattr(self, "descriptor", -1) >= 0:
-            try:  # noqa: SIM105
-                close(self.descriptor)
-            except OSError:
-                pass
+    def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
+        close(getattr(self, "descriptor", None))
 
 
 _PROBE = 1000

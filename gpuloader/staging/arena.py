@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
-import os
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
+from gpuloader.base.exiting import close_descriptor
 from gpuloader.base.numa import Cores, call_near
 from gpuloader.base.platforms import (
     available_memory,
@@ -137,15 +137,12 @@ class Arena:
         else:
             self.page_locked = True
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
         self.closed = True
         # The mapping still exists here. The attributes may not: __init__ may have failed early.
         if getattr(self, "page_locked", False) and self._locker is not None:
             self._locker.page_unlock(self.address, self._mapping)
-        descriptor = getattr(self, "descriptor", None)
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        close(getattr(self, "descriptor", None))
 
 
 def check_available(nbytes: int) -> None:

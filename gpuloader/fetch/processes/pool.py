@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +150,7 @@ class Pool:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end, module globals may be gone, and the workers have ended before.
+        if getattr(self, "_descriptor", -1) >= 0 and not ending():
             self.close()

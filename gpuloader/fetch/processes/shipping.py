@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import pickle
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.exiting import close_descriptor
 from gpuloader.base.platforms import available_memory, open_memory_file, reserve, seal
 from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle, receiving
 from gpuloader.sources.packed import PackedList
@@ -91,9 +91,8 @@ class Parcel:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            self.close()
+    def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
+        close(getattr(self, "descriptor", None))
 
 
 def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
