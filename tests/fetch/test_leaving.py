@@ -15,8 +15,7 @@ from multiprocessing import popen_fork
 import pytest
 
 from gpuloader import LoaderError
-from gpuloader.fetch.processes import fork_server
-from gpuloader.fetch.processes import pool
+from gpuloader.fetch.processes import fork_server, pool
 from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
