@@ -15,7 +15,7 @@ from multiprocessing import popen_fork
 import pytest
 
 from gpuloader import LoaderError
-from gpuloader.fetch.processes import fork_server
+from gpuloader.fetch.processes import fork_server, pool
 from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
@@ -283,6 +283,17 @@ def test_ctrl_c_that_hits_a_new_process_first_is_silent_there(kind):
     """
     done = run(code.replace("KIND", repr(kind)), "fork", "False")
     assert (done.stdout, done.stderr, done.returncode) == ("10\n", "", 0)
+
+
+def test_ctrl_c_while_workers_end_leaves_no_descriptor(monkeypatch):
+    def close_all(workers, grace, ending=pool.close_all):
+        ending(workers, grace)
+        if workers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "close_all", close_all)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader(Faulty(), start_method="fork"))
 
 
 def test_ctrl_c_at_the_end_of_an_epoch_shows_nothing_else(monkeypatch):
