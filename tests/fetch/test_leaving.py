@@ -14,7 +14,7 @@ from multiprocessing import popen_fork
 
 import pytest
 
-from gpuloader import LoaderError
+from gpuloader import DataLoader, LoaderError
 from gpuloader.fetch.processes import fork_server, pool
 from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
@@ -367,3 +367,15 @@ def test_an_interrupt_loses_no_batch():
     timer.join()
     assert len(got) < 10
     assert indices([*got, *epoch]) == plain(40)
+
+
+def test_ctrl_c_while_a_reader_reads_does_not_name_the_reader():
+    def reader():
+        yield [[0]]
+        raise KeyboardInterrupt
+
+    one = DataLoader.from_generator(capacity=1, use_double_buffer=False)
+    one.set_batch_generator(reader, places="cpu")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(one)
+    assert not hasattr(caught.value, "__notes__")
