@@ -60,25 +60,35 @@ __device__ inline Window find_window(const Images& images, const int* window) {
     return {top * row + (left + images.out_width - 1) * pixel, row, -pixel, plane};
 }
 
-template <typename Target>
+// Stores `count` values, one at a time unless the caller knows that four fit an aligned address.
+template <bool is_wide, typename Target>
 __device__ inline void store(const float (&values)[4], Target* out, int count) {
     Four<Target> four;
     for (int i = 0; i < 4; ++i) {
         encode(values[i], four.at[i]);
     }
-    if (count >= 4 && is_aligned(out)) {
+    if constexpr (is_wide) {
         *reinterpret_cast<Four<Target>*>(out) = four;
-        return;
-    }
-    for (int i = 0; i < 4; ++i) {
-        if (i < count) {
-            out[i] = four.at[i];
+    } else {
+        for (int i = 0; i < 4; ++i) {
+            if (i < count) {
+                out[i] = four.at[i];
+            }
         }
     }
 }
 
+template <typename Target>
+__device__ inline void store(const float (&values)[4], Target* out, int count) {
+    if (count >= 4 && is_aligned(out)) {
+        store<true>(values, out, 4);
+    } else {
+        store<false>(values, out, count);
+    }
+}
+
 // Writes four neighboring pixels to `channels` planes; their bytes are adjacent, from `pixels` on.
-template <int channels, typename Target>
+template <int channels, bool is_wide, typename Target>
 __device__ inline void make_planes_of_bytes(const unsigned char* pixels, Target* out, const Channels& constants,
                                             int channel, bool is_flipped, int plane, const Extent& array) {
     const Parts<channels> parts = load_parts<channels>(pixels, array);
@@ -92,7 +102,7 @@ __device__ inline void make_planes_of_bytes(const unsigned char* pixels, Target*
         }
         const float turned[4] = {is_flipped ? values[3] : values[0], is_flipped ? values[2] : values[1],
                                  is_flipped ? values[1] : values[2], is_flipped ? values[0] : values[3]};
-        store(turned, out, 4);
+        store<is_wide>(turned, out, 4);
         out += plane;
     }
 }
@@ -108,13 +118,22 @@ __device__ inline void make_planes(const Source* sample, Target* out, const Imag
     if constexpr (sizeof(Source) == 1) {
         const bool is_flipped = window.pixel < 0, is_one = images.channels == 1;
         const Source* lowest = is_flipped ? from + 3 * window.pixel : from;
+        const bool is_wide = is_aligned(to) && plane % 4 == 0;
         if (count >= 4 && images.channels == 3 && !images.planar) {
-            make_planes_of_bytes<3>(lowest, to, channels, 0, is_flipped, plane, array);
+            if (is_wide) {
+                make_planes_of_bytes<3, true>(lowest, to, channels, 0, is_flipped, plane, array);
+            } else {
+                make_planes_of_bytes<3, false>(lowest, to, channels, 0, is_flipped, plane, array);
+            }
             return;
         }
         if (count >= 4 && (images.planar || is_one)) {
             for (int channel = 0; channel < images.channels; ++channel) {
-                make_planes_of_bytes<1>(lowest, to, channels, channel, is_flipped, plane, array);
+                if (is_wide) {
+                    make_planes_of_bytes<1, true>(lowest, to, channels, channel, is_flipped, plane, array);
+                } else {
+                    make_planes_of_bytes<1, false>(lowest, to, channels, channel, is_flipped, plane, array);
+                }
                 lowest += window.plane;
                 to += plane;
             }
@@ -167,6 +186,16 @@ __device__ inline float pick(const float (&constants)[16], int channel) {
     }
 }
 
+// Computes the results of four neighboring values, of which the first is of channel `channel`.
+template <int fixed>
+__device__ inline void convert(float (&values)[4], const Channels& channels, int channel, int many) {
+    for (int i = 0; i < 4; ++i) {
+        values[i] =
+            multiply_add(values[i], pick<fixed>(channels.factor, channel), pick<fixed>(channels.offset, channel));
+        channel = channel + 1 == many ? 0 : channel + 1;
+    }
+}
+
 // Writes values `first` to first + 3 of row y, where the channels of a pixel are adjacent; `fixed` is the number
 // of channels, or 0 for images.channels.
 template <int fixed, typename Source, typename Target>
@@ -176,24 +205,24 @@ __device__ inline void make_pixels(const Source* sample, Target* out, const Imag
     const int many = fixed ? fixed : images.channels;
     const int row = images.out_width * many, count = row - first;
     const Source* from = sample + window.start + y * window.row;
-    int x = first / many, channel = first - x * many;
+    Target* to = out + y * row + first;
+    const int x = first / many, channel = first - x * many;
     float values[4] = {};
-    const bool is_adjacent = count >= 4 && window.plane == 1 && window.pixel > 0;
-    if (is_adjacent) {
+    if (count >= 4 && window.plane == 1 && window.pixel > 0 && is_aligned(to)) {
         load_four(from + first, values, array);
+        convert<fixed>(values, channels, channel, many);
+        store<true>(values, to, 4);
+        return;
     }
-    for (int i = 0; i < 4; ++i) {
-        if (!is_adjacent && i < count) {
-            values[i] = static_cast<float>(from[x * window.pixel + channel * window.plane]);
-        }
-        values[i] =
-            multiply_add(values[i], pick<fixed>(channels.factor, channel), pick<fixed>(channels.offset, channel));
-        if (++channel == many) {
-            channel = 0;
-            ++x;
+    for (int i = 0, column = x, part = channel; i < 4 && i < count; ++i) {
+        values[i] = static_cast<float>(from[column * window.pixel + part * window.plane]);
+        if (++part == many) {
+            part = 0;
+            ++column;
         }
     }
-    store(values, out + y * row + first, count);
+    convert<fixed>(values, channels, channel, many);
+    store(values, to, count);
 }
 
 template <typename Source, typename Target>

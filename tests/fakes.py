@@ -9,6 +9,7 @@ import weakref
 from contextlib import contextmanager, suppress
 
 from gpuloader.staging.arena import Arena
+from tests.processes import is_running as is_running
 
 
 def wait_until(condition, seconds=10.0):
@@ -17,15 +18,6 @@ def wait_until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.0005)
-
-
-def is_running(pid):
-    """Return whether a process runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 _arenas = weakref.WeakSet()

@@ -9,6 +9,8 @@ import time
 import uuid
 from pathlib import Path
 
+from tests.processes import marked
+
 LIMIT = 180
 """Seconds that a run may take."""
 
@@ -49,13 +51,13 @@ def run_together(commands, variables):
             started.append(process)
         output = "\n".join(process.communicate(timeout=LIMIT)[0] for process in started)
     finally:
-        for left in find_marked(mark) if any(process.returncode is None for process in started) else ():
+        for left in marked(mark) if any(process.returncode is None for process in started) else ():
             os.kill(left, signal.SIGKILL)
         for process in started:
             process.wait()
     assert not any(process.returncode for process in started), output
     deadline = time.monotonic() + 10
-    while find_marked(mark):
+    while marked(mark):
         assert time.monotonic() < deadline, "processes of the run are still there"
         time.sleep(0.05)  # wait for init to reap processes that have ended
     return output
@@ -66,16 +68,3 @@ def environment():
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [kept.get("PYTHONPATH")])])
     return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-
-
-def find_marked(mark):
-    """Return the IDs of the processes that inherited the mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found

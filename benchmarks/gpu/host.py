@@ -5,7 +5,7 @@ python benchmarks/gpu/host.py [--case NAME ...] [--batches N] [--repeats N] [--j
 
 The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are
 those of CUDA per batch. `--beside` names checkouts of other commits. All take turns, each time in a new
-process, and the medians of all rounds are compared.
+process, and the least of all rounds are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from benchmarks.gpu.counted_cuda import CountedRuntime, counted_cuda
+from benchmarks.measure import describe_machine, write_report
 from gpuloader import DataLoader, TensorDataset, prefetch
 from gpuloader.transforms import Normalize, OneHot, RandomCropFlip
 
@@ -101,17 +101,19 @@ def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int]:
     return perf_counter_ns() - begun, runtime.calls - before
 
 
-def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Return the medians of one case for each checkout, measured by turns."""
+def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list[dict[str, float] | None]:
+    """Return the least of one case for each checkout, measured by turns; None where it has no such case."""
     arguments = ["--json", "--case", case, f"--batches={options.batches}", f"--repeats={options.repeats}"]
     runs: list[list[dict[str, float]]] = [[] for _ in folders]
     for _ in range(options.rounds):
         for folder, seen in zip(folders, runs, strict=True):
             command = [sys.executable, str(folder / "benchmarks/gpu/host.py"), *arguments]
             environment = {**os.environ, "PYTHONPATH": str(folder)}
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
-            seen.append(json.loads(done.stdout)[case])
-    return [{kind: median(one[kind] for one in seen) for kind in ("us", "calls")} for seen in runs]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+            if not done.returncode:
+                seen.append(json.loads(done.stdout)[case])
+    kinds = ("us", "calls")
+    return [{kind: min(one[kind] for one in seen) for kind in kinds} if seen else None for seen in runs]
 
 
 def _describe(folder: Path) -> str:
@@ -123,16 +125,19 @@ def compare_all(options: argparse.Namespace) -> None:
     """Compare all checkouts case by case, and print a table."""
     folders = [*options.beside, Path(__file__).parents[2]]
     names = [_describe(folder) for folder in folders]
-    report: dict[str, dict[str, dict[str, float]]] = {}
+    report: dict[str, dict[str, dict[str, float] | None]] = {}
     print(f"| case | {' | '.join(names)} | last / first |")
     print("|---|" + "---:|" * (len(names) + 1))
     for case in options.case:
         found = compare(folders, case, options)
         report[case] = dict(zip(names, found, strict=True))
-        cells = [f"{one['us']:.1f} µs, {one['calls']:.1f} calls" for one in found]
-        print(f"| `{case}` | {' | '.join(cells)} | {found[-1]['us'] / found[0]['us']:.2f} |", flush=True)
+        cells = ["" if one is None else f"{one['us']:.1f} µs, {one['calls']:.1f} calls" for one in found]
+        first, last = found[0], found[-1]
+        share = f"{last['us'] / first['us']:.2f}" if first is not None and last is not None else ""
+        print(f"| `{case}` | {' | '.join(cells)} | {share} |", flush=True)
     if options.output is not None:
-        options.output.write_text(json.dumps({"rounds": options.rounds, "cases": report}, indent=1) + "\n")
+        taken = {name: getattr(options, name) for name in ("rounds", "batches", "repeats")}
+        write_report({"machine": describe_machine(), **taken, "cases": report}, options.output)
 
 
 def main() -> None:

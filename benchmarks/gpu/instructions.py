@@ -3,8 +3,10 @@
 python benchmarks/gpu/instructions.py [--architecture N] [--output FILE.json] [--beside FILE.json]
 
 It needs the packages nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm. A count is that of the shortest way through
-the code on which a thread loads and stores at least so many bytes. A predicated instruction counts even where
-its predicate is false. `--beside` adds the counts of another commit, from what `--output` has written there.
+the code on which a thread loads and stores at least so many bytes, by instructions of at least that width,
+and ends. So the first item includes what a thread does once; `more` is what a second item adds. A predicated
+instruction counts even where its predicate is false. `--beside` adds the counts of another commit, from what
+`--output` has written there.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,9 +30,30 @@ from gpuloader.kernels.compiling import compile_kernel, find_nvrtc
 WINDOW = 12  # bytes that describe an image's window
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a thread does an item of its work.
+
+    Attributes
+    ----------
+    entry : str
+        The kernel's entry.
+    loaded, load : int
+        The bytes that it loads, and the fewest that one of its loads takes.
+    stored, store : int
+        The same of its stores.
+    """
+
+    entry: str
+    loaded: int
+    load: int
+    stored: int
+    store: int
+
+
 @dataclass(frozen=True)
 class Case:
-    """Work of one thread, done by one of several entries: the first that there is.
+    """Work of one thread.
 
     Attributes
     ----------
@@ -38,32 +61,54 @@ class Case:
         What is counted.
     kernel : str
         The kernel's file.
-    entries : tuple of (str, int, int)
-        Entries, newest first, each with the bytes that a thread loads, indices and windows included, and
-        those that it stores.
-    nbytes : int
-        Bytes of the result to which counts are scaled.
+    ways : tuple of Way
+        How a thread may do it, newest first; the first that there is counts.
+    once : int
+        Bytes that it loads once: of a window, or of indices.
     """
 
     title: str
     kernel: str
-    entries: tuple[tuple[str, int, int], ...]
-    nbytes: int
+    ways: tuple[Way, ...]
+    once: int = 0
 
 
-_OLD_CROP = ("crop<unsigned char>", WINDOW + 4, 4)
+_OLD_CROP = Way("crop<unsigned char>", 4, 1, 4, 4)
 _PIXELS = "normalize<unsigned char, float>"
 
 CASES = (
-    Case("crop, 16 bytes, aligned", "crop", (("crop<uint4>", WINDOW + 16, 16), _OLD_CROP), 16),
-    Case("crop, 16 bytes, any address", "crop", (("crop<uint4>", WINDOW + 32, 16), _OLD_CROP), 16),
-    Case("crop, 16 bytes in words of 4", "crop", (("crop<unsigned int>", WINDOW + 8, 4), _OLD_CROP), 16),
-    Case("normalize, 4 pixels to 3 planes, aligned", "normalize", ((_PIXELS, 12, 48),), 48),
-    Case("normalize, 4 pixels to 3 planes, any address", "normalize", ((_PIXELS, 16, 48),), 48),
-    Case("normalize, 4 values to pixels", "normalize", ((_PIXELS, 4, 16),), 16),
-    Case("gather, 4 words of 16 bytes", "gather", (("gather<uint4>", 72, 64),), 64),
-    Case("gather, 4 rows of 4 bytes", "gather", (("gather<unsigned int>", 48, 16),), 16),
+    Case("crop, 16 bytes at once", "crop", (Way("crop<uint4>", 32, 4, 16, 16), _OLD_CROP), WINDOW),
+    Case("crop, 4 bytes at once", "crop", (Way("crop<unsigned int>", 8, 4, 4, 4), _OLD_CROP), WINDOW),
+    Case(
+        "normalize, 4 pixels of 3 bytes to planes",
+        "normalize",
+        (Way(_PIXELS, 16, 4, 48, 16), Way(_PIXELS, 12, 1, 48, 16)),
+    ),
+    Case(
+        "normalize, 4 values to pixels",
+        "normalize",
+        (Way(_PIXELS, 8, 4, 16, 16), Way(_PIXELS, 4, 1, 16, 16)),
+    ),
+    Case("gather, 4 words of 16 bytes", "gather", (Way("gather<uint4>", 64, 8, 64, 16),), 8),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What a thread executes.
+
+    Attributes
+    ----------
+    instructions, loads, stores : int
+        All instructions, and among them the loads from and the stores to global memory.
+    nbytes : int
+        The bytes that they store.
+    """
+
+    instructions: int
+    loads: int
+    stores: int
+    nbytes: int
 
 
 @dataclass
@@ -72,8 +117,12 @@ class Block:
 
     Attributes
     ----------
-    count, loaded, stored : int
-        The instructions, and the bytes that they load from and store to global memory.
+    count, loads, stores : int
+        The instructions, and among them the loads from and the stores to global memory.
+    loaded, stored : int
+        The bytes that they load and store.
+    load, store : int
+        The fewest bytes that one of them takes.
     following : list of str
         The labels of the blocks that may come next; empty at the end of the thread.
     ends : bool
@@ -81,8 +130,12 @@ class Block:
     """
 
     count: int = 0
+    loads: int = 0
+    stores: int = 0
     loaded: int = 0
     stored: int = 0
+    load: int = 16
+    store: int = 16
     following: list[str] = field(default_factory=list)
     ends: bool = False
 
@@ -127,8 +180,13 @@ def parse(text: str) -> dict[str, Block]:
             block.count += 1
             operation, *details = name.split(".")
             width = next((_WIDTHS[one] for one in details if one in _WIDTHS), 4)
-            block.loaded += width if operation == "LDG" else 0
-            block.stored += width if operation == "STG" else 0
+            is_load, is_store = operation == "LDG", operation == "STG"
+            block.loads += is_load
+            block.stores += is_store
+            block.loaded += width * is_load
+            block.stored += width * is_store
+            block.load = min(block.load, width) if is_load else block.load
+            block.store = min(block.store, width) if is_store else block.store
             if operation not in ("BRA", "EXIT"):
                 continue
             if operation == "EXIT":
@@ -143,37 +201,41 @@ def parse(text: str) -> dict[str, Block]:
     return blocks
 
 
-def count(blocks: dict[str, Block], loaded: int, stored: int) -> int:
-    """Return the fewest instructions with which a thread loads and stores so many bytes, and ends."""
-    waiting, seen = [(0, "", 0, 0)], set()
+def count(blocks: dict[str, Block], way: Way, items: int, once: int) -> Count | None:
+    """Return the fewest instructions with which a thread does some items, or None if it cannot."""
+    loaded, stored = once + items * way.loaded, items * way.stored
+    waiting, seen = [(0, "", 0, 0, 0, 0)], set()
     while waiting:
-        instructions, label, has_loaded, has_stored = heapq.heappop(waiting)
-        if (label, has_loaded, has_stored) in seen or label not in blocks:
+        instructions, label, has_loaded, has_stored, loads, stores = heapq.heappop(waiting)
+        block = blocks.get(label)
+        if block is None or (label, has_loaded, has_stored) in seen:
             continue
         seen.add((label, has_loaded, has_stored))
-        block = blocks[label]
+        if block.load < way.load or block.store < way.store:
+            continue
         instructions += block.count
+        loads, stores = loads + block.loads, stores + block.stores
         has_loaded = min(has_loaded + block.loaded, loaded)
         has_stored = min(has_stored + block.stored, stored)
         if block.ends and has_loaded >= loaded and has_stored >= stored:
-            return instructions
+            return Count(instructions, loads, stores, stored)
         for following in block.following:
-            heapq.heappush(waiting, (instructions, following, has_loaded, has_stored))
-    raise ValueError(f"no way through the code loads {loaded} and stores {stored} bytes")
+            heapq.heappush(waiting, (instructions, following, has_loaded, has_stored, loads, stores))
+    return None
 
 
-def measure(architecture: int) -> dict[str, float]:
-    """Return each case's instructions."""
-    found: dict[str, float] = {}
-    functions: dict[str, dict[str, str]] = {}
+def measure(architecture: int) -> dict[str, dict[str, int]]:
+    """Return each case's counts for the first item, and the instructions that a second one adds."""
+    found: dict[str, dict[str, int]] = {}
     for case in CASES:
-        if case.kernel not in functions:
-            functions[case.kernel] = disassemble(compile_kernel(case.kernel, architecture))
-        for entry, loaded, stored in case.entries:
-            name = next((one for one in functions[case.kernel] if demangle(one) == entry), None)
-            if name is not None:
-                fewest = count(parse(functions[case.kernel][name]), loaded, stored)
-                found[case.title] = fewest * case.nbytes / stored
+        functions = disassemble(compile_kernel(case.kernel, architecture))
+        for way in case.ways:
+            blocks = next(
+                (parse(text) for name, text in functions.items() if demangle(name) == way.entry), {}
+            )
+            one, two = (count(blocks, way, items, case.once) for items in (1, 2))
+            if one is not None and two is not None:
+                found[case.title] = {**asdict(one), "more": two.instructions - one.instructions}
                 break
     return found
 
@@ -210,10 +272,14 @@ def main() -> None:
     if options.output is not None:
         report = {"architecture": options.architecture, "counts": found}
         options.output.write_text(json.dumps(report, indent=1) + "\n")
-    before = json.loads(options.beside.read_text())["counts"] if options.beside is not None else {}
-    for title, instructions in found.items():
-        other = f"{before[title]:8.0f} ->" if title in before else ""
-        print(f"{title:46} {other} {instructions:8.0f}")
+    reports = [found]
+    if options.beside is not None:
+        reports.insert(0, json.loads(options.beside.read_text())["counts"])
+    print(f"| sm_{options.architecture} | {' | '.join(next(iter(found.values())))} |")
+    print("|---|" + "---:|" * 5)
+    for title in found:
+        cells = [" → ".join(str(one[title][kind]) for one in reports) for kind in found[title]]
+        print(f"| {title} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

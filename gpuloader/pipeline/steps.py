@@ -107,9 +107,8 @@ class Pipeline:
         self.waited = 0
         self._fill(delivered=early is not None)
         if early is not None:
-            self._begun, arrays = None, early.arrays
-            early.arrays = []  # the lane may hold the landing for longer than the user holds the arrays
-            return [(early.staged, arrays)]
+            self._begun = None
+            return [(early.staged, _take_arrays(early))]
         if not flying:
             raise self._end()
         self._only_direct_lane = self._direct_lane
@@ -293,7 +292,7 @@ class Pipeline:
         """
         self._ending = QueueClosed("the epoch was closed")
         if self._begun is not None:
-            self._begun.arrays = []
+            _take_arrays(self._begun)
             self._begun = None
         stopped = self._fetch.close()
         self._drop_group()
@@ -306,3 +305,10 @@ class Pipeline:
         for lane in self._lanes:
             lane.close()
         self._drain()
+
+
+def _take_arrays(landing: Landing) -> list[Any]:
+    """Return a batch's arrays, and forget them: the lane may hold a landing for longer than the user them."""
+    arrays, landing.arrays = landing.arrays, None
+    assert arrays is not None
+    return arrays

@@ -63,7 +63,9 @@ class Slot:
         False for a private copy, which does not return to a ring.
     """
 
-    __slots__ = ("_layout", "_views", "address", "bytes", "in_ring", "interface", "memory", "nbytes")
+    __slots__ = (
+        "_layout", "_other", "_views", "address", "bytes", "in_ring", "interface", "memory", "nbytes",
+    )  # fmt: skip
 
     def __init__(self, region: NDArray[np.uint8], memory: object, *, in_ring: bool = True) -> None:
         self.in_ring = in_ring
@@ -78,9 +80,15 @@ class Slot:
         self.address: int = self.interface["data"][0]
         self._layout: Layout | None = None
         self._views = Views()
+        self._other: tuple[Layout | None, Views] = None, Views()
 
     def views(self, layout: Layout) -> Views:
         """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
+        if layout is not self._layout:
+            # A batch with random draws is written by two layouts, in turn.
+            latest = self._layout, self._views
+            self._layout, self._views = self._other
+            self._other = latest
         if layout is not self._layout:
             self._views = Views(
                 np.ndarray(field.shape, field.dtype, self.bytes, field.offset) for field in layout.fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -248,6 +249,12 @@ def find_sizes(
     return split_shape(shape[1:], layout)
 
 
+@lru_cache(maxsize=64)
+def _count_places(room: tuple[int, int], size: tuple[int, ...]) -> Array:
+    """Return how many tops, and how many lefts, a window can have."""
+    return np.array([whole - part + 1 for whole, part in zip(room, size, strict=True)], np.uint64)
+
+
 def draw_windows(words: Array, room: tuple[int, int], size: tuple[int, int], *, flip: bool) -> Array:
     """Return top, left and flip of each sample's window, uniformly drawn from random uint64 (samples, 3).
 
@@ -255,7 +262,6 @@ def draw_windows(words: Array, room: tuple[int, int], size: tuple[int, int], *, 
     array([[0, 0, 0]], dtype=int32)
     """
     drawn = np.empty((len(words), _WINDOW), np.int32)
-    places = np.array([room[0] - size[0] + 1, room[1] - size[1] + 1], np.uint64)
-    drawn[:, :2] = words[:, :2] % places
+    drawn[:, :2] = words[:, :2] % _count_places(room, tuple(size))
     drawn[:, 2] = words[:, 2] >> _LAST_BIT if flip else 0
     return drawn

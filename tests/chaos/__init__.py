@@ -10,7 +10,6 @@
 | `troubles.py` | faults that strike inside a dataset or a reader |
 | `acts.py` | what a program does with its loader: loop, leave, resume, share, fork, exit |
 | `subject.py` | the program that is attacked |
-| `processes.py` | looks at processes, and sends them signals |
 | `attack.py` | runs one program, strikes it from outside, and judges it |
 | `campaign.py` | runs many cases at once, and makes a finding smaller |
 | `soak.py` | loads for an hour in one process, and measures its growth |

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.chaos.acts import EXIT_CODE
 from tests.chaos.case import GROUP, LIMITS, OUTSIDE, Case, Fault
-from tests.chaos.processes import (
+from tests.processes import (
     ask_for_stacks,
     command,
     descendants,

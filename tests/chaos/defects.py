@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,8 +94,12 @@ def _let_new_processes_hear_interrupts() -> None:
     """A Ctrl-C that comes while a process starts is a traceback of that process."""
     from gpuloader.base import processes
 
+    def hear() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
     processes.blocked_interrupts = nullcontext  # type: ignore[assignment]
-    os.register_at_fork(after_in_child=partial(signal.raise_signal, signal.SIGINT))
+    os.register_at_fork(after_in_child=hear)
 
 
 def _raise_bare_errors() -> None:

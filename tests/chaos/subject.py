@@ -24,7 +24,7 @@ from typing import Any
 from tests.chaos import defects
 from tests.chaos.acts import Acts, Ending
 from tests.chaos.case import ENDS, LIMITS, OUTSIDE, TROUBLES, Case, Fault
-from tests.chaos.processes import descendants, is_tracker
+from tests.processes import descendants, is_tracker
 
 _MOST_FILE = 1 << 30  # bytes, of files and of memory files
 _LATE = ("numpy.random", "multiprocessing.synchronize", "multiprocessing.popen_fork", "threadpoolctl")

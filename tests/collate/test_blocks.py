@@ -8,7 +8,7 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, get_worker_info
 from gpuloader.sources.block import Block, Part, gives_blocks
 from gpuloader.transforms import OneHot
-from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
 
 class Names:
@@ -235,3 +235,20 @@ def test_a_block_that_is_too_long_is_an_error():
 
     with pytest.raises(SampleError, match=r"iter_blocks\(4\) yielded a block of 5 samples"):
         list(DataLoader(Long(), places="cpu", batch_size=4))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 2), np.array([1, 0])], ids=["slice", "rows"])
+def test_a_block_whose_objects_are_of_another_form_than_the_last_one_has_its_own(rows):
+    class Mixed(IterableDataset):
+        def __iter__(self):
+            return itertools.chain.from_iterable(self.iter_blocks(2))
+
+        def iter_blocks(self, size):
+            for values in (["a", "b"], [{"x": 1}, {"x": 2}], ["c", "d"]):
+                yield Block([Part({"name": Names(values)}, rows)])
+
+    found = list(DataLoader(Mixed(), places="cpu", batch_size=2))
+    wanted = list(DataLoader(list(Mixed()), places="cpu", batch_size=2))
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+    assert found[1]["name"]["x"].tolist() in ([1, 2], [2, 1])

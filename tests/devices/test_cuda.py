@@ -19,7 +19,6 @@ from gpuloader import (
     CUDAPlace,
     DataFeeder,
     DataLoader,
-    Dataset,
     LoaderError,
     PlaceError,
     TensorDataset,
@@ -868,31 +867,6 @@ class TestOneStep:
         assert calls["streamWaitEvent"] <= 2 * 60
         assert calls["eventQuery"] <= 60
         assert not calls["ctxGetCurrent"] + calls["setDevice"] + calls["malloc"]
-
-    def test_that_is_interrupted_loses_no_batch(self, runtime):
-        """A batch is delivered before the next is read; if that is interrupted, it comes a step later."""
-
-        class Rows(Dataset):
-            def __getitem__(self, index):
-                if index == 6:
-                    raise KeyboardInterrupt
-                return np.full(3, index, np.float32)
-
-            def __len__(self):
-                return 20
-
-        epoch = iter(DataLoader(Rows(), places="gpu:0", batch_size=2))
-        seen = []
-        with pytest.raises(KeyboardInterrupt):
-            while True:
-                seen.append(runtime.launch_read(next(epoch)))
-        other = cuda.cupy.cuda.Stream(non_blocking=True)
-        with other:  # the user may go on with another stream, which has to wait for the copy, too
-            seen.append(runtime.launch_read(next(epoch), other.ptr))
-            with pytest.raises(LoaderError, match="interrupted"):
-                next(epoch)
-        runtime.finish()
-        assert [int(values[0, 0]) for [values] in seen] == [0, 2, 4]
 
 
 REFUSED = "gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture"

@@ -20,6 +20,7 @@ import numpy as np
 
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
 from tests.fakes import is_running, nothing_left_behind, wait_until
+from tests.processes import descendants
 
 
 class OwnError(Exception):
@@ -147,19 +148,7 @@ def run_program(code, *arguments):
 
 def offspring(pid=None):
     """Return the descendants of this process or a given one, including those of its fork server."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    parents[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found, below = set(), {pid or os.getpid()}
-    while below:
-        below = {child for child, parent in parents.items() if parent in below}
-        found |= below
-    return found
+    return set(descendants(pid or os.getpid()))
 
 
 def end(pid):

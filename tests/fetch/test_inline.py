@@ -1,5 +1,6 @@
 """Fetching in the consumer's thread: each batch is read when it is asked for, and no slot is lost."""
 
+from time import perf_counter_ns
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +45,7 @@ class Reading:
 
 
 def test_a_batch_is_read_when_it_is_asked_for():
-    reading = Reading()
+    reading, begun = Reading(), perf_counter_ns()
     assert reading.fetch.get_nowait() is None
     assert reading.read == []
     for number in range(3):
@@ -57,6 +58,7 @@ def test_a_batch_is_read_when_it_is_asked_for():
     assert reading.read == [(0, (0,)), (1, (1,)), (2, (2,))]
     assert (reading.closed, reading.ring.free) == ([1], 2)
     assert (reading.meter.batches, reading.meter.nbytes) == (3, 3 * NBYTES)
+    assert 0 < reading.meter.fetch <= perf_counter_ns() - begun
 
 
 def test_an_error_costs_no_slot_and_ends_the_data():

@@ -14,8 +14,8 @@ from multiprocessing import popen_fork
 
 import pytest
 
-from gpuloader import LoaderError
-from gpuloader.fetch.processes import fork_server
+from gpuloader import DataLoader, LoaderError
+from gpuloader.fetch.processes import fork_server, pool
 from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
@@ -285,6 +285,17 @@ def test_ctrl_c_that_hits_a_new_process_first_is_silent_there(kind):
     assert (done.stdout, done.stderr, done.returncode) == ("10\n", "", 0)
 
 
+def test_ctrl_c_while_workers_end_leaves_no_descriptor(monkeypatch):
+    def close_all(workers, grace, ending=pool.close_all):
+        ending(workers, grace)
+        if workers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "close_all", close_all)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader(Faulty(), start_method="fork"))
+
+
 def test_ctrl_c_at_the_end_of_an_epoch_shows_nothing_else(monkeypatch):
     def stop(pipeline, ending=Pipeline.stop):
         ending(pipeline)
@@ -356,3 +367,15 @@ def test_an_interrupt_loses_no_batch():
     timer.join()
     assert len(got) < 10
     assert indices([*got, *epoch]) == plain(40)
+
+
+def test_ctrl_c_while_a_reader_reads_does_not_name_the_reader():
+    def reader():
+        yield [[0]]
+        raise KeyboardInterrupt
+
+    one = DataLoader.from_generator(capacity=1, use_double_buffer=False)
+    one.set_batch_generator(reader, places="cpu")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(one)
+    assert not hasattr(caught.value, "__notes__")

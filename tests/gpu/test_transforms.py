@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader
-from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from gpuloader.transforms import (
+    Cast,
+    CenterCrop,
+    Normalize,
+    OneHot,
+    Pad,
+    RandomCropFlip,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from tests.gpu.datasets import Pictures, Words
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -98,6 +108,25 @@ def test_with_workers(kind):
 def test_large_pictures(size):
     """Full-sized pictures, including rows that do not start at aligned addresses."""
     check_equal(Pictures(14, size=224), [RandomCropFlip("0", size), Normalize("0", MEAN, STD, scale=1 / 255)])
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [RandomResizedCrop("0", 224), RandomFlip("0")],
+        [Resize("0", 96, filter="bicubic"), CenterCrop("0", (80, 91))],
+    ],
+    ids=["train", "validate"],
+)
+def test_pictures_of_any_size(steps, kind):
+    """The kernel makes of staged regions what Pillow makes of the pictures."""
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(20, 500, (23, 2))
+    pictures = [(draw.integers(0, 256, (*size, 3), np.uint8), label) for label, size in enumerate(sizes)]
+    normalize = Normalize("0", MEAN, STD, scale=1 / 255)
+    check_equal(pictures, [*steps, normalize], num_workers=2, worker_type=kind)
 
 
 def test_kernels_run_before_the_batch_is_handed_over(torch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.mutants.belonging import find_tests, list_modules
 from tests.mutants.changes import Mutant, list_mutants
-from tests.mutants.running import ROOT, copied_project, replace_module, run_tests
+from tests.mutants.running import copied_project, replace_module, run_tests
 
 CAUGHT, SURVIVED, UNTRIED, INTERRUPTED = 0, 1, 2, 130
 """The exit status: every mutant was caught; some were not; the tests fail without a change; Ctrl-C."""
@@ -70,7 +70,7 @@ def _try_module(module: Path, tree: Path, options: argparse.Namespace, tallies: 
     """Try a module's mutants; return False if its tests fail without a change."""
     name, tests = str(module), find_tests(module)
     _, _, line = options.module.partition(":")
-    source = (ROOT / module).read_text()
+    source = (tree / module).read_text()  # the working tree may be edited meanwhile
     mutants = [mutant for mutant in list_mutants(source) if not line or mutant.line == int(line)]
     tally = Tally(name, len(mutants))
     tallies.append(tally)

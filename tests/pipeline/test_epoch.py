@@ -161,3 +161,26 @@ def test_after_an_error_a_loader_has_nothing_running_and_begins_again():
                 next(epoch)
             assert loader_threads() == []
             assert list(epoch) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_batch_that_an_interrupt_kept_back_is_ordered_before_the_stream_of_whoever_gets_it(seed):
+    """It was delivered to another stream, before the next batch was read."""
+    [place] = simulated_places(1, seed)
+    device = place.device
+    streams = [device.stream(), device.stream()]
+    loop, seen = Loop([0, 1, KeyboardInterrupt(), 2, 3], [place]), []
+    with device.use(streams[0]):
+        [(_, [batch])] = next(loop.epoch)
+        seen.append(batch.launch_read(duration=3.0))
+        with pytest.raises(KeyboardInterrupt):
+            next(loop.epoch)
+    for stream in (streams[1], streams[0], streams[1]):
+        with device.use(stream):
+            [(_, [batch])] = next(loop.epoch)
+            seen.append(batch.launch_read(duration=1.0))
+    for stream in streams:
+        device.finish(stream)
+    assert [values[0].ravel()[0] for values in seen] == [0, 1, 2, 3]
+    del batch
+    assert list(loop.epoch) == []

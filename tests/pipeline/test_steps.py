@@ -2,6 +2,7 @@
 
 import gc
 from collections import deque
+from time import perf_counter_ns
 
 import numpy as np
 import pytest
@@ -213,3 +214,10 @@ def test_a_mask_that_cannot_be_made_costs_no_slot(places, hosts):
     with pytest.raises(LoaderError, match="no memory"):
         road.steps()
     assert road.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 2)])
+def test_a_step_knows_how_long_it_waited_for_its_batches(places, hosts):
+    road, begun = Road(range(6), places=places, hosts=hosts), perf_counter_ns()
+    road.step()
+    assert 0 < road.pipeline.waited <= perf_counter_ns() - begun

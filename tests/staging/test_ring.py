@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gpuloader.base.errors import QueueClosed, StagingMemoryError
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import lease_views
-from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Ring
+from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Ring, Slot
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
@@ -378,3 +378,15 @@ def test_a_private_copy_does_not_return_to_the_ring():
     ring.freed.append(private)
     ring.drain()
     assert (ring.free, ring.leased) == (2, 0)
+
+
+def test_views_of_two_layouts_are_made_once():
+    """A batch with random draws is written by two layouts, in turn."""
+    one, two, three = (arrange((((count,), np.dtype(np.uint8)),)) for count in (3, 5, 7))
+    slot = Slot(np.arange(256, dtype=np.uint8), None)
+    first, second = slot.views(one), slot.views(two)
+    assert slot.views(one) is first
+    assert slot.views(two) is second
+    assert [len(slot.views(layout)[0]) for layout in (three, one, two, three)] == [7, 3, 5, 7]
+    slot.replace(np.zeros(256, np.uint8), None)
+    assert slot.views(one)[0].tolist() == [0, 0, 0]

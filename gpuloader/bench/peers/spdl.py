@@ -39,10 +39,8 @@ def open_loaders(case: Case) -> dict[str, Loader]:
                 workers(2): _Batches(case, partial(_collect, dataset), 2, processes=True),
             }
         case "pictures":
-            return {
-                f"its own decoder, {workers(2, 'thread')}": _Batches(case, _Decoding(dataset), 2),
-                f"Pillow, {workers(2)}": _Batches(case, partial(_collect, dataset), 2, processes=True),
-            }
+            pillow = _Batches(case, partial(_collect, dataset), 2, processes=True)
+            return _open_decoder(case, dataset) | {f"Pillow, {workers(2)}": pillow}
         case "waits":
             return {
                 workers(16, "thread"): _load(case, dataset, 16),
@@ -61,6 +59,16 @@ def open_loaders(case: Case) -> dict[str, Loader]:
 def touch(batch: Any) -> object:
     """Read the first number of the first array."""
     return batch[0].item(0)
+
+
+def _open_decoder(case: Case, pictures: Pictures) -> dict[str, Loader]:
+    import spdl.io
+
+    try:
+        spdl.io.demux_image(pictures.file(0))
+    except RuntimeError:  # FFmpeg's libraries are not installed
+        return {}
+    return {f"its own decoder, {workers(2, 'thread')}": _Batches(case, _Decoding(pictures), 2)}
 
 
 class _Decoding:

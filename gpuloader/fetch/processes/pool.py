@@ -141,12 +141,14 @@ class Pool:
         """Stop all workers, killing them after `grace` seconds; may be called again."""
         workers, self.workers = self.workers, []
         descriptor, self._descriptor = self._descriptor, -1
-        if self.process == os.getpid():
-            close_all(workers, grace)
-        if self.start.parcel is not None:
-            self.start.parcel.close()
-        if descriptor >= 0:
-            os.close(descriptor)
+        try:
+            if self.process == os.getpid():
+                close_all(workers, grace)
+        finally:  # a Ctrl-C may end the wait for the workers
+            if self.start.parcel is not None:
+                self.start.parcel.close()
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the interpreter's end, module globals may be gone, and the workers have ended before.

@@ -92,7 +92,8 @@ class Parcel:
             os.close(descriptor)
 
     def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
-        close(getattr(self, "descriptor", None))
+        descriptor, self.descriptor = getattr(self, "descriptor", -1), -1
+        close(descriptor)  # of a garbage cycle, the pool may close this parcel after it was finalized
 
 
 def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:

@@ -745,3 +745,17 @@ def test_needs_main_is_told_from_names_not_from_text(pickler):
     assert done.returncode == 0, done.stderr
     expected = "1 1 1 1 1 1" if pickler == "pickle" else "0 0 0 0 0 0"
     assert done.stdout.split() == [*expected.split(), *"000000"]
+
+
+def test_a_parcel_that_was_finalized_is_not_closed_again():
+    """The garbage collector may finalize it before the pool that closes it."""
+    parcel = pack([1])
+    number = parcel.descriptor
+    parcel.__del__()
+    other = os.open(os.devnull, os.O_RDONLY)
+    assert other == number
+    try:
+        parcel.close()
+        os.fstat(other)
+    finally:
+        os.close(other)
