@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -122,7 +124,10 @@ def _keep(watched: list[Remains]) -> Generator[None, None, None]:
 def _deliver_interrupt(remains: Remains) -> None:
     """Interrupt the main thread once more, and close what it could not wait for."""
     sleep(0.01)
-    _thread.interrupt_main()
+    if hasattr(signal, "pthread_kill"):  # a signal also wakes a thread that sleeps or waits
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
     with contextlib.suppress(Exception):
         close(remains)
 

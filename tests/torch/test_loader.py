@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader as Theirs  # noqa: E402
 
 from gpuloader import CPUPlace, CUDAPlace, SampleError, WorkerTimeout  # noqa: E402
+from gpuloader.fetch.processes.fork_server import prepare_server  # noqa: E402
 from gpuloader.torch import (  # noqa: E402
     BatchSampler,
     DataLoader,
@@ -115,6 +116,7 @@ class TestArguments:
         ids=lambda options: " ".join(options),
     )
     def test_they_have_the_same_effect(self, options):
+        prepare_server()  # it stays
         with nothing_left_behind():
             assert_alike(Made(lambda index: torch.tensor([index, -index])), **options)
 
