@@ -38,7 +38,11 @@ def bench(
     ] = None,
     case: Annotated[
         list[str] | None,
-        typer.Option("--case", metavar="NAME", help="A case to measure; repeat for more. Default: all."),
+        typer.Option(
+            "--case",
+            metavar="NAME",
+            help="A case to measure; repeat for more. Default: all. An unknown name prints the list.",
+        ),
     ] = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Measured turns of each loader, after a warm-up turn.")

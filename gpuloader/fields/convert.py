@@ -23,7 +23,7 @@ EXACT = 2**53
 """All integers up to this one are float64 numbers."""
 
 IF_IT_VARIES = (
-    "if its length varies, name the field in ragged or pad, such as pad={'0': 0} for field '0', or choose "
+    "if its length varies, name the field in ragged, or in pad with the value to fill up with, or choose "
     "batches of samples of equal length (bucketing) with a batch_sampler"
 )
 """The ways out of samples of different shapes in one batch, for error messages."""

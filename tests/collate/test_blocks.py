@@ -111,7 +111,7 @@ def test_columns_of_varying_length_are_ragged_or_padded():
     (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, pad={"words": -1})
     assert batch["words"].shape == (25, 2)
     assert batch["words"][4].tolist() == [4, -1]
-    with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged or pad"):
+    with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
         list(DataLoader(Columns(25, names), places="cpu", batch_size=25))
 
 

@@ -112,7 +112,7 @@ class TestEveryLibrary:
         assert batch["words"].recursive_sequence_lengths() == [[2, 1, 0, 3]]
         batch = next(iter(load(table, pad={"words": -1}, sampler=[3, 0])))
         assert batch["words"].tolist() == [[4, 5, 6], [1, 2, -1]]
-        with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged or pad"):
+        with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
             list(load(table))
 
     def test_lists_of_one_length_are_rows_of_an_array(self, library):
