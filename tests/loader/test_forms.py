@@ -159,7 +159,7 @@ def test_samples_of_one_batch_must_agree(workers):
     message = (
         r"expected shape \(4,\) as in the batch's first sample, got \(5,\); if its length varies, name the"
     )
-    with pytest.raises(SampleError, match=rf"{message} field in ragged, or in pad .* \(bucketing\)") as caught:
+    with pytest.raises(SampleError, match=rf"{message} field in ragged, .* \(bucketing\)") as caught:
         next(epoch)
     assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (2, 1, 5)
     epoch.close()
