@@ -9,6 +9,8 @@ class UpcomingBatches(upcoming.UpcomingBatches, BatchSampler):
 
     Examples
     --------
+    >>> import pytest
+    >>> _ = pytest.importorskip("torch")
     >>> from gpuloader.torch import DataLoader
     >>> loader = DataLoader(range(3), 2, output="numpy")
     >>> type(loader.batch_sampler).__mro__[2].__name__, list(loader.batch_sampler)
