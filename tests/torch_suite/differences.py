@@ -21,7 +21,8 @@ DIFFERENCES = {
     ),
     "objects-are-collected": (
         "a TypeError for samples that are neither numbers, text nor containers; any sequence is a container",
-        "the batch is the list of them, also of ranges and other sequences that are neither list nor tuple",
+        "the batch is the list of them, also of ranges, deques and other sequences that are neither list "
+        "nor tuple",
         "a dataset may return anything, and needs no collate_fn for it",
     ),
     "text-is-a-list": (
