@@ -49,6 +49,7 @@ class Operations(RuleBasedStateMachine):
         simulated=st.booleans(),
     )
     def make(self, count, size, shuffle, read_ahead, workers, simulated):
+        shuffle = shuffle and count > 0  # there is nothing to shuffle otherwise, and the loader says so
         self.count, self.size, self.shuffle = count, size, shuffle
         self.places = simulated_places(1, count) if simulated else "cpu"
         self.loader = DataLoader(
