@@ -24,7 +24,7 @@ def make(dataset, rank, world_size, **options):
 
 def loaders(count, world_size, *, kind=range, **options):
     if kind is range and "shuffle" not in options:
-        options["shuffle"] = True
+        options["shuffle"] = count > 0  # an empty dataset cannot be shuffled
     return [make(kind(count), rank, world_size, **options) for rank in range(world_size)]
 
 
@@ -49,7 +49,9 @@ def epoch_of(loader):
 
 def order_of(count, epoch=0, **options):
     """Return the order of an epoch that is not divided among ranks."""
-    loader = DataLoader(range(count), places="cpu", batch_size=max(count, 1), shuffle=True, seed=5, **options)
+    if not count:
+        return []
+    loader = DataLoader(range(count), places="cpu", batch_size=count, shuffle=True, seed=5, **options)
     loader.set_epoch(epoch)
     return [number for batch in loader for number in batch.tolist()]
 

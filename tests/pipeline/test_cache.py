@@ -305,6 +305,7 @@ class TestTheOrderOnTheDevice:
         steps = [RandomCropFlip("0", (2, 2)), Cast("1", "float32")] if draws else []
         pictures = np.arange(count * 12, dtype=np.uint16).reshape(count, 4, 3, 1)
         dataset = TensorDataset(pictures, np.arange(count) * 3)
+        shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
         options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last, "transforms": steps}
         if remainder is not None:
             options |= {"split": "shards", "remainder": remainder}

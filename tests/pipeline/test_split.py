@@ -113,6 +113,7 @@ class TestShardsMakeUpBatches:
         number = len(places)
         assume(remainder == "pad" or size >= number)
         assume(remainder != "error" or size % number == 0)
+        shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
         options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last}
         if workers:
             options |= {"num_workers": workers, "worker_type": "thread"}
@@ -184,7 +185,7 @@ class TestResuming:
         assume(places > 1)
         assume(remainder != "error" or (size % places == 0 and (count % size) % places == 0))
         assume(remainder == "pad" or size >= places)
-        options = {"batch_size": size, "shuffle": True}
+        options = {"batch_size": size, "shuffle": count > 0}  # an empty dataset cannot be shuffled
         if sampled:
             order = np.random.default_rng(0).permutation(count).tolist()
             sizes = [1, size, 2, size] if remainder == "drop" else [size]
