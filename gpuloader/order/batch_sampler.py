@@ -158,7 +158,9 @@ class DistributedBatchSampler(BatchSampler):
         drop_last: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(dataset, None, shuffle, batch_size, drop_last)
+        # As in Paddle, only the other samplers refuse to shuffle an empty dataset.
+        is_empty = isinstance(dataset, Sized) and not len(dataset)
+        super().__init__(dataset, None, False if is_empty else shuffle, batch_size, drop_last)
         self.dataset = dataset
         self._count = None if num_replicas is None else check_count("num_replicas", num_replicas)
         self._rank = None if rank is None else check_whole("rank", rank, self._count or 2**31)

@@ -230,6 +230,12 @@ def test_ranks_have_equally_many_batches_that_are_those_of_their_order(
     assert len(lengths) == 1
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_rank_of_an_empty_dataset_reads_nothing(shuffle):
+    sampler = DistributedBatchSampler([], 2, 2, 1, shuffle)
+    assert (list(sampler), len(sampler)) == ([], 0)
+
+
 def test_together_shuffled_ranks_read_everything():
     ranks = [DistributedBatchSampler(range(22), 3, 4, rank, shuffle=True) for rank in range(4)]
     read = joined(joined(ranks))
