@@ -14,7 +14,7 @@ from gpuloader.collate.finish import complete, complete_apart, list_draws, room_
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import Apart, StagedBatch, fill_slot
 from gpuloader.collate.structure import Leaf, Node, Structure
-from gpuloader.collate.whole import Parts, take_apart
+from gpuloader.collate.whole import Parts, list_entries, take_apart
 from gpuloader.devices.following import find_library
 from gpuloader.devices.foreign_arrays import is_on_host
 from gpuloader.fields.ragged import Ragged
@@ -130,15 +130,8 @@ class NestedStager:
 
     def _look_at(self, batch: Any) -> Any:
         """Return what the structure of a batch without nesting follows from; None for any other batch."""
-        kind: Any = type(batch)
-        if kind is dict:
-            keys: Any = tuple(batch)
-            if not all(type(key) is str for key in keys):  # keys such as 1 and True are equal
-                return None
-            entries = batch.values()
-        elif kind is tuple or kind is list:
-            keys, entries = len(batch), batch
-        else:
+        entries = list_entries(batch)
+        if entries is None:
             return None
         staged = []
         for entry in entries:
@@ -148,7 +141,7 @@ class NestedStager:
                 staged.append(False)
             else:
                 return None
-        return kind, keys, tuple(staged)
+        return type(batch), (*batch,) if type(batch) is dict else None, tuple(staged)
 
     def _is_staged(self, value: Any) -> bool:
         intake = self._intake

@@ -176,7 +176,5 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
     numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn)
-    region = np.ascontiguousarray(pixels[top:bottom, left:right]).reshape(-1, *(channels or (1,)))
-    if region.base is not None and np.may_share_memory(region, pixels):
-        region = region.copy()
+    region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(channels or (1,)))
     return Region(region, np.array(numbers, np.float32))
