@@ -197,6 +197,18 @@ def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(mo
     assert len(list(epoch)) == 3
 
 
+def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(monkeypatch):
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+        monkeypatch.setattr(module, name, 10**12)
+    numbers = Numbers(30, 0.002)
+    epoch = iter(load(Stream(numbers)))
+    for number in range(10):
+        assert next(epoch).item() == number
+        wait_until(lambda number=number: len(numbers.read) > number + 1)  # nobody has asked for it
+    assert loop(epoch) == list(range(10, 30))
+    assert numbers.readers == {"gpuloader-reader"}
+
+
 def test_an_interrupt_while_the_thread_starts_loses_no_batch(monkeypatch):
     start, interrupted = read_ahead.start_thread, []
 

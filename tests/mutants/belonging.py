@@ -28,7 +28,7 @@ MORE: dict[str, str] = {
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
     "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
-    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options",
+    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options loader/numa",
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
     "fetch/worker_options.py": "loader/options",
