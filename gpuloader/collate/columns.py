@@ -15,7 +15,7 @@ import numpy as np
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.fields.ragged import split_rows
-from gpuloader.fields.regions import Region, join_geometry
+from gpuloader.fields.regions import Encoded, Region, join_geometry
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.staging.layout import Layout, arrange
 
@@ -108,6 +108,9 @@ def split_columns(
         if column and isinstance(column[0], Region):
             columns += _region_columns(column, feed)
             continue
+        if column and isinstance(column[0], Encoded):
+            columns += _encoded_columns(column, feed)
+            continue
         try:
             parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
         except SampleError as error:
@@ -127,9 +130,22 @@ def _region_columns(regions: list[Region], feed: FeedSpec) -> list[Column]:
     parts = [region.pixels for region in regions]
     splits = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     _check_steps(parts, (splits,), feed)
-    geometry = join_geometry(regions)
-    rest = [Column(array.shape, array.dtype, [array], joined=True) for array in (splits, geometry)]
-    return [_joined(parts, feed), *rest]
+    return [_joined(parts, feed), *map(_whole, (splits, join_geometry(regions)))]
+
+
+def _encoded_columns(pictures: list[Encoded], feed: FeedSpec) -> list[Column]:
+    """Return the four arrays of a field of pictures that a device decodes; see `Encoded`."""
+    shapes = [one.code.shape for one in pictures]
+    _check_steps([np.empty((0, channels)) for _, _, channels in shapes], (np.empty(0),), feed)
+    splits = np.cumsum([0, *(height * width for height, width, _ in shapes)], dtype=np.int64)
+    parts = [part for one in pictures for part in one.code.to_parts()]
+    codes = Column((sum(map(len, parts)),), feed.dtype, parts, joined=True)
+    room = np.empty((splits[-1], shapes[0][2], 0), np.uint8)
+    return [codes, *map(_whole, (splits, join_geometry(pictures), room))]
+
+
+def _whole(array: Array) -> Column:
+    return Column(array.shape, array.dtype, [array], joined=True)
 
 
 def _stacked(samples: list[Array], feed: FeedSpec) -> Column:

@@ -18,6 +18,7 @@ from gpuloader.base.errors import PlaceError, describe_error
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import HostMemory
+from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import explain_absence, translate
@@ -197,6 +198,7 @@ class CudaDevice:
         self._calls = CudaCalls(cupy, index, self._free)
         self._here = _Here(self._calls)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
+        self._codec: JpegCodec | None = None
 
     def current(self) -> _Here:
         """Return a block in which this GPU is the thread's current device, and that yields its calls.
@@ -216,6 +218,21 @@ class CudaDevice:
         """Return the GPU's position on the PCI bus."""
         position: str = self._runtime.deviceGetPCIBusId(self.index)
         return position
+
+    def codec(self) -> JpegCodec:
+        """Return nvImageCodec's decoder on this GPU, which is made at the first call.
+
+        Raises
+        ------
+        MissingPackage
+            nvImageCodec is not installed.
+        LoaderError
+            It cannot decode on this GPU, most likely because nvJPEG is missing.
+        """
+        if self._codec is None:
+            with self.current():
+                self._codec = open_codec(self.index, self._runtime)
+        return self._codec
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""

@@ -12,6 +12,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.interop import NativeOutput, Output, find_capture
 from gpuloader.pipeline.copy_timing import CopyTimer
+from gpuloader.pipeline.decoding import BatchDecoder, Decoded, list_pieces
 from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
 from gpuloader.pipeline.masks import Mask
 from gpuloader.pipeline.static_slot import StaticSlot, find_moves
@@ -40,6 +41,8 @@ class Landing:
         The event after which the batch can be used; None once the host knows that it is reached.
     arrays : list of array or None
         What the user gets, once it has been delivered.
+    decoded : sequence of Decoded
+        The pictures that are copied into the slot, until the host knows that the copies have run.
     """
 
     staged: StagedBatch
@@ -48,6 +51,7 @@ class Landing:
     mask_at: int = 0
     ready: Event = None
     arrays: list[Any] | None = None
+    decoded: Sequence[Decoded] = ()
 
     @property
     def layout(self) -> Layout:
@@ -115,6 +119,9 @@ class Lane:
         self._stream: Stream = None
         self._copy_stream = None if device.direct else device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
+        self._meter = meter
+        self._urgent = urgent
+        self._decoder: BatchDecoder | None = None
 
     @property
     def prefetch(self) -> int:
@@ -196,15 +203,19 @@ class Lane:
             return Landing(staged, None, mask)
         try:
             program = self._program(staged)
+            decoded: Sequence[Decoded] = ()
+            if program is not None and program.decodings:
+                decoded = self._decode(staged, program)
+                program = self._program(staged)
             nbytes = staged.layout.nbytes if program is None else program.room.nbytes
             mask_at = align(nbytes)
             slot = self._slots.take(nbytes if mask is None else mask_at + mask.bytes.size)
         except BaseException:
             self._ring.release(staged.slot)
             raise
-        landing = Landing(staged, slot, mask, mask_at)
+        landing = Landing(staged, slot, mask, mask_at, decoded=decoded)
         with self.device.current() as device:
-            self._copy(device, landing, slot)
+            self._copy(device, landing, slot, program)
             if program is None:
                 self._mark_copy(device, landing)
             elif self._is_resident:
@@ -219,7 +230,15 @@ class Lane:
         """Whether the rows are on the device, so that hardly anything is copied."""
         return self.programmer is not None and self.programmer.sources is not None
 
-    def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot) -> None:
+    def _decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+        """Decode the batch's pictures; the decoder may leave samples out."""
+        if self._decoder is None:
+            self._decoder = BatchDecoder(self.device, urgent=self._urgent)
+        decoded, skipped = self._decoder.decode(staged, program)
+        self._meter.skipped += skipped
+        return decoded
+
+    def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program | None) -> None:
         staged, mask, stream = landing.staged, landing.mask, self._copy_stream
         try:
             slot.await_release(device, stream)
@@ -228,6 +247,11 @@ class Lane:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
             for one in staged.apart:
                 device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            if program is not None and self._decoder is not None and landing.decoded:
+                for source, offset, nbytes in list_pieces(staged, program):
+                    device.copy_async(slot.memory, source, nbytes, stream, offset)
+                self._decoder.place(device, landing.decoded, staged, program, slot.memory, stream)
+                return
             in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
             device.copy_async(slot.memory, staged.slot, in_slot, stream)
         except BaseException:  # whichever call failed, no copy reads from the host slot
@@ -397,6 +421,7 @@ class Lane:
         if landing.ready is copied:
             landing.ready = None  # before the event is recorded for another copy
         self._spare.append(copied)
+        landing.decoded = ()
         self._ring.release(landing.staged.slot)
 
     def close(self) -> None:

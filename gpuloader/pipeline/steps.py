@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.lane import Landing, Lane
@@ -204,10 +204,15 @@ class Pipeline:
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
                 landings.append(lane.issue(staged, self._mask(staged)))
-        except BaseException:
+        except BaseException as error:
             self._discard(landings)
             for staged in group[len(landings) + 1 :]:
                 self._ring.release(staged.slot)
+            if isinstance(
+                error, SampleError
+            ):  # a picture that cannot be decoded, as if the fetcher had found it
+                self._ending = error
+                return
             raise
         self._flying.append(landings)
 

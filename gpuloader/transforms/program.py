@@ -21,6 +21,7 @@ from gpuloader.fields.tensors import bits_dtype
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.decoding import Decoding
 from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
 from gpuloader.transforms.operations import (
     Computation,
@@ -49,7 +50,7 @@ class Transform(Protocol):
     def draws(self) -> int:
         """Number of random draws per sample; 0 for none."""
 
-    def bind(self, inputs: Sequence[Spec]) -> Operation:
+    def bind(self, inputs: Sequence[Spec]) -> Operation | Decoding:
         """Return the computation for a batch; its inputs are the field's arrays, then the draws if any.
 
         Raises
@@ -111,6 +112,8 @@ class Program:
         The arrays that the user receives.
     levels : tuple of int
         The levels of the delivered fields; see `StagedBatch`.
+    decodings : tuple of Decoding
+        What the device decodes before the steps.
     """
 
     copied: Layout
@@ -120,6 +123,15 @@ class Program:
     steps: tuple[Step, ...]
     delivered: Layout
     levels: tuple[int, ...]
+    decodings: tuple[Decoding, ...] = ()
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The parts of the slot that are copied to a device, from and to which byte: all but the codes."""
+        codes = [self.copied.fields[one.codes] for one in self.decodings]
+        edges = [0, *(edge for one in codes for edge in (one.offset, align(one.offset + one.shape[0])))]
+        ends = [*edges[1:], self.copied.nbytes]
+        return [(start, end) for start, end in zip(edges[::2], ends[::2], strict=True) if start < end]
 
     def check(self, arrays: list[Array]) -> None:
         """Run the transforms' checks on the staged arrays; a `SampleError` names the field."""
@@ -308,6 +320,7 @@ class _Planner:
     def plan(self) -> Program:
         checked: list[tuple[Transform, str, tuple[int, ...]]] = []
         drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
+        decodings: list[Decoding] = []
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
@@ -327,6 +340,10 @@ class _Planner:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
+            if isinstance(operation, Decoding):
+                decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
+                self._present[name] = (*outputs, *inputs[1:-1])
+                continue
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
@@ -346,6 +363,7 @@ class _Planner:
             tuple(self._steps),
             Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
             tuple(len(self._present[name]) - 1 for name in self._names),
+            tuple(decodings),
         )
 
     def _keep_axes(self, operation: KernelCall, source: int) -> KernelCall:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.fields.regions import NUMBERS, Region
+from gpuloader.fields.regions import NUMBERS, Encoded, Region
+from gpuloader.fields.spec import Array
 from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.resizing import Interpolation
@@ -23,7 +24,7 @@ from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
 from gpuloader.transforms.coloring import ColorJitter
 from gpuloader.transforms.operations import KernelCall, Plain, Spec, no_rows
 from gpuloader.transforms.pictures import Normalize
-from gpuloader.transforms.planning import PictureTransform, finish_plan, plan_picture
+from gpuloader.transforms.planning import PictureTransform, Plan, finish_plan, plan_picture
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize, both
 
@@ -51,8 +52,7 @@ class Resample(Plain):
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
         """Return the name of the field, among fields of these names and levels."""
-        staged = [name for name, level in zip(names, levels, strict=True) if level == 2]
-        return self.field if self.field is not None or not staged else staged[0]
+        return find_staged(self.field, names, levels)
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
@@ -74,6 +74,18 @@ class Resample(Plain):
         }
         options |= {"size": self.size, "interpolation": self.interpolation}
         return KernelCall.settle(empty, output, resample, resample_on_host, axes=axes, **options)
+
+
+def find_staged(field: str | None, names: Sequence[str], levels: Sequence[int]) -> str | None:
+    """Return a field's name; if it is None, that of the first field of pictures for a GPU.
+
+    >>> find_staged(None, ["label", "image"], [0, 2])
+    'image'
+    """
+    staged = [
+        name for name, level in zip(names, levels, strict=True) if level in (Region.level, Encoded.level)
+    ]
+    return field if field is not None or not staged else staged[0]
 
 
 def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -> Resample | None:
@@ -149,7 +161,11 @@ def stage_picture(
         The value is not a picture.
     """
     picture = as_picture(value)
-    plan = plan_picture(size_of(picture), transforms, rng)
+    return stage_plan(picture, plan_picture(size_of(picture), transforms, rng), interpolation)
+
+
+def stage_plan(picture: Any, plan: Plan, interpolation: str) -> Region:
+    """Return what a GPU needs to make a picture, which is what `as_picture` returned, by its plan."""
     first, *others = plan
     assert isinstance(first, Geometry)
     if others or first.filter not in (None, interpolation):
@@ -169,6 +185,17 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
     tall, wide, *channels = pixels.shape
+    (top, left, bottom, right), numbers = find_part(geometry, tall, wide)
+    region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(channels or (1,)))
+    return Region(region, numbers)
+
+
+def find_part(geometry: Geometry, tall: int, wide: int) -> tuple[tuple[int, int, int, int], Array]:
+    """Return top, left, bottom and right of the region that a geometry reads, and the kernel's numbers.
+
+    >>> find_part(Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear"), 40, 60)[0]
+    (8, 18, 20, 30)
+    """
     top, left, bottom, right = geometry.find_region()
     # One more on each side, because the kernel and Pillow round the edges of the box to float32.
     top, left = min(max(top - 1, 0), tall - 1), min(max(left - 1, 0), wide - 1)
@@ -176,5 +203,4 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
     numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn)
-    region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(channels or (1,)))
-    return Region(region, np.array(numbers, np.float32))
+    return (top, left, bottom, right), np.array(numbers, np.float32)

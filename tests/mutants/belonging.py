@@ -16,6 +16,7 @@ MORE: dict[str, str] = {
     "collate/items.py": "collate/blocks loader/endings",
     "collate/known.py": "collate/assembly collate/form loader/forms",
     "collate/leaves.py": "collate/structure loader/forms",
+    "collate/leaving.py": "pipeline/decoding",
     "collate/packing.py": "collate/blocks collate/items loader/state sources/tokens",
     "collate/reading.py": "collate/assembly loader/dataset_loader",
     "collate/rows.py": "collate/columns loader/generator_loader bad_input",
