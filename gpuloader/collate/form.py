@@ -13,8 +13,9 @@ from gpuloader.collate.leaves import all_leaves
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import IF_A_LIST, as_numbers
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.ragged import gather_fields
-from gpuloader.fields.regions import Encoded, Region
+from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.transforms.program import Programmer
 
@@ -71,8 +72,12 @@ class Collation:
     def fixed(self) -> bool:
         """Whether the loader itself stacks the samples, and none of their fields varies in length."""
         varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
-        is_region = self.pictures is not None and bool(self.pictures.staged)
-        return not self.whole and not varies and not is_region
+        return not self.whole and not varies and not self.stages_regions
+
+    @property
+    def stages_regions(self) -> bool:
+        """Whether regions of pictures are staged, of which a GPU makes the pictures."""
+        return self.pictures is not None and bool(self.pictures.staged)
 
     @property
     def gathers(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,13 @@ class Gaps:
     def check(self) -> None:
         """Raise `SampleError` if no sample is left."""
         refuse_empty(self.left, self._size)
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Leave out further samples, given their numbers among those that are left."""
+        left = self.keys(range(self._size))
+        for position in [left[row] for row in rows]:
+            start = max(start for start in self._parts if start <= position)
+            self._parts[start][1].append(position)
 
     def keys(self, indices: Sequence[Any]) -> list[Any]:
         """Return the indices of the samples that are left."""

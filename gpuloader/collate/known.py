@@ -17,7 +17,8 @@ from gpuloader.collate.form import Collation, Form, declared_form, settle_form
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.structure import Branch, Leaf, Node, is_array
 from gpuloader.fields.convert import as_numbers
-from gpuloader.fields.regions import Encoded, Region
+from gpuloader.fields.encoded import Encoded
+from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.sources.block import WholeList
 

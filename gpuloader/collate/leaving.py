@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloader.collate.gaps import refuse_empty
 from gpuloader.collate.stream import StagedBatch
-from gpuloader.fields.regions import Encoded
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.spec import Array
 from gpuloader.staging.layout import Layout
 

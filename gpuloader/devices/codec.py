@@ -24,7 +24,7 @@ from gpuloader.base.errors import LoaderError, MissingPackage, describe_error
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import usable_cores
 from gpuloader.devices.base import DevicePicture
-from gpuloader.fields.regions import Code
+from gpuloader.fields.encoded import Code
 
 OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"
 _MARGIN = 2  # pixels

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, PictureError, StagingMemoryError
 from gpuloader.devices.base import Codec, DevicePicture, HostMemory
-from gpuloader.fields.regions import Code
+from gpuloader.fields.encoded import Code
 from gpuloader.sources.pictures.picture import decode_code
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout

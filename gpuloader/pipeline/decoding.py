@@ -13,7 +13,7 @@ from gpuloader.base.errors import PictureError, SampleError
 from gpuloader.collate.leaving import leave_out
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePicture, Stream
-from gpuloader.fields.regions import Code, read_codes
+from gpuloader.fields.encoded import Code, read_codes
 from gpuloader.sources.pictures.picture import decode_code
 from gpuloader.transforms.decoding import Decoding
 from gpuloader.transforms.program import Program

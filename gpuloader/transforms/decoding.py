@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.fields.regions import Encoded
+from gpuloader.fields.encoded import Encoded
 from gpuloader.transforms.operations import Plain, Spec
 
 

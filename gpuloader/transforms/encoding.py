@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.fields.regions import Code, Encoded, Region
+from gpuloader.fields.encoded import Code, Encoded
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
 from gpuloader.sources.pictures.plain import is_plain
@@ -24,8 +24,8 @@ def stage_encoded(
 ) -> Encoded:
     """Return what a GPU needs to decode and make a picture.
 
-    A picture that GPUs do not decode as CPUs do is decoded here, and one that takes more than one pass is
-    made here. So is one that looks damaged, since the CPU's decoder knows for sure.
+    A picture that GPUs do not decode as CPUs do is decoded when it is written, and one that takes more than
+    one pass is made then. So is one that looks damaged, since the CPU's decoder knows for sure.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def stage_encoded(
     Raises
     ------
     PictureError
-        The picture cannot be decoded.
+        The picture has no header.
     SampleError
         The value is not a picture.
     """
@@ -54,22 +54,9 @@ def stage_encoded(
     number = index if isinstance(index, int) else -1
     one_pass = not others and first.filter in (None, interpolation)
     if one_pass and isinstance(picture, Picture) and is_plain(picture.data):
-        part, geometry = find_part(first, *picture.header.size)
+        part, geometry = find_part(picture.header.size, first)
         data = np.frombuffer(picture.data, np.uint8)
         code = Code(data, part, picture.header.orientation, 3, picture.file, number)
         return Encoded(code, geometry)
     file = picture.file if isinstance(picture, Picture) else ""
-    return as_encoded(stage_plan(picture, plan, interpolation), file, number)
-
-
-def as_encoded(region: Region, file: str = "", index: int = -1) -> Encoded:
-    """Return a region, whose pixels are known, as a device takes it among pictures that it decodes.
-
-    >>> region = Region(np.zeros((6, 3), np.uint8), np.float32([2, 3, 10, 20] + [0] * 9))
-    >>> as_encoded(region).code.part
-    (10, 20, 12, 23)
-    """
-    height, width, top, left = (int(number) for number in region.geometry[:4])
-    part = top, left, top + height, left + width
-    code = Code(region.pixels.reshape(-1), part, 0, region.step[0], file, index)
-    return Encoded(code, region.geometry)
+    return Encoded.of(stage_plan(picture, plan, interpolation), file, number)

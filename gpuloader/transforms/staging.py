@@ -7,24 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloader.base.errors import SampleError
-from gpuloader.fields.regions import NUMBERS, Encoded, Region
-from gpuloader.fields.spec import Array
+from gpuloader.fields.encoded import Encoded, Part
+from gpuloader.fields.regions import NUMBERS, Region
 from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.resizing import Interpolation
 from gpuloader.kernels.windows import join_shape
-from gpuloader.sources.pictures.decoding import Pixels
+from gpuloader.sources.pictures.decoding import Pixels, shrink_size
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
 from gpuloader.transforms.coloring import ColorJitter
 from gpuloader.transforms.operations import KernelCall, Plain, Spec, no_rows
 from gpuloader.transforms.pictures import Normalize
-from gpuloader.transforms.planning import PictureTransform, Plan, finish_plan, plan_picture
+from gpuloader.transforms.planning import (
+    PictureTransform,
+    Plan,
+    find_geometry,
+    finish_plan,
+    plan_picture,
+)
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize, both
 
@@ -140,7 +148,8 @@ def stage_picture(
 ) -> Region:
     """Return what a GPU needs to make a picture: the region that its transforms read, and its geometry.
 
-    A picture that takes more than one pass, as after a change of color, is made here.
+    An encoded picture is decoded only when the region is written. A picture that takes more than one pass, as
+    after a change of color, is made then.
 
     Parameters
     ----------
@@ -156,7 +165,7 @@ def stage_picture(
     Raises
     ------
     PictureError
-        The picture cannot be decoded.
+        The picture has no header.
     SampleError
         The value is not a picture.
     """
@@ -169,11 +178,31 @@ def stage_plan(picture: Any, plan: Plan, interpolation: str) -> Region:
     first, *others = plan
     assert isinstance(first, Geometry)
     if others or first.filter not in (None, interpolation):
-        pixels = finish_plan(picture, plan)
-        return cut_region(pixels, Geometry.of(*pixels.shape[:2]))
-    if isinstance(picture, Picture):
-        picture, first = picture.decode_for(first, "RGB")
-    return cut_region(np.asarray(picture), first)
+        made = find_geometry(plan)
+        if not isinstance(picture, Picture):
+            return cut_region(finish_plan(picture, plan), Geometry.of(made.height, made.width))
+        _, numbers = find_part((made.height, made.width), Geometry.of(made.height, made.width))
+        return Region((made.height * made.width, 3), numbers, partial(_make_into, picture, plan))
+    if not isinstance(picture, Picture):
+        return cut_region(np.asarray(picture), first)
+    shrink, first = picture.plan_decoding(first)
+    part, numbers = find_part(shrink_size(size_of(picture), shrink), first)
+    top, left, bottom, right = part
+    return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, picture, shrink, part))
+
+
+def _make_into(picture: Picture, plan: Plan, target: Pixels) -> None:
+    target[...] = finish_plan(picture, plan).reshape(target.shape)
+
+
+def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> None:
+    """Decode a part of a picture, by way of the thread's own memory unless the part is the whole."""
+    top, left, bottom, right = part
+    out = target.reshape(bottom - top, right - left, 3)
+    is_whole = out.shape[:2] == shrink_size(size_of(picture), shrink)
+    pixels = picture.decode_at(shrink, "RGB", out if is_whole else None)
+    if pixels is not out:
+        out[...] = np.asarray(pixels)[top:bottom, left:right]
 
 
 def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
@@ -184,18 +213,18 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     >>> region.pixels.shape, region.geometry.astype(int).tolist()
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
-    tall, wide, *channels = pixels.shape
-    (top, left, bottom, right), numbers = find_part(geometry, tall, wide)
-    region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(channels or (1,)))
-    return Region(region, numbers)
+    (top, left, bottom, right), numbers = find_part(pixels.shape[:2], geometry)
+    region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(pixels.shape[2:] or (1,)))
+    return Region(region.shape, numbers, region)
 
 
-def find_part(geometry: Geometry, tall: int, wide: int) -> tuple[tuple[int, int, int, int], Array]:
-    """Return top, left, bottom and right of the region that a geometry reads, and the kernel's numbers.
+def find_part(size: tuple[int, ...], geometry: Geometry) -> tuple[Part, NDArray[np.float32]]:
+    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernel.
 
-    >>> find_part(Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear"), 40, 60)[0]
+    >>> find_part((40, 60), Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear"))[0]
     (8, 18, 20, 30)
     """
+    tall, wide = size
     top, left, bottom, right = geometry.find_region()
     # One more on each side, because the kernel and Pillow round the edges of the box to float32.
     top, left = min(max(top - 1, 0), tall - 1), min(max(left - 1, 0), wide - 1)

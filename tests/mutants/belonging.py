@@ -25,6 +25,7 @@ MORE: dict[str, str] = {
     "collate/stream.py": "loader/generator_loader loader/endings",
     "collate/structure.py": "collate/form loader/forms",
     "collate/targets.py": "collate/columns loader/generator_loader",
+    "collate/varying.py": "transforms/staging loader/forms",
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
     "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
