@@ -262,7 +262,7 @@ class SimulatedDevice:
 
             self._put(stream, copy, 0.0)
 
-    def fill(
+    def _fill(
         self, memory: SimulatedMemory, source: NDArray[np.uint8], result: Any, stream: SimulatedStream
     ) -> None:
         """Enqueue a kernel that makes `result` of host memory, which must not change until it has run."""
@@ -455,7 +455,7 @@ class _SimulatedCodec:
             return None
         height, width, channels = pixels.shape
         memory = self._device.alloc(pixels.size)
-        self._device.fill(memory, code.data, pixels, stream)
+        self._device._fill(memory, code.data, pixels, stream)
         address = memory.bytes.__array_interface__["data"][0]
         return DevicePicture(address, width * channels, height, width * channels, memory)
 
