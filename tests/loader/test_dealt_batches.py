@@ -173,6 +173,12 @@ class TestStates:
         three.load_state_dict(alone.state_dict())
         assert [numbers(batch) for batch in three] == [[10], []]
 
+    def test_after_which_the_batches_do_not_divide_are_refused(self):
+        two = make(SEVEN[:6], 0, 2, uneven="error")
+        next(iter(two))
+        with pytest.raises(ValueError, match="4 batches fill 1 steps of 3 ranks and leave 1"):
+            make(SEVEN[:6], 0, 3, uneven="error").load_state_dict(two.state_dict())
+
     def test_of_another_kind_are_refused(self):
         position = {"version": 2, "epoch": 0, "seed": 5, "position": 4}
         with pytest.raises(ValueError, match=r"4 samples; .* cannot tell where in its epoch that is"):

@@ -41,6 +41,7 @@ MORE: dict[str, str] = {
     "order/generators.py": "order/sampler order/bucket_sampler",
     "order/mixed.py": "sources/mix",
     "order/order.py": "order/sampler",
+    "order/permutation.py": "order/order",
     "order/plan.py": "loader/dealt_batches",
     "order/repeated.py": "order/sampler order/order",
     "order/walking.py": "order/plan loader/endings",
