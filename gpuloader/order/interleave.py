@@ -52,5 +52,5 @@ def _times(ranks: Indices, counts: Indices) -> np.ndarray[tuple[int], np.dtype[n
 
 
 def _count_before(count: int, time: float) -> int:
-    """Return how many of an owner's entries have an earlier time; rounding may count one that has this time."""
+    """Return how many of an owner's entries have an earlier time; rounding may add one that has this time."""
     return min(max(round(time * count), 0), count)
