@@ -57,6 +57,14 @@ def test_batches_are_dealt_in_turn(workers):
     ]
 
 
+def test_a_subclass_with_batches_of_its_own_is_dealt_too():
+    class Own(BatchSampler):
+        def __iter__(self):
+            return iter(SEVEN[:6])
+
+    assert epochs_of(Own(range(12), batch_size=2), 3) == epochs_of(SEVEN[:6], 3)
+
+
 @pytest.mark.parametrize("kind", [Bucketed, Sized])
 def test_a_last_step_without_a_batch_for_each_rank(kind):
     first = [[[0, 1], [6, 7], [11, 12]], [[2], [8, 9]], [[3, 4, 5], [10]]]

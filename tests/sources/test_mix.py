@@ -275,6 +275,15 @@ class TestWeightsAreNotLost:
         of_a_loader = load(mix()).batch_sampler
         assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=of_a_loader)) == wanted
 
+        class Wrapping:
+            batch_sampler = grouped
+
+            def __iter__(self):
+                return iter(grouped)
+
+        found = samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=Wrapping()))
+        assert counts(found) == [20, 40, 60]
+
     def test_its_datasets_may_be_read_in_any_order(self):
         loader = load(ConcatDataset(mix().datasets), shuffle=False, sampler=[20, 0, 81])
         assert samples(loader) == [1000, 0, 2001]
