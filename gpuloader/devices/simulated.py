@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.devices.base import HostMemory
+from gpuloader.devices.base import DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -179,6 +179,10 @@ class SimulatedDevice:
         self._current = threading.local()
 
     def current(self) -> AbstractContextManager[SimulatedDevice]:
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
+    def copying(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
         """Return a block that changes nothing."""
         return nullcontext(self)
 
