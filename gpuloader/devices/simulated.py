@@ -346,8 +346,8 @@ class SimulatedDevice:
 
     def elapsed(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
         """Return the virtual seconds between two events that have been reached."""
-        assert start.mark is not None
-        assert end.mark is not None
+        if start.mark is None or end.mark is None:
+            raise LoaderError(f"{self.name}: the time of an event was asked for that was never recorded")
         return end.mark.time - start.mark.time
 
     def finish(self, stream: SimulatedStream) -> None:

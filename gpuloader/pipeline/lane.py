@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -424,7 +425,8 @@ class Lane:
         if self._copying:
             self.device.synchronize(self._copying[-1][0])
             while self._copying:
-                self._end_oldest_copy(self.device)
+                with suppress(LoaderError):  # its time cannot be told
+                    self._end_oldest_copy(self.device)
         self._begun = None
         self._slots.trim(self.prefetch + 1)
 
