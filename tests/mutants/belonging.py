@@ -75,6 +75,10 @@ MORE: dict[str, str] = {
     "pipeline/steering.py": "watch/tuning",
     "pipeline/steps.py": "pipeline/lane pipeline/split promises",
     "pipeline/streams.py": "devices/cuda promises",
+    "transforms/bound.py": "kernels/on_streams devices/cuda_programs",
+    "transforms/erasing.py": "transforms/mixing",
+    "transforms/operations.py": "transforms/program transforms/transforms",
+    "transforms/programmer.py": "transforms/program transforms/transforms transforms/mixing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 
