@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuloader.base.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.base.once import Steady
-from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
+from gpuloader.collate.assembly import Assembler, Reserve, stage_kept
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.gaps import Gaps, shorten
@@ -19,6 +19,7 @@ from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.stream import StagedBatch, close_items
+from gpuloader.collate.varying import Varying
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.walking import skip
 from gpuloader.order.worker_info import count_rank_questions
@@ -82,7 +83,7 @@ class ItemAssembler(Assembler):
             gaps = Gaps(len(read))
             left = self.with_pictures(read, names, 0, gaps.begin(0, len(read)))
             with gaps.locate():
-                staged = self._stage(left, number, size, reserve, False, keys)
+                staged = self._stage(left, number, size, reserve, False, keys, gaps)
                 gaps.check()
             if staged is not None:
                 staged.skipped = gaps.count
@@ -96,6 +97,7 @@ class ItemAssembler(Assembler):
         reserve: Reserve,
         drop_last: bool,
         keys: Sequence[Any] | None,
+        gaps: Gaps | None = None,
     ) -> StagedBatch | None:
         """Stage at most `size` items as `stage` does."""
         first = list(itertools.islice(items, 1))
@@ -109,9 +111,10 @@ class ItemAssembler(Assembler):
             return None
         if self.collation.whole:
             return stage_kept(self.collation, samples, number, reserve)
-        form = self.settle(samples).form
-        staged = stage_varying(form, self.collation, samples, number, reserve)
-        return self._complete(staged, keys, len(samples))
+        batch = Varying(lambda left: self.settle(left).form, self.collation, samples, number, reserve, gaps)
+        batch.write(0, batch.unwritten)
+        staged = batch.finish()
+        return self._complete(staged, keys, len(batch.samples))
 
     def stage_block(
         self,

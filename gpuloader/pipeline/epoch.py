@@ -20,7 +20,7 @@ from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
 from gpuloader.pipeline.steps import DeliveredStep, Masking, Pipeline
 from gpuloader.staging.ring import Ring
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 

@@ -19,7 +19,8 @@ from gpuloader.pipeline.static_slot import StaticSlot, find_moves
 from gpuloader.staging.layout import FieldLayout, Layout, align
 from gpuloader.staging.lease import lease_views
 from gpuloader.staging.ring import Ring
-from gpuloader.transforms.program import Program, Programmer
+from gpuloader.transforms.program import Program
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
 
 

@@ -14,7 +14,7 @@ from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms import Cast, OneHot
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 

@@ -296,6 +296,9 @@ class TestSeveralStreams:
             ValueError, match=r"an array of cupy with shape \(3, 5\) does not lie in the memory"
         ):
             record_stream([batch, other], side)
+        with pytest.raises(ValueError, match=r"with shape \(1, 5\) does not lie"):
+            record_stream(other[:1], side)
+        record_stream(other[:0], side)  # an empty array lies nowhere
         with pytest.raises(TypeError, match="int is not a CUDA stream"):
             record_stream(batch, 7)
 

@@ -99,7 +99,7 @@ def test_the_difference_of_two_snapshots_is_what_lies_between_them():
 
 
 def test_slots_are_counted_while_they_are_in_use():
-    loader = DataLoader(list(range(40)), places="cpu", batch_size=4)
+    loader = DataLoader(list(range(40)), places="cpu", batch_size=4, use_buffer_reader=False)
     assert (loader.stats().slots, loader.stats().slots_in_use) == (0, 0)
     epoch = iter(loader)
     kept = [next(epoch), next(epoch)]
