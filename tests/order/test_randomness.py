@@ -83,7 +83,7 @@ def test_the_numbers_themselves_do_not_change():
 
 
 def test_each_lane_has_numbers_of_its_own():
-    """Transforms of pictures draw in another lane than the dataset, so neither changes the other's numbers."""
+    """Transforms of pictures draw in another lane than the dataset: neither changes the other's numbers."""
     draw = Draw(7, 2)
     for lane in (0, 1, 0):
         wanted = np.random.Philox(key=[7, 1], counter=[0, lane, 3, 2])
