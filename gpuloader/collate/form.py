@@ -17,7 +17,7 @@ from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
     from gpuloader.collate.pictures import PictureStage

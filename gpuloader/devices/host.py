@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError
-from gpuloader.devices.base import Codec, HostMemory
+from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -60,6 +60,10 @@ class HostDevice:
         self.locker = locker
 
     def current(self) -> AbstractContextManager[HostDevice]:
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
+    def copying(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
         return nullcontext(self)
 

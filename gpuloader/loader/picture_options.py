@@ -64,7 +64,7 @@ def make_on_device(
         return collation
     # Imported late, because only loaders of pictures need it.
     from gpuloader.transforms.decoding import Decode
-    from gpuloader.transforms.program import Programmer
+    from gpuloader.transforms.programmer import Programmer
     from gpuloader.transforms.staging import fuse_resampling, plan_resampling
 
     before = collation.programmer
