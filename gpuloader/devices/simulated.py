@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import threading
-import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.living import LivingValues
 from gpuloader.devices.base import HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
@@ -173,7 +173,7 @@ class SimulatedDevice:
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
         self._known: dict[int, int] = {}
-        self._memories: weakref.WeakValueDictionary[int, SimulatedMemory] = weakref.WeakValueDictionary()
+        self._memories: LivingValues[int, SimulatedMemory] = LivingValues()
         self._lock = threading.RLock()
         self._default = self.stream()
         self._current = threading.local()
@@ -274,7 +274,7 @@ class SimulatedDevice:
 
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field over the memory's bytes."""
-        self._memories[id(memory.bytes)] = memory
+        self._memories.set(id(memory.bytes), memory)
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
