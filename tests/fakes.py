@@ -91,3 +91,17 @@ def limit_memory(root, limit, used, cached=0):
     (group / "memory.current").write_text(f"{used}\n")
     lines = f"anon {used}\nactive_file {cached - cached // 2}\ninactive_file {cached // 2}\n"
     (group / "memory.stat").write_text(lines)
+
+
+@contextmanager
+def no_other_collection():
+    """Leave it to the block when garbage is collected, and collect without the callbacks of other packages."""
+    gc.collect()
+    gc.disable()
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    try:
+        yield
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.enable()

@@ -461,12 +461,8 @@ def run_twins(monkeypatch, runtime):
 
     def call(operation, inputs, outputs, stream):
         runtime.check("launch")
-        runtime.launch(
-            lambda: operation.twin(
-                **dict(zip(operation.inputs, map(as_host, inputs), strict=True)), out=as_host(outputs[0])
-            ),
-            stream.ptr,
-        )
+        named = operation.name(list(map(as_host, inputs)), list(map(as_host, outputs)))
+        runtime.launch(lambda: operation.twin(**named), stream.ptr)
 
     def later(twin):
         """Return a function that enqueues a twin on a stream; its array arguments are on the device."""

@@ -16,14 +16,13 @@ import numpy as np
 from gpuloader.base.errors import PictureError, SampleError, describe_error
 from gpuloader.collate.block_assembly import BlockAssembly, find_take_block
 from gpuloader.collate.blocks import fits
-from gpuloader.collate.columns import lay_out, split_columns
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.form import Collation, Form
 from gpuloader.collate.gaps import Gaps, shorten
 from gpuloader.collate.known import KnownForm, KnownForms
-from gpuloader.collate.leaves import ObjectColumns, all_leaves, array_leaves, object_columns
-from gpuloader.collate.rows import SampleRows
+from gpuloader.collate.leaves import ObjectColumns, array_leaves, object_columns
 from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.varying import Varying
 from gpuloader.collate.whole import stage_whole
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
@@ -253,6 +252,7 @@ class Assembly:
         self._placing = threading.Lock()
         self._objects: ObjectColumns = {}
         self._gaps = Gaps(len(indices)) if assembler.collation.skips else None
+        self._varying: Varying | None = None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the form."""
@@ -309,29 +309,68 @@ class Assembly:
                 self._objects = object_columns(form.structure, len(self._indices))
         return self._slot.views(layout)
 
+    def lay_out(self) -> int:
+        """Reserve the slot, if pictures are still to be decoded into it; return for how many samples.
+
+        Called once, after all calls of `fetch`. Several threads may then call `write` at once, each for its
+        own samples, and `finish` is called after all of them.
+        """
+        if not self._assembler.collation.stages_regions:
+            return 0
+        with self._assembler.locate(self.number, self._indices), _counting(self._gaps):
+            self._varying = self._lay_out()
+            return self._varying.unwritten
+
+    def write(self, start: int, stop: int) -> None:
+        """Decode the pictures of samples `start` to `stop` into the slot that `lay_out` has reserved."""
+        assert self._varying is not None
+        with self._assembler.locate(self.number, self._indices):
+            self._varying.write(start, stop)
+
+    def _lay_out(self) -> Varying:
+        assembler = self._assembler
+        return Varying(
+            lambda samples: assembler.settle(samples).form,
+            assembler.collation,
+            self._close_up(),
+            self.number,
+            self._reserve,
+            self._gaps,
+        )
+
+    def _close_up(self) -> list[Any]:
+        """Return the samples that were kept, without those that were left out."""
+        gaps = self._gaps
+        if gaps is None or not gaps.count:
+            return self._kept
+        gaps.check()
+        return gaps.close_up(self._kept) if self._kept else []
+
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
         assembler, collation, number = self._assembler, self._assembler.collation, self.number
         gaps = self._gaps
         with assembler.locate(number, self._indices), _counting(gaps):
-            kept, keys = self._kept, self._indices
-            if gaps is not None and gaps.count:
-                gaps.check()
-                keys = gaps.keys(keys)
-                kept = gaps.close_up(kept) if kept else kept
             if collation.whole:
-                staged = stage_kept(collation, kept, number, self._reserve)
-            elif assembler.keeps:
-                form = assembler.settle(kept).form
-                staged = stage_varying(form, collation, kept, number, self._reserve)
-                staged = complete(collation, staged, keys)
+                staged = stage_kept(collation, self._close_up(), number, self._reserve)
             else:
-                staged = complete(collation, self._finish_rows(), keys)
+                staged = self._finish_varying() if assembler.keeps else self._finish_rows()
+                keys = self._indices if gaps is None or not gaps.count else gaps.keys(self._indices)
+                staged = complete(collation, staged, keys)
             staged.skipped = 0 if gaps is None else gaps.count
             return staged
 
+    def _finish_varying(self) -> StagedBatch:
+        varying = self._varying
+        if varying is None:
+            varying = self._lay_out()
+            varying.write(0, varying.unwritten)
+        return varying.finish()
+
     def _finish_rows(self) -> StagedBatch:
         """Write the samples that came before the form was settled, and close the gaps between parts."""
+        if self._gaps is not None and self._gaps.count:
+            self._gaps.check()
         parts = sorted((part for part in self._early if part[1]), key=itemgetter(0))
         if self._known is None:
             self._known = self._assembler.settle(parts[0][1][:1])
@@ -365,19 +404,3 @@ def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: R
         except Exception as error:
             raise SampleError(f"collate_fn raised {describe_error(error)}") from error
     return stage_whole(value, collation, number, reserve)
-
-
-def stage_varying(
-    form: Form, collation: Collation, samples: list[Any], number: int, reserve: Reserve
-) -> StagedBatch:
-    """Stage samples that have a field of varying length."""
-    leaves = list(all_leaves(form.structure, samples))
-    kinds = [leaf.is_array for leaf in form.structure.leaves]
-    arrays = [[value for value, staged in zip(one, kinds, strict=True) if staged] for one in leaves]
-    columns = split_columns(arrays, SampleRows(form.feeds, strict=not form.declared), collation.pads)
-    layout = lay_out(columns)
-    slot = reserve(room_for(collation, form.structure, form.levels, layout))
-    for view, column in zip(slot.views(layout), columns, strict=True):
-        column.write(view)
-    objects = tuple([one[field] for one in leaves] for field, staged in enumerate(kinds) if not staged)
-    return StagedBatch(slot, layout, form.levels, number, form.structure, objects)

@@ -6,13 +6,14 @@ samples are kept until the last one is there. Their bytes are still written once
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import SampleError
+from gpuloader.base.errors import PictureError, SampleError
 from gpuloader.collate.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.fields.ragged import split_rows
 from gpuloader.fields.regions import Region, join_geometry
@@ -73,6 +74,44 @@ class Column:
         return target
 
 
+@dataclass(frozen=True, slots=True)
+class RegionColumn(Column):
+    """The pixels of a field of regions; pictures are decoded as they are written.
+
+    Attributes
+    ----------
+    regions : sequence of Region
+        The regions, one per sample; there are no other parts.
+    splits : numpy.ndarray
+        Where each region begins and ends in the array.
+    name : str
+        The name of the field, for errors.
+    """
+
+    regions: Sequence[Region] = ()
+    splits: Array = dataclasses.field(default_factory=lambda: np.zeros(1, np.int64))
+    name: str = ""
+
+    def write(self, target: Array) -> None:
+        """Write all regions into an array of the column's shape and dtype."""
+        self.write_rows(target, 0, len(self.regions))
+
+    def write_rows(self, target: Array, start: int, stop: int, bad: list[int] | None = None) -> None:
+        """Write the regions of samples `start` to `stop` into the whole column's array.
+
+        A list `bad` receives the numbers of those that cannot be decoded. Without it, they raise
+        `PictureError`.
+        """
+        for row in range(start, stop):
+            try:
+                self.regions[row].write(target[self.splits[row] : self.splits[row + 1]])
+            except PictureError as error:
+                if bad is None:
+                    error.index, error.field = row, error.field or self.name
+                    raise
+                bad.append(row)
+
+
 def lay_out(columns: Sequence[Column]) -> Layout:
     """Return the layout of the columns in a slot."""
     return arrange(tuple((column.shape, column.dtype) for column in columns))
@@ -124,12 +163,13 @@ def split_columns(
 
 def _region_columns(regions: list[Region], feed: FeedSpec) -> list[Column]:
     """Return the three arrays of a field of regions: pixels, row splits and geometry."""
-    parts = [region.pixels for region in regions]
-    splits = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    _check_steps(parts, (splits,), feed)
+    splits = np.cumsum([0, *(region.shape[0] for region in regions)], dtype=np.int64)
+    _check_steps([np.empty((0, *region.step)) for region in regions], (splits,), feed)
     geometry = join_geometry(regions)
+    shape = int(splits[-1]), *regions[0].step
     rest = [Column(array.shape, array.dtype, [array], joined=True) for array in (splits, geometry)]
-    return [_joined(parts, feed), *rest]
+    pixels = RegionColumn(shape, feed.dtype, (), regions=regions, splits=splits, name=feed.name)
+    return [pixels, *rest]
 
 
 def _stacked(samples: list[Array], feed: FeedSpec) -> Column:

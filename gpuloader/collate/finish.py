@@ -11,7 +11,8 @@ from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import Layout
 from gpuloader.transforms.operations import Spec
-from gpuloader.transforms.program import Program, Programmer
+from gpuloader.transforms.program import Program
+from gpuloader.transforms.programmer import Programmer
 
 
 def room_for(collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout) -> int:

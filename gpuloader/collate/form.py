@@ -16,7 +16,7 @@ from gpuloader.fields.convert import IF_A_LIST, as_numbers
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
     from gpuloader.collate.pictures import PictureStage
@@ -71,8 +71,12 @@ class Collation:
     def fixed(self) -> bool:
         """Whether the loader itself stacks the samples, and none of their fields varies in length."""
         varies = self.ragged or self.pads or any(feed.lod_level for feed in self.feeds or ())
-        is_region = self.pictures is not None and bool(self.pictures.staged)
-        return not self.whole and not varies and not is_region
+        return not self.whole and not varies and not self.stages_regions
+
+    @property
+    def stages_regions(self) -> bool:
+        """Whether regions of pictures are staged, of which a GPU makes the pictures."""
+        return self.pictures is not None and bool(self.pictures.staged)
 
     @property
     def gathers(self) -> bool:
@@ -150,8 +154,7 @@ def settle_form(samples: Sequence[Any], collation: Collation) -> Form:
                     check_fill(pads[leaf.name], array.dtype)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
             elif isinstance(value, Region):
-                pixels = value.pixels
-                feeds.append(FeedSpec(leaf.name, (None, *pixels.shape[1:]), pixels.dtype, lod_level=2))
+                feeds.append(FeedSpec(leaf.name, (None, *value.step), value.dtype, lod_level=2))
             else:
                 array = as_numbers(value)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))

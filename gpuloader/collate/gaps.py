@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,13 @@ class Gaps:
                 f"none of the batch's {self._size} samples can be decoded, so on_bad='skip' leaves nothing; "
                 "check the files, or use larger batches"
             )
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Leave out further samples, given their numbers among those that are left."""
+        left = self.keys(range(self._size))
+        for position in [left[row] for row in rows]:
+            start = max(start for start in self._parts if start <= position)
+            self._parts[start][1].append(position)
 
     def keys(self, indices: Sequence[Any]) -> list[Any]:
         """Return the indices of the samples that are left."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuloader.base.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.base.once import Steady
-from gpuloader.collate.assembly import Assembler, Reserve, stage_kept, stage_varying
+from gpuloader.collate.assembly import Assembler, Reserve, stage_kept
 from gpuloader.collate.blocks import stage_block
 from gpuloader.collate.finish import complete, room_for
 from gpuloader.collate.gaps import Gaps, shorten
@@ -18,6 +19,7 @@ from gpuloader.collate.gradual import AT_ONCE, copy_rows, write_gradually
 from gpuloader.collate.known import KnownForm
 from gpuloader.collate.leaves import array_leaves, object_columns
 from gpuloader.collate.stream import StagedBatch, close_items
+from gpuloader.collate.varying import Varying
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.walking import skip
 from gpuloader.order.worker_info import count_rank_questions
@@ -81,7 +83,7 @@ class ItemAssembler(Assembler):
             gaps = Gaps(len(read))
             left = self.with_pictures(read, names, 0, gaps.begin(0, len(read)))
             with gaps.locate():
-                staged = self._stage(left, number, size, reserve, False, keys)
+                staged = self._stage(left, number, size, reserve, False, keys, gaps)
                 gaps.check()
             if staged is not None:
                 staged.skipped = gaps.count
@@ -95,6 +97,7 @@ class ItemAssembler(Assembler):
         reserve: Reserve,
         drop_last: bool,
         keys: Sequence[Any] | None,
+        gaps: Gaps | None = None,
     ) -> StagedBatch | None:
         """Stage at most `size` items as `stage` does."""
         first = list(itertools.islice(items, 1))
@@ -108,9 +111,10 @@ class ItemAssembler(Assembler):
             return None
         if self.collation.whole:
             return stage_kept(self.collation, samples, number, reserve)
-        form = self.settle(samples).form
-        staged = stage_varying(form, self.collation, samples, number, reserve)
-        return self._complete(staged, keys, len(samples))
+        batch = Varying(lambda left: self.settle(left).form, self.collation, samples, number, reserve, gaps)
+        batch.write(0, batch.unwritten)
+        staged = batch.finish()
+        return self._complete(staged, keys, len(batch.samples))
 
     def stage_block(
         self,
@@ -195,7 +199,9 @@ class ItemAssembler(Assembler):
         keys = keys or [(self.worker, staged.number, position) for position in range(count)]
         return complete(self.collation, staged, keys)
 
-    def read(self, items: Iterator[Any], place: Callable[[int], tuple[int, int]]) -> Iterator[Any]:
+    def read(
+        self, items: Iterator[Any], place: Callable[[int], tuple[int, int]], *, closes: bool = False
+    ) -> Generator[Any, None, None]:
         """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item.
 
         Parameters
@@ -204,11 +210,18 @@ class ItemAssembler(Assembler):
             The dataset's items.
         place : callable
             Given the number of items read so far, returns the next one's batch and its position there.
+        closes : bool
+            Whether to close the items if they are not read to their end. They do not always end by
+            themselves, because the dataset may hold them too.
         """
         count = 0
         try:
             for count, item in enumerate(items, 1):  # noqa: B007 - the error names it
                 yield item
+        except GeneratorExit:
+            if closes:
+                close_items(items)
+            raise
         except LoaderError as error:
             if not isinstance(error, QueueClosed):  # which would end the epoch without an error
                 raise
@@ -284,8 +297,7 @@ class ItemStream:
         if not self._keep_state:
             self._reached = replace(reached, state=None)
         self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
-        self._items: Iterator[Any] | None = None
-        self._ended = False
+        self._items: Generator[Any, None, None] | None = None
         self._number = 0
         self._asked_before = 0
 
@@ -294,33 +306,27 @@ class ItemStream:
         assembler = self._assembler
         if self._items is None:
             self._asked_before = count_rank_questions()
-            self._items = self._read(self._open(number))
+            self._items = assembler.read(
+                self._open(number),
+                lambda count: (self._number, 0 if self._in_blocks else count % self._size),
+                closes=True,
+            )
         self._number = number
         stage = assembler.stage_block if self._in_blocks else assembler.stage
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
             return None
-        state = self._read_state(number) if self._keep_state and not self._ended else None
+        ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
+        state = self._read_state(number) if self._keep_state and not ended else None
         self._reached = ItemState(
             self._reached.worker,
             self._reached.batches + 1,
             state,
-            ended=self._ended,
+            ended=ended,
             asked=count_rank_questions() > self._asked_before,
         )
         staged.state = self._reached
         return staged
-
-    def _read(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of the whole pass, and note their end; close them if the pass ends early."""
-        try:
-            yield from self._assembler.read(
-                items, lambda count: (self._number, 0 if self._in_blocks else count % self._size)
-            )
-        except GeneratorExit:
-            close_items(items)  # the dataset may hold them too, so that they do not end by themselves
-            raise
-        self._ended = True
 
     def _read_state(self, number: int) -> Any:
         try:

@@ -183,7 +183,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
         return kind is str or is_object(value)
     wanted, step, varies = spec
     if isinstance(value, Region):
-        return varies and value.pixels.dtype == wanted and value.pixels.shape[1:] == step
+        return varies and value.dtype == wanted and value.step == step
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     if kind is int and -_LARGEST <= value < _LARGEST:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,51 +88,59 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
     SampleError
         The value's fields are not those declared, or one of them does not hold numbers.
     """
-    by_user = collation.function is not None
-    if collation.feeds is None and (known := _find_plain(value, by_user)) is not None:
-        structure, layout = known
-        slot = reserve(layout.nbytes)
-        for view, array in zip(slot.views(layout), structure.flatten(value), strict=True):
-            np.copyto(view, array)
-        return StagedBatch(slot, layout, (0,) * len(layout.fields), number, structure)
-    structure = Structure.of(
-        value,
-        staged=_find_staged(collation),
-        may_be_empty=True,
-        keeps_tuples=by_user,
-    )
-    if collation.feeds is not None:
-        structure = Structure.flat([feed.name for feed in collation.feeds])
-    feeds, convert = collation.feeds, None
-    if feeds is not None and not collation.batched and not by_user:
-        convert = lambda field, entry: _convert_sample(entry, feeds[field])  # noqa: E731
-    parts = take_apart(structure, value, convert)
-    layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
+    plain = _take_plain_apart(value, collation)
+    if plain is not None:
+        parts, layout = plain
+    else:
+        parts = _take_any_apart(value, collation)
+        layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
     for view, array in zip(slot.views(layout), parts.arrays, strict=True):
         np.copyto(view, array)
-    return StagedBatch(slot, layout, parts.levels, number, structure, parts.objects)
+    return StagedBatch(slot, layout, parts.levels, number, parts.structure, parts.objects)
 
 
-def _find_plain(value: Any, keeps_tuples: bool) -> tuple[Structure, Layout] | None:
-    """Return structure and layout of arrays without nesting; None for all other values."""
-    kind: Any = type(value)
-    keys = None
-    if kind is dict:
-        keys = (*value,)
-        if not all(type(key) is str for key in keys):  # keys such as 1 and True are equal, but not the same
-            return None
-        entries = value.values()
-    elif kind is tuple or kind is list:
-        entries = value
-    else:
+def _take_any_apart(value: Any, collation: Collation) -> Parts:
+    feeds, by_user = collation.feeds, collation.function is not None
+    if feeds is None:
+        staged = _find_staged(collation)
+        return take_apart(Structure.of(value, staged=staged, may_be_empty=True, keeps_tuples=by_user), value)
+    structure = Structure.flat([feed.name for feed in feeds])
+    if collation.batched or by_user:
+        return take_apart(structure, value)
+    return take_apart(structure, value, lambda field, entry: _convert_sample(entry, feeds[field]))
+
+
+def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] | None:
+    """Return parts and layout of arrays without nesting; None for all other values."""
+    if collation.feeds is not None or (entries := list_entries(value)) is None:
         return None
     fields = []
     for entry in entries:
         if type(entry) is not np.ndarray:
             return None
         fields.append((entry.shape, entry.dtype))
-    return _plan_plain(kind, keys, tuple(fields), keeps_tuples)
+    kind: Any = type(value)
+    keys = (*value,) if kind is dict else None
+    known = _plan_plain(kind, keys, tuple(fields), collation.function is not None)
+    if known is None:
+        return None
+    structure, layout = known
+    return Parts(structure, [*entries], (0,) * len(fields), ()), layout
+
+
+def list_entries(value: Any) -> Collection[Any] | None:
+    """Return the entries of a tuple, a list or a dict with string keys; None for all other values.
+
+    Subclasses are other values. So are other keys: 1 and True are equal, but not the same.
+
+    >>> list_entries({"a": 1, "b": 2}), list_entries((3,)), list_entries({1: 2}), list_entries("text")
+    (dict_values([1, 2]), (3,), None, None)
+    """
+    kind = type(value)
+    if kind is dict:
+        return value.values() if all(type(key) is str for key in value) else None
+    return value if kind is tuple or kind is list else None
 
 
 @functools.lru_cache(maxsize=64)

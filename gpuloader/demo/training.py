@@ -33,7 +33,8 @@ class Run:
     losses : numpy.ndarray
         The losses, one float32 per step.
     seconds : float
-        Time from requesting the first batch to knowing the last loss on the host, without `after_step`.
+        Time from requesting the first batch, which has been prepared, to knowing the last loss on the host,
+        without `after_step`.
     compute : float
         Seconds of that spent in training steps; on a GPU, in launching them.
     stats : LoaderStats
@@ -98,6 +99,7 @@ def train(
     model = LinearModel()
     losses: list[Any] = []
     told = 0.0
+    loader.warm_up()  # so that the first run does not pay for memory and modules that the second one finds
     with trace() as spans:
         start = time.perf_counter()
         for _ in range(epochs):

@@ -114,6 +114,13 @@ class Device(DeviceCalls, Protocol):
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
+    def copying(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
+        """Return another block like the one that has yielded `calls`, later in the same thread.
+
+        Between the blocks, the user's code may have made another device current. So only copies, `record`,
+        `wait` and `query` are allowed, which work whatever is current.
+        """
+
     def bus_id(self) -> str:
         """Return the device's position on the PCI bus, such as '0000:3B:00.0'; empty if it has none."""
 

@@ -19,7 +19,7 @@ from gpuloader.base.errors import PlaceError, describe_error
 from gpuloader.base.finalizers import once
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
-from gpuloader.devices.base import HostMemory
+from gpuloader.devices.base import DeviceCalls, HostMemory
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import explain_absence, translate
@@ -213,6 +213,14 @@ class CudaDevice:
         except Exception as error:
             raise translate(cupy, self.index, error) or error from error
         return self._here if home == self.index else _Away(self._calls, self._context, home)
+
+    def copying(self, calls: DeviceCalls) -> _Here:
+        """Return a block for copies and events, later in the thread of the block that has yielded `calls`.
+
+        CUDA takes them whichever GPU is current. If this one was, the thread has a context, so they create
+        none, and nothing is asked.
+        """
+        return self._here if calls is self._calls else self.current()
 
     def bus_id(self) -> str:
         """Return the GPU's position on the PCI bus."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import HostMemory
+from gpuloader.devices.base import DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -59,6 +59,10 @@ class HostDevice:
         self.locker = locker
 
     def current(self) -> AbstractContextManager[HostDevice]:
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
+    def copying(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
         return nullcontext(self)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.base.living import LivingValues
-from gpuloader.devices.base import HostMemory
+from gpuloader.devices.base import DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -179,6 +179,10 @@ class SimulatedDevice:
         self._current = threading.local()
 
     def current(self) -> AbstractContextManager[SimulatedDevice]:
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
+    def copying(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
         """Return a block that changes nothing."""
         return nullcontext(self)
 
@@ -342,8 +346,8 @@ class SimulatedDevice:
 
     def elapsed(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
         """Return the virtual seconds between two events that have been reached."""
-        assert start.mark is not None
-        assert end.mark is not None
+        if start.mark is None or end.mark is None:
+            raise LoaderError(f"{self.name}: the time of an event was asked for that was never recorded")
         return end.mark.time - start.mark.time
 
     def finish(self, stream: SimulatedStream) -> None:

@@ -145,7 +145,7 @@ class ReadAhead:
         finally:
             relay.turn.release()
         self._handed = False
-        self._pace.see_first(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
+        self._pace.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
         if self._switches and self._pace.beside:
             try:
                 self._resume()

@@ -13,7 +13,7 @@ from gpuloader.collate.stream import StagedBatch
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.pace import PAYS, Pace
 
-_BURST = 4 << 20  # bytes of short batches that are read for one hand-over, so that they stay in the caches
+_BURST = 2 << 20  # bytes of short batches that are read for one hand-over, so that they stay in the caches
 _PATIENCE = 1_000_000  # nanoseconds that the consumer waits for several short batches instead of one
 _IDLE = 1e-3  # seconds without a question from the consumer, after which the thread reads beside its step
 
@@ -80,8 +80,7 @@ class Relay:
         ended = perf_counter_ns()
         self.items.append(staged)
         self.pace.note_read(ended - begun - (self.ring.reserved_in - reserved_in), changes)
-        if self.alternates and self.pace.beside:
-            self.alternates = False
+        self.alternates = not self.pace.beside
         # While the consumer waits for short batches, several are read for one wake-up. Without a free slot,
         # the next read might wait for the consumer.
         if self.consumer_waits and (

@@ -1,10 +1,9 @@
-"""Regions of pictures, as they are staged for a GPU: decoded pixels, and what the GPU is to make of them."""
+"""Regions of pictures, as they are staged for a GPU: pixels, and what the GPU is to make of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,23 +17,45 @@ NUMBERS = 13
 class Region:
     """The part of a picture that a kernel needs to resample it.
 
-    A batch of them has three arrays: all pixels one behind the other, row splits, and geometry.
+    A batch of them has three arrays: all pixels one behind the other, row splits, and geometry. An encoded
+    picture is decoded when its region is written, so that no pixels wait for those of other samples.
 
     Attributes
     ----------
-    pixels : numpy.ndarray
-        The region, row by row, uint8 of shape (pixels, channels).
+    shape : tuple of int
+        The number of pixels, and the channels of each.
     geometry : numpy.ndarray
         What to make of it, float32 of shape (13,); see `gpuloader.kernels.resample.GEOMETRY`.
+    source : numpy.ndarray or callable
+        The pixels, row by row, uint8 of that shape; or what decodes them into an array of that shape.
     """
 
-    pixels: Array
+    shape: tuple[int, int]
     geometry: Array
+    source: Array | Callable[[Array], None]
+
+    dtype = np.dtype(np.uint8)  # by which collation recognizes a field of arrays
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the pixels, by which collation recognizes a field of arrays."""
-        return self.pixels.dtype
+    def step(self) -> tuple[int, ...]:
+        """The shape of a pixel."""
+        return self.shape[1:]
+
+    @property
+    def pixels(self) -> Array:
+        """The pixels, decoded now if they have to be."""
+        if isinstance(self.source, np.ndarray):
+            return self.source
+        pixels = np.empty(self.shape, self.dtype)
+        self.write(pixels)
+        return pixels
+
+    def write(self, target: Array) -> None:
+        """Write the pixels into an array of their shape; raise `PictureError` if they cannot be decoded."""
+        if isinstance(self.source, np.ndarray):
+            target[...] = self.source
+        else:
+            self.source(target)
 
 
 def join_geometry(regions: Sequence[Region]) -> Array:

@@ -41,7 +41,8 @@ from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
 from gpuloader.sources.dataset_base import count_items
 from gpuloader.transforms.operations import Spec
-from gpuloader.transforms.program import Programmer, Transform
+from gpuloader.transforms.program import Transform
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.advising import Configuration
 from gpuloader.watch.stats import Meter
 

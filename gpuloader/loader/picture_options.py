@@ -51,7 +51,7 @@ def make_on_device(collation: Collation, *, whole: bool) -> Collation:
     if stage is None or not stage.chains or excluded:
         return collation
     # Imported late, because only loaders of pictures need it.
-    from gpuloader.transforms.program import Programmer
+    from gpuloader.transforms.programmer import Programmer
     from gpuloader.transforms.staging import fuse_resampling, plan_resampling
 
     before = collation.programmer

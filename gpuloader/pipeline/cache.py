@@ -27,7 +27,8 @@ from gpuloader.pipeline.sending import upload
 from gpuloader.sources.array_rows import Rows, array_source
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.transforms.operations import GatherRows, Permute, Spec
-from gpuloader.transforms.program import Program, Programmer, Step, Transform
+from gpuloader.transforms.program import Program, Step, Transform
+from gpuloader.transforms.programmer import Programmer
 
 CACHES = ("host", "device")
 _ONE_FORM = (

@@ -60,7 +60,7 @@ class Remains:
     is_whole: bool = False
 
 
-_postponed: deque[Remains] = deque()
+postponed: deque[Remains] = deque()
 """Epochs whose copies in progress are to be waited for by the next epoch of any loader."""
 
 
@@ -85,18 +85,18 @@ def close(remains: Remains) -> None:
     """Stop fetching, wait for copies, and leave the road; if this thread captures a graph, postpone that."""
     remains.is_whole = remains.pipeline.stop()
     if _is_captured(remains.pipeline):
-        _postponed.append(remains)
+        postponed.append(remains)
     else:
         _finish(remains)
 
 
 def finish_postponed() -> None:
     """Wait for the copies of epochs that were closed where waiting would have ended a capture."""
-    for _ in range(len(_postponed)):
+    for _ in range(len(postponed)):
         with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
-            remains = _postponed.popleft()
+            remains = postponed.popleft()
             if _is_captured(remains.pipeline):
-                _postponed.append(remains)
+                postponed.append(remains)
             else:
                 _finish(remains)
 

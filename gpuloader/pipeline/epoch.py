@@ -16,13 +16,13 @@ from gpuloader.base.exiting import at_exit, end_if_exiting
 from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
-from gpuloader.pipeline.closing import Remains, Road, close, close_dropped, finish_postponed
+from gpuloader.pipeline.closing import Remains, Road, close, close_dropped, finish_postponed, postponed
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
 from gpuloader.pipeline.steps import DeliveredStep, Masking, Pipeline
 from gpuloader.staging.ring import Ring
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
@@ -148,8 +148,12 @@ class Epoch:
             if pipeline.asks:
                 self._begin_step(pipeline)
             if self._handed:
-                self._count_compute(asked)
-            nvtx = push_range("next")
+                self._meter.compute += asked - self._handed
+            nvtx = None
+            if is_tracing():
+                if self._handed:
+                    mark("step", self._handed, asked)
+                nvtx = push_range("next")
             try:
                 presented = self._present(pipeline.next_step())
             except QueueClosed:
@@ -159,7 +163,8 @@ class Epoch:
                 end_if_exiting()
                 raise
             finally:
-                pop_range(nvtx)
+                if nvtx is not None:
+                    pop_range(nvtx)
             if presented is _OVER:
                 self.close()
                 end_if_exiting()
@@ -195,12 +200,8 @@ class Epoch:
                 raise error
             finally:
                 del error  # it refers to this frame: the epoch would not end when the user drops it
-        finish_postponed()
-
-    def _count_compute(self, asked: int) -> None:
-        self._meter.compute += asked - self._handed
-        if is_tracing():
-            mark("step", self._handed, asked)
+        if postponed:
+            finish_postponed()
 
     def close(self) -> None:
         """End the epoch early; may be called again.

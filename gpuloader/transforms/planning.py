@@ -43,8 +43,9 @@ def find_geometry(plan: Plan) -> Geometry:
     if isinstance(last, Geometry):
         return last
     before = next(step for step in reversed(plan) if isinstance(step, Geometry))
-    plan.append(Geometry.of(before.height, before.width))
-    return Geometry.of(before.height, before.width)
+    geometry = Geometry.of(before.height, before.width)
+    plan.append(geometry)
+    return geometry
 
 
 def plan_picture(

@@ -62,7 +62,7 @@ class Resize:
         size = self.size
         if isinstance(size, int | np.integer):
             size = _keep_aspect(geometry.height, geometry.width, int(size))
-        resize(plan, (int(size[0]), int(size[1])), self.filter, scaled=self.scaled)
+        resize(plan, both(size), self.filter, scaled=self.scaled)
 
 
 @dataclass(frozen=True)

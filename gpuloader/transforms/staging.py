@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.regions import NUMBERS, Region
@@ -17,15 +19,24 @@ from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.resizing import Interpolation
 from gpuloader.kernels.windows import join_shape
-from gpuloader.sources.pictures.decoding import Pixels
+from gpuloader.sources.pictures.decoding import Pixels, shrink_size
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
 from gpuloader.transforms.coloring import ColorJitter
 from gpuloader.transforms.operations import KernelCall, Plain, Spec, no_rows
 from gpuloader.transforms.pictures import Normalize
-from gpuloader.transforms.planning import PictureTransform, finish_plan, plan_picture
+from gpuloader.transforms.planning import (
+    PictureTransform,
+    Plan,
+    find_geometry,
+    finish_plan,
+    plan_picture,
+)
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize, both
+
+Part = tuple[int, int, int, int]
+"""Top, left, bottom and right of a part of a picture."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,8 @@ def stage_picture(
 ) -> Region:
     """Return what a GPU needs to make a picture: the region that its transforms read, and its geometry.
 
-    A picture that takes more than one pass, as after a change of color, is made here.
+    An encoded picture is decoded only when the region is written. A picture that takes more than one pass, as
+    after a change of color, is made then.
 
     Parameters
     ----------
@@ -144,7 +156,7 @@ def stage_picture(
     Raises
     ------
     PictureError
-        The picture cannot be decoded.
+        The picture has no header.
     SampleError
         The value is not a picture.
     """
@@ -153,11 +165,31 @@ def stage_picture(
     first, *others = plan
     assert isinstance(first, Geometry)
     if others or first.filter not in (None, interpolation):
-        pixels = finish_plan(picture, plan)
-        return cut_region(pixels, Geometry.of(*pixels.shape[:2]))
-    if isinstance(picture, Picture):
-        picture, first = picture.decode_for(first, "RGB")
-    return cut_region(np.asarray(picture), first)
+        made = find_geometry(plan)
+        if not isinstance(picture, Picture):
+            return cut_region(finish_plan(picture, plan), Geometry.of(made.height, made.width))
+        _, numbers = _find_part((made.height, made.width), Geometry.of(made.height, made.width))
+        return Region((made.height * made.width, 3), numbers, partial(_make_into, picture, plan))
+    if not isinstance(picture, Picture):
+        return cut_region(np.asarray(picture), first)
+    shrink, first = picture.plan_decoding(first)
+    part, numbers = _find_part(shrink_size(size_of(picture), shrink), first)
+    top, left, bottom, right = part
+    return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, picture, shrink, part))
+
+
+def _make_into(picture: Picture, plan: Plan, target: Pixels) -> None:
+    target[...] = finish_plan(picture, plan).reshape(target.shape)
+
+
+def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> None:
+    """Decode a part of a picture, by way of the thread's own memory unless the part is the whole."""
+    top, left, bottom, right = part
+    out = target.reshape(bottom - top, right - left, 3)
+    is_whole = out.shape[:2] == shrink_size(size_of(picture), shrink)
+    pixels = picture.decode_at(shrink, "RGB", out if is_whole else None)
+    if pixels is not out:
+        out[...] = np.asarray(pixels)[top:bottom, left:right]
 
 
 def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
@@ -168,7 +200,14 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     >>> region.pixels.shape, region.geometry.astype(int).tolist()
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
-    tall, wide, *channels = pixels.shape
+    (top, left, bottom, right), numbers = _find_part(pixels.shape[:2], geometry)
+    region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(pixels.shape[2:] or (1,)))
+    return Region(region.shape, numbers, region)
+
+
+def _find_part(size: tuple[int, ...], geometry: Geometry) -> tuple[Part, NDArray[np.float32]]:
+    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernel."""
+    tall, wide = size
     top, left, bottom, right = geometry.find_region()
     # One more on each side, because the kernel and Pillow round the edges of the box to float32.
     top, left = min(max(top - 1, 0), tall - 1), min(max(left - 1, 0), wide - 1)
@@ -176,7 +215,4 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
     numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn)
-    region = np.ascontiguousarray(pixels[top:bottom, left:right]).reshape(-1, *(channels or (1,)))
-    if region.base is not None and np.may_share_memory(region, pixels):
-        region = region.copy()
-    return Region(region, np.array(numbers, np.float32))
+    return (top, left, bottom, right), np.array(numbers, np.float32)

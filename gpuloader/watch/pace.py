@@ -12,7 +12,7 @@ PAYS = 40_000
 SURE = 150_000
 """Nanoseconds of work to hide in each step from which a thread is tried at once, not after a while."""
 LONG = 2_000_000
-"""Nanoseconds of the first reading from which not even one step should wait for the next."""
+"""Nanoseconds of an early reading from which not even one step should wait for the next."""
 
 _ENOUGH = 2_000_000  # nanoseconds of steps per decision
 _STEPS = 8  # or as many steps
@@ -92,12 +92,16 @@ class Pace:
         if changes == self.changes:
             self._reads.append(nanoseconds)
             del self._reads[: -2 * _STEPS]
-            self.see_first(nanoseconds)
+            self.see_early(nanoseconds)
 
-    def see_first(self, nanoseconds: int) -> None:
-        """Decide at once if the first batch takes so long that not even one step should wait for the next."""
-        if not self.read and nanoseconds >= LONG:
-            self.beside = True
+    def see_early(self, nanoseconds: int) -> None:
+        """Decide from the latest batch alone, before enough steps are known to decide from them.
+
+        Not even one step should wait for a long reading. But often only the first batch takes long, because
+        the source opens its files or shuffles.
+        """
+        if not self.read and not self.fixed:
+            self.beside = nanoseconds >= LONG
 
     def note_step(self, step: int, wait: int, handed: bool) -> bool:
         """Count one step and how its batch was waited for or read; return `beside`.

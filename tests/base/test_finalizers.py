@@ -20,7 +20,7 @@ from gpuloader.base.finalizers import Finalizer, calling, closing_once, once, wh
 from gpuloader.base.living import Living, LivingKeys, LivingValues
 from gpuloader.fetch.processes.shipping import pack
 from gpuloader.staging.arena import Arena
-from tests.fakes import wait_until
+from tests.fakes import no_other_collection, wait_until
 
 
 class Thing:
@@ -93,14 +93,10 @@ def test_an_interrupt_stays_pending_while_an_object_is_freed(make, monkeypatch):
 def test_an_interrupt_stays_pending_while_a_cycle_is_collected(make, monkeypatch):
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_other_collection():
         in_a_cycle(make)()
         with pytest.raises(KeyboardInterrupt):
             list(map(operator.call, [_thread.interrupt_main, gc.collect]))
-    finally:
-        gc.enable()
     assert not printed
 
 

@@ -15,7 +15,8 @@ from multiprocessing import popen_fork
 import pytest
 
 from gpuloader import DataLoader, LoaderError
-from gpuloader.fetch.processes import fork_server, pool
+from gpuloader.fetch.processes import fork_server, pool, process, workers
+from gpuloader.fetch.processes.wire import Kind
 from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
@@ -367,6 +368,39 @@ def test_an_interrupt_loses_no_batch():
     timer.join()
     assert len(got) < 10
     assert indices([*got, *epoch]) == plain(40)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "is_meant"),
+    [
+        (workers, "receive", lambda *_: True),
+        (process, "send", lambda link, message, *_: message.kind == Kind.TASK),
+    ],
+    ids=["received", "sent"],
+)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_interrupt_in_the_middle_of_a_message_ends_the_epoch(
+    monkeypatch, module, name, is_meant, persistent
+):
+    """Half a message is worse than none: what follows would be taken for the rest of it."""
+    one = loader(Faulty(), start_method="fork", persistent_workers=persistent)
+    epoch, real, met = iter(one), getattr(module, name), []
+
+    def interrupted(*arguments):
+        found = real(*arguments)
+        if not met and is_meant(*arguments):
+            met.append(name)
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(module, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(epoch)
+    with pytest.raises(LoaderError, match="interrupted in the middle of a message"):
+        next(epoch)
+    assert list(epoch) == []
+    assert indices(one) == plain()
+    one.close()
 
 
 def test_ctrl_c_while_a_reader_reads_does_not_name_the_reader():

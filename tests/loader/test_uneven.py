@@ -70,6 +70,7 @@ class TestMasks:
         assert masked(16, "pad")
         assert not masked(16, "drop")
         assert masked(15, "drop")
+        assert not have_masks(make(range(16), 0, 2, split="shards", remainder="pad"))  # in one place
 
 
 class TestRepeat:

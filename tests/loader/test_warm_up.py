@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, TensorDataset
-from gpuloader.base.errors import Misuse
+from gpuloader.base.errors import Misuse, StagingMemoryError
 from gpuloader.devices import cuda
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast
@@ -193,6 +193,19 @@ def test_errors_of_the_source_are_raised_by_the_loop(places):
         loader.warm_up()
         with pytest.raises((KeyError, RuntimeError)):
             list(loader)
+
+
+def test_an_error_of_the_device_leaves_nothing_running():
+    loader = DataLoader(
+        NUMBERS,
+        places=CustomPlace(SimulatedDevice(memory_limit=8)),
+        batch_size=2,
+        use_buffer_reader="thread",
+    )
+    with pytest.raises(StagingMemoryError) as raised:
+        loader.warm_up()
+    assert not loader_threads()
+    del raised
 
 
 def test_a_loader_driven_by_hand():

@@ -24,6 +24,7 @@ MORE: dict[str, str] = {
     "collate/stream.py": "loader/generator_loader loader/endings",
     "collate/structure.py": "collate/form loader/forms",
     "collate/targets.py": "collate/columns loader/generator_loader",
+    "collate/varying.py": "transforms/staging loader/forms",
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
     "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
@@ -31,6 +32,23 @@ MORE: dict[str, str] = {
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
     "fetch/worker_options.py": "loader/options",
+    "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
+    "fetch/processes/control.py": "fetch/processes/fork_server",
+    "fetch/processes/pickling.py": "fetch/processes/shipping",
+    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/processes/deaths",
+    "fetch/processes/process.py": "fetch/processes/worker_life fetch/processes/objects "
+    "fetch/processes/deaths",
+    "fetch/processes/reporting.py": "fetch/processes/failures",
+    "fetch/processes/serving.py": "fetch/processes/fork_server",
+    "fetch/processes/setup.py": "fetch/processes/worker_life",
+    "fetch/processes/shipping.py": "fetch/processes/objects",
+    "fetch/processes/starting.py": "fetch/starting fetch/processes/fork_server",
+    "fetch/processes/surroundings.py": "fetch/starting fetch/processes/worker_life",
+    "fetch/processes/wire.py": "fetch/processes/objects",
+    "fetch/processes/worker.py": "fetch/processes/worker_life fetch/processes/objects "
+    "fetch/processes/failures",
+    "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
+    "fetch/processes/deaths",
     "fetch/threads/crew.py": "fetch/threads fetch/timeouts fetch/leaving",
     "fetch/threads/workers.py": "fetch/threads",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
@@ -46,9 +64,10 @@ MORE: dict[str, str] = {
     "order/walking.py": "order/plan loader/endings",
     "pipeline/closing.py": "pipeline/epoch loader/iteration devices/cuda promises",
     "pipeline/copy_timing.py": "watch/stats watch/tracing",
-    "pipeline/delivery.py": "pipeline/split pipeline/lane loader/options devices/cuda",
+    "pipeline/delivery.py": "pipeline/lane pipeline/static loader/numa loader/options pipeline/split "
+    "devices/cuda",
     "pipeline/device_slots.py": "pipeline/lane pipeline/steps pipeline/static devices/cuda promises",
-    "pipeline/epoch.py": "pipeline/closing loader/iteration watch/stats devices/cuda",
+    "pipeline/epoch.py": "pipeline/closing loader/iteration loader/warm_up watch/stats devices/cuda",
     "pipeline/lane.py": "pipeline/steps devices/cuda devices/cuda_programs promises",
     "pipeline/masks.py": "pipeline/split",
     "pipeline/sending.py": "pipeline/cache loader/feeder devices/cuda devices/cuda_programs",
@@ -56,6 +75,10 @@ MORE: dict[str, str] = {
     "pipeline/steering.py": "watch/tuning",
     "pipeline/steps.py": "pipeline/lane pipeline/split promises",
     "pipeline/streams.py": "devices/cuda promises",
+    "transforms/bound.py": "kernels/on_streams devices/cuda_programs",
+    "transforms/erasing.py": "transforms/mixing",
+    "transforms/operations.py": "transforms/program transforms/transforms",
+    "transforms/programmer.py": "transforms/program transforms/transforms transforms/mixing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 

@@ -349,6 +349,15 @@ class TestTheOrderOnTheDevice:
         assert sizes == [rows.nbytes] + [ENDS] * 40
         assert sorted(np.concatenate(found).tolist()) == rows.tolist()
 
+    def test_another_device_behind_two_places_on_one_has_the_arrays_too(self):
+        first, second = (CustomPlace(SimulatedDevice()) for _ in range(2))
+        rows = np.arange(60)
+        loader = DataLoader(
+            TensorDataset(rows), places=[first, first, second], batch_size=4, shuffle=True, cache="device"
+        )
+        found = [np.asarray(part) for step in loader for [part] in step]
+        assert sorted(np.concatenate(found).tolist()) == rows.tolist()
+
     def test_is_computed_ahead_of_the_batches_that_read_it(self, monkeypatch):
         """On another stream it could be late, or overwrite an order that an earlier epoch still reads."""
         compute = Lane.compute

@@ -15,7 +15,7 @@ import pytest
 from gpuloader import DataLoader, IterableDataset
 from gpuloader.pipeline.epoch import Epoch
 from gpuloader.testing import simulated_places
-from tests.fakes import loader_threads, wait_until
+from tests.fakes import loader_threads, no_other_collection, wait_until
 
 
 class Stuck:
@@ -124,15 +124,11 @@ def test_an_interrupt_while_an_epoch_is_collected_is_delivered(read_ahead, monke
     cycle = [iter(loader)]
     next(cycle[0])
     cycle.append(cycle)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_other_collection():
         del cycle
         with pytest.raises(KeyboardInterrupt):
             list(map(operator.call, [_thread.interrupt_main, gc.collect]))
             threading.Event().wait(30)
-    finally:
-        gc.enable()
     wait_until(lambda: not loader_threads())
     assert not printed
     assert len(list(loader)) == 20

@@ -2,12 +2,14 @@
 
 import gc
 import sys
+import threading
 from collections import deque
 
 import numpy as np
 import pytest
 
 from gpuloader import CPUPlace, DataLoader, LoaderError
+from gpuloader.base import exiting
 from gpuloader.devices.places import Place
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
@@ -47,7 +49,9 @@ def places(request):
 class TestTheEnd:
     def test_leaves_the_road_for_the_next_epoch(self, places):
         loop = Loop(range(6), places)
+        assert loop.epoch.is_running
         assert len(list(loop.epoch)) == 6 // len(places)
+        assert not loop.epoch.is_running
         assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [1], True)
         assert list(loop.epoch) == []
         assert loop.ended == [1]
@@ -69,6 +73,19 @@ class TestTheEnd:
             next(loop.epoch)
         assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
         assert list(loop.epoch) == []
+
+    def test_by_an_error_of_the_first_steps_copy_closes_the_epoch(self, monkeypatch, places):
+        def fail(*_):
+            raise LoaderError("the device is lost")
+
+        loop = Loop(range(6), places)
+        monkeypatch.setattr(loop.road.lanes[-1], "issue", fail)
+        with pytest.raises(LoaderError, match="lost"):
+            loop.epoch.prepare()
+        assert not loop.epoch.is_running
+        assert (loop.ended, loop.fetch.is_closed) == ([], True)
+        assert list(loop.epoch) == []
+        loop.epoch.prepare()  # nothing is left to prepare
 
     def test_by_close_is_no_end_of_the_data(self, places):
         loop = Loop(range(6), places)
@@ -100,6 +117,31 @@ def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monke
         next(loop.epoch)
     assert (loop.ended, loop.fetch.is_closed) == ([], True)
     assert list(loop.epoch) == []
+
+
+@pytest.mark.parametrize("question", ["begin", "find_capture", "issue"])
+def test_a_daemon_thread_whose_device_goes_at_exit_ends_in_silence(monkeypatch, question):
+    """The program is over, so what follows the loop must not run. Threads do not print a SystemExit."""
+    loop = Loop(range(6), simulated_places(2 if question == "find_capture" else 1))
+    next(loop.epoch)
+    seen = []
+
+    def fail(*_):
+        raise LoaderError("the device is lost")
+
+    def go_on():
+        seen.append("begun")
+        for _ in loop.epoch:
+            seen.append("delivered")
+        seen.append("saved")
+
+    monkeypatch.setattr(loop.road.lanes[0], question, fail)
+    monkeypatch.setattr(exiting, "_exiting", True)
+    monkeypatch.setattr(threading, "excepthook", lambda raised: seen.append(raised.exc_type))
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert (seen, loop.fetch.is_closed) == (["begun", SystemExit], True)
 
 
 def test_a_dropped_epoch_that_cannot_be_closed_is_silent(monkeypatch):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
 from gpuloader.base.errors import LoaderError
+from gpuloader.order.division import Division
 from gpuloader.order.order import InOrder
-from gpuloader.order.plan import OrderedPlan, SampledPlan
+from gpuloader.order.plan import DividedPlan, OrderedPlan, SampledPlan
 from gpuloader.pipeline.masks import Masks
 from gpuloader.pipeline.split import ShardedPlan, add_mask, cut
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
@@ -380,6 +381,25 @@ class TestThePlan:
                         len(one) for one in entered
                     ]
                 assert not part.own
+
+    @given(
+        count=st.integers(1, 40),
+        size=st.integers(1, 9),
+        world_size=st.integers(1, 4),
+        shards=st.integers(2, 5),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_counts_every_sample_of_padded_ranks_once(self, count, size, world_size, shards):
+        """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
+        counted = []
+        for rank in range(world_size):
+            ranks = DividedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
+            plan = ShardedPlan(ranks, shards, "pad")
+            for number, part in enumerate(plan.batches(0)):
+                own, length = plan.take_own(number)
+                assert 0 <= own <= length == len(part)
+                counted += list(part)[:own]
+        assert sorted(counted) == list(range(count))
 
     @given(count=st.integers(1, 40), shards=st.integers(1, 9), remainder=st.sampled_from(["drop", "pad"]))
     def test_cuts(self, count, shards, remainder):

@@ -1,12 +1,15 @@
 """Pictures on a place with a GPU: workers stage regions, and a kernel makes the pixels that a CPU has."""
 
 import io
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import gpuloader.collate.pictures as collate_pictures
-from gpuloader import DataLoader
+from gpuloader import DataLoader, IterableDataset
+from gpuloader.base.errors import PictureError, SampleError
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
@@ -198,6 +201,96 @@ def test_bad_pictures_can_be_left_out(files):
     assert equal(found, expected)
     assert sum(len(label) for _, label in found) == 2 * (len(files) - 1)
     assert loader.stats().skipped == 2
+
+
+def cut_short(sample):
+    """Return the sample with an intact header, and only the first half of its picture."""
+    return sample | {"image": sample["image"][: len(sample["image"]) // 2]}
+
+
+WORKERS = [{}, {"num_workers": 3}, {"num_workers": 2, "worker_type": "process"}]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=["inline", "threads", "processes"])
+def test_pictures_that_end_too_early_can_be_left_out(files, options):
+    samples = [cut_short(files[0]), files[1], files[2], cut_short(files[3]), *files[4:]]
+    expected, _ = read(samples, "cpu", CHAINS["train"], on_bad="skip")
+    found, loader = read(samples, simulated_places(1), CHAINS["train"], on_bad="skip", **options)
+    assert equal(found, expected)
+    assert [label.tolist() for _, label in found] == [label.tolist() for _, label in expected]
+    assert loader.stats().skipped == 4
+
+
+def test_pictures_of_a_stream_that_end_too_early_can_be_left_out(files):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([files[0], cut_short(files[1]), *files[2:]])
+
+    batches = [
+        read(Stream(), places, CHAINS["train"], on_bad="skip")[0] for places in ("cpu", simulated_places(1))
+    ]
+    assert equal(*batches)
+    assert [label.tolist() for _, label in batches[1]] == 2 * [[0, 2, 3], [4, 5]]
+
+
+def test_a_batch_of_nothing_but_bad_pictures_is_an_error(files):
+    with pytest.raises(SampleError, match="none of the batch's 4 samples can be decoded"):
+        read([cut_short(files[0])] * 4, simulated_places(1), CHAINS["train"], on_bad="skip")
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize("chain", ["train", "color"])
+def test_an_error_names_the_first_sample_that_ends_too_early(files, chain, options):
+    samples = [*files[:2], cut_short(files[3]), cut_short(files[0])]
+    with pytest.raises(PictureError, match="batch 0, sample 2, dataset index 2, field 'image'") as caught:
+        read(samples, simulated_places(1), CHAINS[chain], **options)
+    assert caught.value.index == 2
+
+
+def test_a_damaged_file_that_pillow_reads_is_shrunk_like_any_other():
+    whole = encode(120, 160, 3)
+    odd = whole[:-2] + b"\0\0\0" + whole[-2:]  # what libjpeg-turbo only warns of
+    chain = [Resize(None, (20, 20), scaled=True)]
+    batches = [
+        np.asarray(next(iter(DataLoader([odd, whole], places=places, batch_size=2, transforms=chain))))
+        for places in ("cpu", simulated_places(1))
+    ]
+    np.testing.assert_array_equal(*batches)
+    np.testing.assert_array_equal(batches[0][0], batches[0][1])
+
+
+def test_each_thread_holds_one_decoded_picture():
+    picture, transforms = encode(1200, 1600, 1), [RandomResizedCrop(None, 32)]
+    decoded, threads = 1200 * 1600 * 3, 2
+    random = np.random.default_rng(0)
+    slot = np.empty((1200 * 1600, 3), np.uint8)
+    tracemalloc.start()
+    try:
+        regions = [stage_picture(picture, transforms, random, "bilinear") for _ in range(12)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda region: region.write(slot[: region.shape[0]]), regions))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(region.shape[0] for region in regions) * 3 > 4 * decoded
+    assert peak < (threads + 0.5) * decoded
+
+
+def test_a_picture_that_is_needed_whole_is_decoded_into_its_slot(monkeypatch):
+    used = []
+    turbo = pytest.importorskip("simplejpeg")
+    decode = turbo.decode_jpeg
+
+    def note(*arguments, buffer=None, **options):
+        used.append(buffer)
+        return decode(*arguments, buffer=buffer, **options)
+
+    monkeypatch.setattr(turbo, "decode_jpeg", note)
+    region = stage_picture(encode(40, 60, 1), [Resize(None, (20, 20))], np.random.default_rng(0), "bilinear")
+    slot = np.empty(region.shape, np.uint8)
+    region.write(slot)
+    assert np.shares_memory(used[0], slot)
+    np.testing.assert_array_equal(slot, np.asarray(Image.open(io.BytesIO(encode(40, 60, 1)))).reshape(-1, 3))
 
 
 def test_grey_pixels_stay_grey(staged):

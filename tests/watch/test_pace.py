@@ -32,7 +32,7 @@ class Loop:
                 self.pace.note_read(reading, self.pace.changes)
                 self.pace.note_step(step_seen, cycle - step_seen, True)
             else:
-                self.pace.see_first(reading)
+                self.pace.see_early(reading)
                 self.pace.note_step(step, reading, False)
         return chosen
 
@@ -53,6 +53,11 @@ def test_where_there_is_something_to_hide_a_thread_reads(read, step):
 
 def test_not_even_one_step_waits_for_a_long_read():
     assert Loop(Pace()).run(3, LONG, LONG) == [False, True, True]
+
+
+@pytest.mark.parametrize("step", [SHORT, SURE])
+def test_a_first_read_that_only_opens_the_source_is_no_reason_to_read_beside_the_steps(step):
+    assert Loop(Pace()).run(20, SHORT, step, odd=[0]) == [False, True, *[False] * 18]
 
 
 def test_the_choice_follows_the_loop():

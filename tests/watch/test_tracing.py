@@ -232,6 +232,7 @@ def test_copies_do_not_overlap_on_their_stream():
     copies = sorted((one.start, one.end) for one in spans if one.name == "copy")
     assert len(copies) >= 5
     assert all(end - start == pytest.approx(1e9) for start, end in copies)
+    assert loader.stats().copy == pytest.approx(len(copies))
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(copies))
 
 

@@ -30,24 +30,38 @@ class _Parts:
     """A job that is cut into parts for several threads."""
 
     def __init__(
-        self, job: Job, assembly: Assembly | BlockAssembly | Gathering, count: int, threads: Threads
+        self,
+        job: Job,
+        assembly: Assembly | BlockAssembly | Gathering,
+        count: int,
+        threads: Threads,
+        tasks: SimpleQueue[Task | None],
     ) -> None:
         self._job = job
         self._assembly = assembly
-        self._left = count
+        self._fetch = assembly.fetch
+        self._left = self._count = count
         self._threads = threads
+        self._tasks = tasks
         self._error: tuple[int, int, BaseException] | None = None
         self._lock = threading.Lock()
 
+    def hand_out(self, samples: int) -> None:
+        """Give each part of the samples to a thread."""
+        self._left = count = min(self._count, samples) or 1
+        for part in range(count):
+            start, stop = part * samples // count, (part + 1) * samples // count
+            self._tasks.put((partial(self.run, start, stop), self._job, start, stop))
+
     def run(self, start: int, stop: int, worker: int) -> None:
-        """Fetch a part; the thread that fetches the last one finishes the job."""
+        """Fetch or write a part; the thread that fetches the last one finishes the job."""
         begun = perf_counter_ns()
         error: BaseException | None = None
         failed = self._error
         try:
             # A part before one that has failed may hold an earlier error, and the earliest one is raised.
             if (failed is None or start < failed[1]) and not self._threads.closed.is_set():
-                self._assembly.fetch(start, stop)
+                self._fetch(start, stop)
         except BaseException as raised:
             error = raised
         ended = perf_counter_ns()
@@ -65,11 +79,19 @@ class _Parts:
     def _finish(self, worker: int) -> None:
         staged: StagedBatch | None = None
         error: BaseException | None = None
+        assembly = self._assembly
         if self._error is not None:
             worker, _, error = self._error
         try:
             if error is None and not self._threads.closed.is_set():
-                staged = self._assembly.finish()
+                # Where pictures lie in the slot is known only now, so that they can be decoded into it.
+                if isinstance(assembly, Assembly) and self._fetch == assembly.fetch:
+                    unwritten = assembly.lay_out()
+                    if unwritten:
+                        self._fetch = assembly.write
+                        self.hand_out(unwritten)
+                        return
+                staged = assembly.finish()
         except BaseException as raised:
             error = raised
         _end_job(self._job, staged, error, worker, self._threads)
@@ -141,13 +163,10 @@ class ThreadWorkers:
             job.finish(None, error)
             return
         samples = len(job.indices)
-        count = min(self._count, samples) or 1
+        count = self._count
         if isinstance(assembly, Gathering):
-            count = max(min(count, assembly.layout.nbytes // PART_NBYTES), 1)
-        parts = _Parts(job, assembly, count, self._threads)
-        for part in range(count):
-            start, stop = part * samples // count, (part + 1) * samples // count
-            self._tasks.put((partial(parts.run, start, stop), job, start, stop))
+            count = max(min(count, samples, assembly.layout.nbytes // PART_NBYTES), 1)
+        _Parts(job, assembly, count, self._threads, self._tasks).hand_out(samples)
 
     def close(self) -> bool:
         """Stop the threads; return False if one did not end in time."""

@@ -176,7 +176,12 @@ def decode(data: bytes, header: Header, file: str = "") -> Pixels:
 
 
 def decode_briefly(
-    data: bytes, header: Header, file: str = "", shrink: int = _EIGHTHS, colors: str = "RGBX"
+    data: bytes,
+    header: Header,
+    file: str = "",
+    shrink: int = _EIGHTHS,
+    colors: str = "RGBX",
+    out: Pixels | None = None,
 ) -> Pixels | Any:
     """Return the pixels of an encoded picture for use until this thread decodes the next one.
 
@@ -192,6 +197,8 @@ def decode_briefly(
         The eighths of its size to which the decoder may shrink it, if it can.
     colors : str
         'RGBX' for pixels as Pillow has them in memory, or 'RGB'.
+    out : numpy.ndarray or None
+        Memory of the result's size to decode into if possible, contiguous; None has the thread's own.
 
     Returns
     -------
@@ -201,20 +208,27 @@ def decode_briefly(
     """
     with _reporting(file):
         if header.is_turbo:
-            pixels = _decode_turbo(data, header, colors, _scratch, shrink)
+            pixels = _decode_turbo(data, header, colors, _scratch, shrink, out)
             if pixels is not None:
                 return _turn(pixels, header.orientation)
-        image = _convert(data)
+        image = _convert(data, header, shrink)
         return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
 
 
 def _decode_turbo(
-    data: bytes, header: Header, colors: str, scratch: _Scratch | None, shrink: int = _EIGHTHS
+    data: bytes,
+    header: Header,
+    colors: str,
+    scratch: _Scratch | None,
+    shrink: int = _EIGHTHS,
+    out: Pixels | None = None,
 ) -> Pixels | None:
     """Return pixels in the stored orientation; None if the data is damaged, so that Pillow decides."""
-    height, width = (-(-side * shrink // _EIGHTHS) for side in (header.height, header.width))
+    height, width = shrink_size((header.height, header.width), shrink)
     options = {} if shrink == _EIGHTHS else {"min_height": height, "min_width": width, "min_factor": 1}
     buffer = None if scratch is None else scratch.take((height, width, len(colors)))
+    if out is not None and header.orientation == 1:
+        buffer = out
     try:
         pixels: Pixels = load_turbo().decode_jpeg(data, colors, buffer=buffer, **options)
     except ValueError:
@@ -222,8 +236,10 @@ def _decode_turbo(
     return pixels
 
 
-def _convert(data: bytes) -> Any:
+def _convert(data: bytes, header: Header | None = None, shrink: int = _EIGHTHS) -> Any:
     with open_image(data) as image:
+        if header is not None and shrink != _EIGHTHS:
+            image.draft(None, (header.width * shrink // _EIGHTHS, header.height * shrink // _EIGHTHS))
         image.load()
         return image if image.mode == "RGB" else image.convert("RGB")  # which would copy one of this mode
 
@@ -239,6 +255,16 @@ def _turn(pixels: Pixels, orientation: int) -> Pixels:
     if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]
     return np.ascontiguousarray(pixels)
+
+
+def shrink_size(size: tuple[int, ...], shrink: int) -> tuple[int, int]:
+    """Return the height and width of a picture of this size, decoded at so many eighths of it.
+
+    >>> shrink_size((375, 500), 4)
+    (188, 250)
+    """
+    height, width = size
+    return -(-height * shrink // _EIGHTHS), -(-width * shrink // _EIGHTHS)
 
 
 def choose_shrink(header: Header, box: tuple[float, float, float, float], size: tuple[int, int]) -> int:

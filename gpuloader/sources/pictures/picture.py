@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.base.errors import SampleError, SourceError
+from gpuloader.base.errors import PictureError, SampleError, SourceError
 from gpuloader.sources.pictures.decoding import (
     Header,
     Pixels,
@@ -19,6 +19,7 @@ from gpuloader.sources.pictures.decoding import (
     decode_briefly,
     load_pillow,
     read_header,
+    shrink_size,
 )
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.recognizing import is_instance
@@ -105,23 +106,43 @@ class Picture:
         """Return the pixels, uint8 of shape (height, width, 3)."""
         return decode(self.data, self.header, self.file)
 
-    def decode_for(self, geometry: Geometry, colors: str = "RGBX") -> tuple[Pixels | Any, Geometry]:
+    def plan_decoding(self, geometry: Geometry) -> tuple[int, Geometry]:
+        """Return the eighths of its size to decode the picture at, and the geometry for its pixels then."""
+        header = self.header
+        if not geometry.scaled or geometry.filter is None:
+            return 8, geometry
+        left, top, right, bottom = geometry.box
+        box = (top, left, bottom, right) if header.orientation > 4 else geometry.box
+        size = geometry.size[::-1] if header.orientation > 4 else geometry.size
+        shrink = choose_shrink(header, box, size)
+        height, width = header.size
+        shrunk = shrink_size(header.size, shrink)
+        return shrink, geometry if shrink == 8 else geometry.shrunk(height, width, shrunk)
+
+    def decode_at(self, shrink: int, colors: str = "RGBX", out: Pixels | None = None) -> Pixels | Any:
+        """Return pixels to use before this thread decodes another picture, as `decode_briefly` does.
+
+        Raises
+        ------
+        PictureError
+            The picture cannot be decoded, or has another size than its header says.
+        """
+        pixels = decode_briefly(self.data, self.header, self.file, shrink, colors, out)
+        expected, found = shrink_size(self.header.size, shrink), size_of(pixels)
+        if found != expected:
+            names = (" x ".join(map(str, size)) for size in (expected, found))
+            raise PictureError(
+                "expected {} pixels, as the header says, got {}".format(*names), file=self.file
+            )
+        return pixels
+
+    def decode_for(self, geometry: Geometry) -> tuple[Pixels | Any, Geometry]:
         """Return pixels to resample before this thread decodes another picture, and the geometry for them.
 
         The pixels are those of `decode_briefly`. The decoder has shrunk them if the geometry allows that.
         """
-        header = self.header
-        upright = header.size
-        shrink = 8
-        if geometry.scaled and geometry.filter is not None:
-            left, top, right, bottom = geometry.box
-            box = (top, left, bottom, right) if header.orientation > 4 else geometry.box
-            size = geometry.size[::-1] if header.orientation > 4 else geometry.size
-            shrink = choose_shrink(header, box, size)
-        pixels = decode_briefly(self.data, header, self.file, shrink, colors)
-        if isinstance(pixels, np.ndarray) and pixels.shape[:2] != upright:
-            geometry = geometry.shrunk(*upright, pixels.shape[:2])
-        return pixels, geometry
+        shrink, geometry = self.plan_decoding(geometry)
+        return self.decode_at(shrink), geometry
 
     def to_pillow(self) -> Any:
         """Return the picture as an image of Pillow, of mode RGB; raises the errors of the class."""

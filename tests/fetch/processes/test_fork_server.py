@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zipfile
 from multiprocessing import shared_memory, spawn
 from pathlib import Path
 
@@ -149,6 +150,30 @@ def test_another_module_of_the_same_name_is_not_mistaken_for_it(tmp_path):
         tmp_path,
     )
     assert printed == ["28", "280"]
+
+
+def test_a_module_in_an_archive_is_imported_too(tmp_path):
+    """It has no file whose time of modification could be compared."""
+    with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:
+        archive.writestr("numbers_dataset.py", textwrap.dedent(DATASET))
+    code = program("assert read(load()) == list(range(8)) == read(load())")
+    run_program("import sys\nsys.path.insert(0, 'modules.zip')\n" + code, tmp_path)
+    assert len((tmp_path / "imports").read_text().split()) == 2
+
+
+def test_a_program_that_runs_as_a_module_is_not_run_again_in_its_workers(tmp_path):
+    write_module(tmp_path, DATASET)
+    code = """
+        print("begun")
+        assert read(load()) == list(range(8)) == read(load(start_method="spawn"))
+        print(__spec__.name, pathlib.Path(__file__).name)
+    """
+    (tmp_path / "training.py").write_text(program(code))
+    done = subprocess.run(
+        [sys.executable, "-m", "training"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("begun\ntraining training.py\n", "", 0)
 
 
 def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path):

@@ -114,6 +114,8 @@ ARRAYS = {
     "backwards": lambda: np.arange(BIG)[::-1],
     "transposed axes": lambda: np.arange(BIG).reshape(10, 20, -1).transpose(0, 2, 1),
     "columns": lambda: np.arange(2 * BIG).reshape(-1, 2)[:, 0],
+    "columns of bytes": lambda: np.arange(2 * BIG).astype("u1").reshape(-1, 2)[:, ::-1],
+    "rows of two bytes": lambda: np.arange(2 * BIG).astype("u1").reshape(-1, 2),
     "one strided row": lambda: np.arange(2 * BIG).reshape(1, -1)[:, ::2],
     "broadcast": lambda: np.broadcast_to(np.arange(200), (1000, 200)),
     "0-d": lambda: np.array(3.5),

@@ -1,13 +1,18 @@
 """The environment of a worker: its number, its seeds, its init function, and no GPU."""
 
+import gc
+import multiprocessing
 import os
 import random
+import signal
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gpuloader import get_worker_info
+from gpuloader.fetch.processes.surroundings import limit_threads, seed_globals
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, loader
 
@@ -126,3 +131,83 @@ def test_no_gpu_in_a_worker(method, monkeypatch):
         if method != "fork":  # a forked worker inherits the modules of the tests
             assert not has_cupy.any()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+class Process(Faulty):
+    """What the process that reads a sample would tell its dataset's code of itself."""
+
+    def __getitem__(self, index):
+        is_default = signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+        return signal.set_wakeup_fd(-1), is_default, gc.isenabled(), multiprocessing.current_process().daemon
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_worker_is_a_process_like_any_other(method):
+    """It keeps nothing of how its fork server hears signals and collects garbage."""
+    found = table(loader(Process(4), start_method=method))
+    assert found.tolist() == [[-1, True, True, True]] * 4
+
+
+class Printing(Faulty):
+    def __getitem__(self, index):
+        print("sample", index)
+        return index
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_what_samples_print_is_not_lost_in_a_buffer(monkeypatch, method):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    done = faulty.run_program(
+        """
+        import sys
+        from tests.fetch.processes.test_worker_life import Printing, loader
+        list(loader(Printing(12), start_method=sys.argv[1]))
+        """,
+        method,
+    )
+    assert sorted(done.stdout.split("\n")) == ["", *sorted(f"sample {index}" for index in range(12))]
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+class Mappings(Faulty):
+    """Samples that grow, and how many regions of slots the process that reads one has mapped."""
+
+    def __getitem__(self, index):
+        with open("/proc/self/maps") as maps:
+            count = sum("gpuloader-arena" in line for line in maps)
+        return {"x": np.zeros(1 + 5000 * index), "count": count}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_worker_unmaps_the_slots_that_have_been_replaced(method):
+    options = {"num_workers": 1, "batch_size": 1, "ragged": ["x"], "start_method": method}
+    counts = [batch["count"].item() for batch in loader(Mappings(60), **options)]
+    assert max(counts) < 20  # of some 60 that there have been
+
+
+def test_libraries_that_are_imported_already_get_one_thread_and_a_seed(monkeypatch):
+    told = []
+    torch = SimpleNamespace(
+        set_num_threads=lambda count: told.append(("torch", count)),
+        default_generator=SimpleNamespace(manual_seed=lambda seed: told.append(("seed", seed))),
+    )
+    cv2 = SimpleNamespace(setNumThreads=lambda count: told.append(("cv2", count)))
+    pools = SimpleNamespace(threadpool_limits=lambda count: told.append(("pools", count)))
+    for name, module in (("torch", torch), ("cv2", cv2), ("threadpoolctl", pools)):
+        monkeypatch.setitem(sys.modules, name, module)
+    limit_threads()
+    assert told == [("torch", 1), ("cv2", 1), ("pools", 1)]
+    before = random.getstate(), np.random.get_state()
+    try:
+        drawn = []
+        for seed in (7, 7, 8):
+            seed_globals(seed)
+            drawn.append((random.random(), np.random.random()))
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    assert drawn[0] == drawn[1]
+    assert drawn[0][0] != drawn[2][0]
+    assert drawn[0][1] != drawn[2][1]
+    assert told[3:] == [("seed", 7), ("seed", 7), ("seed", 8)]
