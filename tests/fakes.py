@@ -95,7 +95,7 @@ def limit_memory(root, limit, used, cached=0):
 
 @contextmanager
 def no_other_collection():
-    """Leave it to the block when garbage is collected, and collect without the callbacks of other packages."""
+    """Leave it to the block when garbage is collected; call no callbacks of other packages."""
     gc.collect()
     gc.disable()
     callbacks = gc.callbacks[:]
