@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import threading
-import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, PictureError, StagingMemoryError
+from gpuloader.base.living import LivingValues
 from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
 from gpuloader.fields.encoded import Code
 from gpuloader.sources.pictures.picture import decode_code
@@ -170,7 +170,7 @@ class SimulatedDevice:
         codec: Codec | None = None,
     ) -> None:
         self.name = name
-        self._codec = codec or _SimulatedCodec(self)
+        self._codec = codec
         self._bus_id = bus_id
         self.locker = locker
         self.now = 0.0
@@ -179,7 +179,7 @@ class SimulatedDevice:
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
         self._known: dict[int, int] = {}
-        self._memories: weakref.WeakValueDictionary[int, SimulatedMemory] = weakref.WeakValueDictionary()
+        self._memories: LivingValues[int, SimulatedMemory] = LivingValues()
         self._lock = threading.RLock()
         self._default = self.stream()
         self._current = threading.local()
@@ -198,7 +198,7 @@ class SimulatedDevice:
 
     def codec(self) -> Codec:
         """Return what decodes pictures."""
-        return self._codec
+        return _SimulatedCodec(self) if self._codec is None else self._codec
 
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""
@@ -305,7 +305,7 @@ class SimulatedDevice:
 
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field over the memory's bytes."""
-        self._memories[id(memory.bytes)] = memory
+        self._memories.set(id(memory.bytes), memory)
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
@@ -446,7 +446,7 @@ class _SimulatedCodec:
     """Decodes pictures with the CPU's decoders, but late, and in memory that the device checks for races."""
 
     def __init__(self, device: SimulatedDevice) -> None:
-        self._device = weakref.proxy(device)
+        self._device = device
 
     def decode(self, codes: Sequence[Code], stream: SimulatedStream) -> list[DevicePicture | None]:
         """Decode as `Codec.decode` does; raise `RaceError` late if a code has changed since."""
