@@ -467,4 +467,5 @@ class _SimulatedCodec:
         self, target: SimulatedMemory, picture: DevicePicture, stream: SimulatedStream, offset: int
     ) -> None:
         """Enqueue a copy of a decoded picture."""
+        assert isinstance(picture.owner, SimulatedMemory)
         self._device.copy_between(target, picture.owner, picture.height * picture.width, stream, offset, 0)
