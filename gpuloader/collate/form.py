@@ -17,10 +17,10 @@ from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.transforms.programmer import Programmer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a worker process should import only what its loader uses
     from gpuloader.collate.pictures import PictureStage
+    from gpuloader.transforms.programmer import Programmer
 
 
 @dataclass(frozen=True, slots=True)
