@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,10 +126,13 @@ class BatchDecoder:
         memory: DeviceMemory,
         stream: Stream,
     ) -> None:
-        """Enqueue the copies of pictures to where the program reads them, on `stream`, which waits for them.
+        """Enqueue the copies of a batch, of its pictures to where the program reads them, on `stream`.
 
         The pictures must be kept until the copies have run.
         """
+        for begin, end in program.pieces:
+            source = HostPixels(staged.slot.bytes[begin:end]) if begin else staged.slot
+            device.copy_async(memory, source, end - begin, stream, begin)
         device.wait(stream, self._event)
         views = staged.slot.views(staged.layout)
         for one in decoded:
@@ -147,12 +149,3 @@ def _locate(error: PictureError, staged: StagedBatch, position: int, code: Code,
     error.batch, error.index, error.field = staged.number, position, field
     error.dataset_index = None if code.index < 0 else code.index
     return error
-
-
-def list_pieces(staged: StagedBatch, program: Program) -> Iterator[tuple[Any, int, int]]:
-    """Yield what is copied from a slot of which some bytes are not: the source, its offset, and its bytes."""
-    for start, end in program.pieces:
-        if start:
-            yield HostPixels(staged.slot.bytes[start:end]), start, end - start
-        else:
-            yield staged.slot, start, end

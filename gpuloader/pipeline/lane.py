@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.interop import NativeOutput, Output, find_capture
 from gpuloader.pipeline.copy_timing import CopyTimer, Timing
-from gpuloader.pipeline.decoding import BatchDecoder, Decoded, list_pieces
 from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
 from gpuloader.pipeline.masks import Mask
 from gpuloader.pipeline.static_slot import StaticSlot, find_moves
@@ -23,6 +22,9 @@ from gpuloader.staging.ring import Ring
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.pipeline.decoding import BatchDecoder, Decoded
 
 
 @dataclass(slots=True)
@@ -239,6 +241,9 @@ class Lane:
     def _decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
         """Decode the batch's pictures; the decoder may leave samples out."""
         if self._decoder is None:
+            # Imported late, because only loaders of pictures need it.
+            from gpuloader.pipeline.decoding import BatchDecoder
+
             self._decoder = BatchDecoder(self.device, urgent=self._urgent)
         decoded, skipped = self._decoder.decode(staged, program)
         self._meter.skipped += skipped
@@ -257,8 +262,6 @@ class Lane:
             for one in staged.apart:
                 device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
             if program is not None and self._decoder is not None and landing.decoded:
-                for source, offset, nbytes in list_pieces(staged, program):
-                    device.copy_async(slot.memory, source, nbytes, stream, offset)
                 self._decoder.place(device, landing.decoded, staged, program, slot.memory, stream)
                 return timing
             in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
