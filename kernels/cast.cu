@@ -12,16 +12,6 @@
 
 #include "numbers.cuh"
 
-// The number to compute with: a half becomes a float, any other number stays as it is.
-__device__ inline float opened(Half number) {
-    return half_to_float(number.bits);
-}
-
-template <typename Number>
-__device__ inline Number opened(Number number) {
-    return number;
-}
-
 template <typename Integer, typename Real>
 __device__ inline Integer saturated(Real number) {
     constexpr bool is_signed = static_cast<Integer>(-1) < static_cast<Integer>(1);

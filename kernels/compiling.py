@@ -36,8 +36,8 @@ class CompileError(LoaderError):
 def kernel_names() -> list[str]:
     """Return the names of all kernels, one per .cu file.
 
-    >>> kernel_names()
-    ['cast', 'checksum', 'crop', 'gather', 'normalize', 'one_hot', 'pad', 'resample', 'shuffle', 'spin']
+    >>> kernel_names()[:5]
+    ['cast', 'checksum', 'crop', 'erase', 'gather']
     """
     files = resources.files("gpuloader.kernels").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))

@@ -23,14 +23,13 @@ from gpuloader.kernels.windows import (
     Layout,
     as_pixels,
     check_layout,
+    check_numbers,
     check_window,
     cut_windows,
     geometry_type,
     join_shape,
     measure,
 )
-
-_SIZES = (1, 2, 4, 8)
 
 _LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and that a lane stores of a row
 _MOST_BYTES, _MOST_ROWS = 2**30, 2**32  # of a row, and in all: the kernel counts them in 32 bits
@@ -116,8 +115,7 @@ def _check(
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Return the shape of the result, and the kernel's geometry, where `pixel` is in bytes."""
     check_array("images", images, library, shape=(None,) * 4)
-    if images.dtype.itemsize not in _SIZES or images.dtype.kind not in "biuf":
-        raise TypeError(f"images must hold numbers of 1, 2, 4 or 8 bytes, got {images.dtype}")
+    check_numbers("images", images)
     check_layout("layout", layout)
     channels, height, width = measure(images, layout)
     out_height, out_width = check_window(size, height, width)

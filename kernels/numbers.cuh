@@ -49,11 +49,24 @@ __device__ inline unsigned float_bits(float value) {
     return __float_as_uint(value);
 }
 
+__device__ inline float float_of_bits(int bits) {
+    return __int_as_float(bits);
+}
+
 // value * factor + offset, rounded once.
 __device__ inline float multiply_add(float value, float factor, float offset) {
     return __fmaf_ieee_rn(value, factor, offset);
 }
 #endif
+
+// Adding -0 keeps the sign of a product of 0.
+__device__ inline float multiply(float value, float factor) {
+    return multiply_add(value, factor, -0.0f);
+}
+
+__device__ inline float add(float one, float other) {
+    return multiply_add(1.0f, one, other);
+}
 
 // To the nearest, ties to even: a carry out of the fraction rightly raises the exponent, up to infinity.
 __device__ inline unsigned short round_to_bfloat16(float value) {
@@ -68,12 +81,26 @@ __device__ inline void encode(float value, float& result) {
     result = value;
 }
 
+__device__ inline void encode(double value, double& result) {
+    result = value;
+}
+
 __device__ inline void encode(float value, Half& result) {
     result.bits = round_to_half(value);
 }
 
 __device__ inline void encode(float value, Bfloat16& result) {
     result.bits = round_to_bfloat16(value);
+}
+
+// The number to compute with: a half becomes a float, any other number stays as it is.
+__device__ inline float opened(Half number) {
+    return half_to_float(number.bits);
+}
+
+template <typename Number>
+__device__ inline Number opened(Number number) {
+    return number;
 }
 
 // Four neighbors, moved at once: by one instruction, or by two if they take 32 bytes.

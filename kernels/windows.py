@@ -52,6 +52,15 @@ def as_pixels(images: NDArray[Any], layout: str) -> NDArray[Any]:
     return images if layout == "HWC" else images.transpose(0, 2, 3, 1)
 
 
+def check_numbers(name: str, array: Any) -> None:
+    """Raise `TypeError` unless an array holds numbers that kernels move as words: of 1, 2, 4 or 8 bytes.
+
+    >>> check_numbers("images", np.zeros(3, bool))
+    """
+    if array.dtype.itemsize not in (1, 2, 4, 8) or array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must hold numbers of 1, 2, 4 or 8 bytes, got {array.dtype}")
+
+
 def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple[int, int, int]:
     """Return the channels, height and width of a batch of images.
 

@@ -141,7 +141,10 @@ def test_the_wheel_built_from_the_sdist_holds_the_same_files(wheel, sdist, tmp_p
     assert names_in_wheel(build("wheel", unpacked, tmp_path / "wheel")) == names_in_wheel(wheel)
 
 
-KERNELS = ["cast", "checksum", "crop", "gather", "normalize", "one_hot", "pad", "resample", "shuffle", "spin"]
+KERNELS = [
+    *("cast", "checksum", "crop", "erase", "gather", "mix", "normalize", "one_hot", "pad", "resample"),
+    *("shuffle", "spin"),
+]
 
 
 def test_the_installed_package_runs_away_from_the_checkout(installed):

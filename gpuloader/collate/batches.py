@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from gpuloader.base.errors import SampleError
-from gpuloader.collate.stream import StagedBatch, fill_slot
+from gpuloader.collate.stream import StagedBatch, fill_slot, write_arrays
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
@@ -41,19 +42,14 @@ class BatchStager:
         if item is _END:
             return None
         arrays = item if self._is_like_last(item) else self._check(item)
-
-        def write(views: list[Array]) -> None:
-            for view, array in zip(views, arrays, strict=True):
-                np.copyto(view, array)
-
-        slot = fill_slot(write, self._layout, self._ring, self._meter, begun)
+        slot = fill_slot(partial(write_arrays, arrays), self._layout, self._ring, self._meter, begun)
         return StagedBatch(slot, self._layout, self._levels, number)
 
     def _is_like_last(self, item: Any) -> bool:
         fields = self._layout.fields
         if not (type(item) is list or type(item) is tuple) or len(item) != len(fields):
             return False
-        for value, field in zip(item, fields, strict=True):
+        for value, field in zip(item, fields):  # noqa: B905 - strict= costs time
             if type(value) is not np.ndarray or value.dtype is not field.dtype or value.shape != field.shape:
                 return False
         return bool(fields)

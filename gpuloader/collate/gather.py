@@ -21,7 +21,7 @@ from gpuloader.sources.array_rows import ArrayRows, Rows
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms.operations import Spec, span_specs
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 _PIECE = 32 << 10  # bytes of a strided array to gather at once
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.finish import complete, complete_apart, list_draws, room_for
 from gpuloader.collate.form import Collation
-from gpuloader.collate.stream import Apart, StagedBatch, fill_slot
+from gpuloader.collate.look import PLAIN, Look
+from gpuloader.collate.stream import Apart, StagedBatch, fill_slot, write_arrays
 from gpuloader.collate.structure import Leaf, Node, Structure
 from gpuloader.collate.whole import Parts, list_entries, take_apart
 from gpuloader.devices.following import find_library
@@ -30,8 +32,8 @@ SMALL = 32 << 10
 Turned = tuple[tuple[int, tuple[int, ...]], ...]
 """The arrays to turn when they are delivered, as for `Layout`."""
 _END = object()
-_PLAIN = (str, int, float, bool, type(None), bytes)
 _AS_IT_IS = Structure(Leaf("0", False), keeps_tuples=True)
+_MOST_KEPT = 64  # addresses of arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class NestedStager:
         self._library = intake.output
         self._key: Any = None
         self._layouts = arrange(()), arrange(())
+        self._look: Look | None = None
+        self._pageable: set[tuple[int, int]] = set()
 
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
         """Read the next batch and stage it; return None at the end."""
@@ -97,15 +101,25 @@ class NestedStager:
         batch = next(items, _END)
         if batch is _END:
             return None
+        look = self._look
+        if look is not None and (found := look.take_apart(batch)) is not None:
+            arrays, objects, large = found
+            if not any(map(self._is_apart, large)):
+                slot = fill_slot(partial(write_arrays, arrays), look.layout, self._ring, self._meter, begun)
+                return StagedBatch(slot, look.layout, look.levels, number, look.structure, objects)
         parts = take_apart(self._open(batch), batch)
         if parts.arrays and not self._settled:
             self._settle(parts.structure, batch)
         before = exchange_draw(self._draw)
         try:
             turned = self._turn(parts.arrays)
-            return self._stage(parts, turned, self._find_apart(parts.arrays), number, begun)
+            apart = self._find_apart(parts.arrays)
+            staged = self._stage(parts, turned, apart, number, begun)
         finally:
             exchange_draw(before)
+        plain = self._intake.collation.programmer is None and not (turned or apart)
+        self._look = Look.of(batch, staged, parts.arrays, self._intake.host, SMALL) if plain else None
+        return staged
 
     def _open(self, batch: Any) -> Structure:
         """Return the structure of a batch, whose array fields are the arrays to stage."""
@@ -137,7 +151,7 @@ class NestedStager:
         for entry in entries:
             if type(entry) is np.ndarray or is_tensor(entry):
                 staged.append(self._is_staged(entry))
-            elif type(entry) in _PLAIN:
+            elif type(entry) in PLAIN:
                 staged.append(False)
             else:
                 return None
@@ -171,14 +185,30 @@ class NestedStager:
 
     def _find_apart(self, arrays: list[Array]) -> tuple[int, ...]:
         """Return the numbers of the arrays that a device can copy from where they lie."""
-        ask = self._intake.is_page_locked
-        if ask is None:
+        if self._intake.is_page_locked is None:
             return ()
         return tuple(
             number
             for number, array in enumerate(arrays)
-            if array.nbytes >= SMALL and array.flags.c_contiguous and ask(_address(array), array.nbytes)
+            if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
         )
+
+    def _is_apart(self, array: Array) -> bool:
+        """Return whether a device can copy an array from where it lies, because it is page-locked.
+
+        Loaders use memory again, and asking the driver takes long. So what is not page-locked is remembered
+        for a while. If it is by then, the array takes the way through a slot, like any other.
+        """
+        place = _address(array), array.nbytes
+        ask = self._intake.is_page_locked
+        if ask is None or place in self._pageable:
+            return False
+        if ask(*place):
+            return True
+        if len(self._pageable) >= _MOST_KEPT:
+            self._pageable.clear()
+        self._pageable.add(place)
+        return False
 
     def _stage(
         self, parts: Parts, turned: Turned, apart: tuple[int, ...], number: int, begun: int
@@ -187,12 +217,8 @@ class NestedStager:
         whole, inside = self._arrange(parts, turned, apart)
         written = [array for index, array in enumerate(parts.arrays) if index not in apart]
 
-        def write(views: list[Array]) -> None:
-            for view, array in zip(views, written):  # noqa: B905 - views of random draws may follow
-                np.copyto(view, array)
-
         room = inside.nbytes if apart else room_for(collation, structure, levels, whole)
-        slot = fill_slot(write, inside, self._ring, self._meter, begun, room)
+        slot = fill_slot(partial(write_arrays, written), inside, self._ring, self._meter, begun, room)
         staged = StagedBatch(slot, whole, levels, number, structure, parts.objects)
         if collation.programmer is None and not apart:
             return staged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from types import TracebackType
@@ -189,14 +189,27 @@ class _Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         read_for(self._outer)
+        if error is None:
+            return
         if isinstance(error, SampleError):
             error.batch = self.number
         elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
             raise LoaderError(
                 f"the reader raised {describe_error(error)} while it produced batch {self.number}"
             ) from error
-        elif error is not None and not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
+        elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
             note_batch(error, self.number)
+
+
+def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
+    """Write arrays into as many views of a slot, which have their shapes and dtypes; others may follow.
+
+    >>> view = np.zeros(2)
+    >>> write_arrays([np.ones(2)], [view]); view
+    array([1., 1.])
+    """
+    for array, view in zip(arrays, views):  # noqa: B905 - see above
+        view[...] = array  # np.copyto takes longer for small arrays
 
 
 def fill_slot(

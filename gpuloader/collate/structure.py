@@ -116,18 +116,18 @@ class Structure:
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = ("_array_names", "is_flat", "keeps_tuples", "leaves", "root")
+    __slots__ = ("_array_names", "_keys", "is_flat", "keeps_tuples", "leaves", "root")
 
     def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
         self.keeps_tuples = keeps_tuples
         self.leaves = tuple(_leaves(root))
         self._array_names: list[str] | None = None
-        self.is_flat = (
-            isinstance(root, Branch)
-            and root.keys is None
-            and all(isinstance(child, Leaf) for child in root.children)
-        )
+        flat = root if isinstance(root, Branch) else None
+        if flat is not None and not all(isinstance(child, Leaf) for child in flat.children):
+            flat = None
+        self.is_flat = flat is not None and flat.keys is None
+        self._keys = flat.keys if flat is not None and flat.kind is dict else None
 
     @classmethod
     def of(
@@ -230,6 +230,8 @@ class Structure:
 
     def build(self, fields: Sequence[Any]) -> Any:
         """Return one value per leaf in the structure of a sample."""
+        if self._keys is not None:
+            return dict(zip(self._keys, fields, strict=True))
         if self.is_flat and not self.keeps_tuples and type(self.root) is Branch and self.root.kind is tuple:
             return list(fields)
         return _build(self.root, iter(fields), self.keeps_tuples)

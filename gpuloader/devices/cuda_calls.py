@@ -17,10 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
 from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
-from gpuloader.devices.foreign_places import current_torch_stream
+from gpuloader.devices.foreign_places import TorchStreams
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
 from gpuloader.transforms.bound import BoundProgram
@@ -69,16 +70,13 @@ class CudaMemory:
         The programs that run over the memory, by their id.
     """
 
-    __slots__ = ("_free", "address", "bound", "nbytes")
+    __slots__ = ("_finalizer", "address", "bound", "nbytes")
 
-    def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
-        self._free = free
+    def __init__(self, address: int, nbytes: int, free: Callable[[], object]) -> None:
+        self._finalizer = Finalizer(free)
         self.nbytes = nbytes
         self.address = address
         self.bound: dict[int, BoundProgram] = {}
-
-    def __del__(self) -> None:
-        self._free(self.address)
 
 
 class CudaCalls:
@@ -90,19 +88,21 @@ class CudaCalls:
         CuPy.
     index : int
         The GPU's index.
-    free : callable
-        Frees memory by its address; called by finalizers, in any thread, on any device.
+    freeing : callable
+        Returns a function that frees the memory at an address once. Finalizers call that function, in any
+        thread, on any device.
     """
 
     direct = False
 
-    def __init__(self, cupy: Any, index: int, free: Callable[[int], None]) -> None:
+    def __init__(self, cupy: Any, index: int, freeing: Callable[[int], Callable[[], object]]) -> None:
         self.name = f"gpu:{index}"
         self.index = index
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
-        self._free = free
+        self._freeing = freeing
         self._home: int | None = index
+        self._torch = TorchStreams()
 
     def from_home(self, index: int | None) -> CudaCalls:
         """Return the calls for a block entered from another GPU, the thread's own; None if it has none."""
@@ -113,7 +113,8 @@ class CudaCalls:
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         try:
-            return CudaMemory(self._runtime.malloc(max(nbytes, 1)), nbytes, self._free)
+            address = self._runtime.malloc(max(nbytes, 1))
+            return CudaMemory(address, nbytes, self._freeing(address))
         except self._runtime.CUDARuntimeError as error:
             if error.status != _OUT_OF_MEMORY:
                 raise
@@ -175,16 +176,15 @@ class CudaCalls:
 
     def is_capturing(self, stream: Any = None) -> bool:
         """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
-        own = self.consumer_stream()
-        asked = own.ptr
+        own = self._cupy.cuda.get_current_stream(self.index)
         if self.captures(own):
             return True
-        if stream is not None and stream.ptr != asked:
-            asked = stream.ptr
-            if self.captures(stream):
-                return True
-        handle = None if self._home is None else current_torch_stream(self._home)
-        if handle is None or handle in (own.ptr, asked):
+        if stream is None:
+            stream = own
+        elif stream is not own and stream.ptr != own.ptr and self.captures(stream):
+            return True
+        handle = None if self._home is None else self._torch.current(self._home)
+        if handle is None or handle == own.ptr or handle == stream.ptr:
             return False
         return self.captures(ForeignStream(handle))
 
@@ -215,7 +215,7 @@ class CudaCalls:
     def keep(self, stream: Any) -> Any:
         """Return a stream of CuPy or of another library in a form that any thread can record on."""
         found = stream if hasattr(stream, "ptr") else as_stream(stream)
-        return _this_thread.stream if found.ptr == _PER_THREAD else found
+        return found if found.ptr != _PER_THREAD else _this_thread.stream
 
     def holds(self, memory: CudaMemory, array: Any) -> bool:
         """Return whether an array of CuPy, or a tensor of another library, lies in `memory`."""

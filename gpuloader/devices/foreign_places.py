@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -38,16 +39,30 @@ def current_cuda_device() -> int:
     return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
 
 
-def current_torch_stream(index: int) -> int | None:
-    """Return the handle of PyTorch's current stream of the calling thread on a GPU; None if it uses none."""
-    torch: Any = sys.modules.get("torch")
-    cuda: Any = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return None
-    return raw_stream(torch, index)
+class TorchStreams:
+    """PyTorch's current streams, of each GPU in the calling thread."""
+
+    __slots__ = ("_ask", "_torch")
+
+    def __init__(self) -> None:
+        self._torch: Any = None
+        self._ask: Any = None
+
+    def current(self, index: int) -> int | None:
+        """Return the handle of the current stream on a GPU; None if PyTorch uses none."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return None
+        if torch is not self._torch:
+            cuda: Any = getattr(torch, "cuda", None)
+            if cuda is None or not cuda.is_initialized():
+                return None
+            self._torch, self._ask = torch, find_raw_stream(torch)
+        handle: int = self._ask(index)
+        return handle
 
 
-def raw_stream(torch: Any, index: int) -> int:
-    """Return the handle of the current stream of PyTorch, which the caller has imported, on a GPU."""
+def find_raw_stream(torch: Any) -> Callable[[int], int]:
+    """Return PyTorch's function for the handle of the current stream on a GPU, given PyTorch's module."""
     raw: Any = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)  # makes no object
-    return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))
+    return raw or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import HostMemory
+from gpuloader.base.errors import LoaderError
+from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -62,9 +63,17 @@ class HostDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
+    def copying(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
     def bus_id(self) -> str:
         """Return ''."""
         return ""
+
+    def codec(self) -> Codec:
+        """Raise `LoaderError`: where a place is a host, workers decode."""
+        raise LoaderError(f"{self.name} decodes no pictures: workers do")
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""

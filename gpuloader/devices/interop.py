@@ -21,7 +21,7 @@ from gpuloader.base.errors import LoaderError, PlaceError
 from gpuloader.devices.base import Device, DeviceCalls, Event, Stream
 from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.devices.foreign_arrays import ForeignStream, as_stream
-from gpuloader.devices.foreign_places import raw_stream
+from gpuloader.devices.foreign_places import find_raw_stream
 from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
@@ -40,14 +40,16 @@ class Output(Protocol):
 
 
 class NativeOutput:
-    """Delivers the device's own arrays: NumPy's on the host, CuPy's on a GPU."""
+    """Delivers the device's own arrays: NumPy's on the host, CuPy's on a GPU.
+
+    Attributes
+    ----------
+    stream : callable
+        Returns the device's consumer stream, or the user's stream if one was passed.
+    """
 
     def __init__(self, device: Device, stream: Callable[[], Stream] | None = None) -> None:
-        self._stream = stream or device.consumer_stream
-
-    def stream(self) -> Stream:
-        """Return the device's consumer stream, or the user's stream if one was passed."""
-        return self._stream()
+        self.stream = stream or device.consumer_stream
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
         """Return the arrays unchanged; raise `LoaderError` for bits of a dtype that only torch has."""
@@ -69,16 +71,17 @@ class ForeignOutput:
     wrap : callable
         Returns a tensor over an array's memory.
     stream : callable
-        Returns the stream that the framework computes on.
+        As the attribute.
+
+    Attributes
+    ----------
+    stream : callable
+        Returns the stream that the framework currently computes on in the calling thread.
     """
 
     def __init__(self, wrap: Callable[[Any], Any], stream: Callable[[], Stream]) -> None:
         self._wrap = wrap
-        self._stream = stream
-
-    def stream(self) -> Stream:
-        """Return the stream that the framework currently computes on in the calling thread."""
-        return self._stream()
+        self.stream = stream
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
         """Return one tensor per array; raise `LoaderError` if the framework does not accept an array."""
@@ -195,15 +198,16 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
 def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     """Return a function that returns the framework's current stream on a device, in the calling thread."""
     latest: ForeignStream | None = None
+    ask = find_raw_stream(module) if name == "torch" else None
 
     def current() -> Stream:
         nonlocal latest
         found = latest
-        if name != "torch" or found is None:  # the first call initializes PyTorch
+        if ask is None or found is None:  # the first call initializes PyTorch
             streams = module.cuda if name == "torch" else module.device.cuda
             stream = streams.current_stream(index)
             found = latest = ForeignStream(stream.cuda_stream, stream)
-        elif (ptr := raw_stream(module, index)) != found.ptr:
+        elif (ptr := ask(index)) != found.ptr:
             found = latest = ForeignStream(ptr)
         return found
 

@@ -29,7 +29,7 @@ from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import is_iterable_only
 from gpuloader.sources.parts import chained, refuse_hidden_mix
 from gpuloader.sources.sample_fields import check_alike
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
     from gpuloader.collate.pictures import PictureStage

@@ -27,6 +27,9 @@ class Moment:
     is_last: bool
 
 
+_NOTHING = Moment(None, False)
+
+
 def has_state(batches: Any) -> bool:
     """Return whether an iterable can return its state and resume from it.
 
@@ -95,6 +98,8 @@ class PrefetchedSource:
 
     def state_dict(self) -> Moment:
         """Return what is true of the iterable now; called right after each batch was read."""
+        if not (self._stateful or self._is_last):
+            return _NOTHING
         return Moment(self._batches.state_dict() if self._stateful else None, self._is_last)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -36,7 +36,8 @@ def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[Indices, I
     total, slack = sum(counts), len(counts)
     if start >= stop:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    # Up to time t, an owner has t * count entries, give or take a half, so these times enclose the positions.
+    # Up to time t, an owner has t * count entries, give or take a half. So these times enclose the positions,
+    # with room to spare for what rounding does.
     first = [_count_before(count, (start - slack) / total) for count in counts]
     last = [_count_before(count, (stop + slack) / total) for count in counts]
     owners = np.repeat(np.arange(len(counts)), np.subtract(last, first))
@@ -51,11 +52,5 @@ def _times(ranks: Indices, counts: Indices) -> np.ndarray[tuple[int], np.dtype[n
 
 
 def _count_before(count: int, time: float) -> int:
-    """Return how many of an owner's entries have an earlier time."""
-    found = min(max(round(time * count), 0), count)
-    # Compare the rounded times, which determine the order, not the exact ones.
-    while found and (found - 0.5) / count >= time:
-        found -= 1
-    while found < count and (found + 0.5) / count < time:
-        found += 1
-    return found
+    """Return how many of an owner's entries have an earlier time; rounding may add one that has this time."""
+    return min(max(round(time * count), 0), count)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections import deque
 from time import perf_counter_ns
 
 from gpuloader.devices.base import Device, DeviceCalls, Event, Stream
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import COPIES, is_tracing, mark
 
-EVERY = 8
-"""One copy in this many is timed, so that two events and a driver query cost little per batch."""
+EVERY = 32
+"""One copy in this many is timed, once as many have been, so that timing costs next to nothing per batch."""
+
+
+class Timing:
+    """One timed copy.
+
+    Attributes
+    ----------
+    begun, done : Event
+        Recorded before and behind it.
+    weight : int
+        The copies for which its duration counts.
+    traced : bool
+        Whether a trace shows it.
+    """
+
+    __slots__ = ("begun", "done", "traced", "weight")
+
+    def __init__(self, begun: Event, done: Event, weight: int, traced: bool) -> None:
+        self.begun, self.done, self.weight, self.traced = begun, done, weight, traced
 
 
 class CopyTimer:
-    """Times the copies of one copy stream: one in `EVERY`, and all of them while a trace runs.
+    """Times the copies of one copy stream: all of them while a trace runs, and ever fewer without one.
+
+    The event behind a timed copy also tells when its host slot is free. So its owner asks for it, and the
+    timer asks for nothing.
 
     Only the consumer calls it, from one thread at a time.
 
@@ -25,7 +46,7 @@ class CopyTimer:
     stream : Stream
         Its copy stream.
     meter : Meter
-        Adds up the time; without a trace, each timed copy counts for `EVERY` copies.
+        Adds up the time; without a trace, each timed copy counts for those since the last one, too.
     """
 
     def __init__(self, device: Device, stream: Stream, meter: Meter) -> None:
@@ -33,53 +54,36 @@ class CopyTimer:
         self._stream = stream
         self._meter = meter
         self._row = device.name + COPIES
-        self._issued = 0
+        self._untimed = 0
+        self._gap = 1
         self._anchor: tuple[Event, int] | None = None
-        self._begun: Event = None
         self._spare: list[Event] = []
-        self._under_way: deque[tuple[Event, Event, int, bool]] = deque()
 
-    def begin(self, device: DeviceCalls) -> None:
-        """Record the start of the next copy, if this copy is timed."""
-        self._begun = None
-        tracing = is_tracing()
-        self._issued += 1
-        if not tracing:
+    def begin(self, device: DeviceCalls) -> Timing | None:
+        """Record the start of the next copy, and return its timing, if it is timed."""
+        self._untimed += 1
+        if is_tracing():
+            if self._anchor is None:
+                self._set_anchor()
+        else:
             self._anchor = None
-            if self._issued % EVERY != 1:
-                return
-        elif self._anchor is None:
-            self._set_anchor()
-        begun = self._event()
-        device.record(begun, self._stream)
-        self._begun = begun
+            if self._untimed < self._gap:
+                return None
+            self._gap = min(2 * self._gap, EVERY)
+        weight, self._untimed = self._untimed, 0
+        timing = Timing(self._event(), self._event(), weight, self._anchor is not None)
+        device.record(timing.begun, self._stream)
+        return timing
 
-    def end(self, device: DeviceCalls) -> None:
-        """Record the end of the copy that `begin` has begun."""
-        begun, self._begun = self._begun, None
-        if begun is None:
-            return
-        done = self._event()
-        device.record(done, self._stream)
-        traced = self._anchor is not None
-        self._under_way.append((begun, done, 1 if traced else EVERY, traced))
-
-    def collect(self, device: DeviceCalls) -> None:
-        """Count every timed copy that has finished."""
-        under_way = self._under_way
-        while under_way and device.query(under_way[0][1]):
-            begun, done, weight, traced = under_way.popleft()
-            seconds = device.elapsed(begun, done)
-            self._meter.copy += int(seconds * 1e9) * weight
-            if traced and self._anchor is not None:
-                event, time = self._anchor
-                start = time + int(device.elapsed(event, begun) * 1e9)
-                mark("copy", start, start + int(seconds * 1e9), self._row)
-            self._spare += begun, done
-
-    def forget(self) -> None:
-        """Drop the copies that are not counted yet: the epoch is over, and this may be a forked child."""
-        self._under_way.clear()
+    def count(self, timing: Timing, device: DeviceCalls) -> None:
+        """Count a timed copy whose last event has been reached."""
+        seconds = device.elapsed(timing.begun, timing.done)
+        self._meter.copy += int(seconds * 1e9) * timing.weight
+        if timing.traced and self._anchor is not None:
+            event, time = self._anchor
+            start = time + int(device.elapsed(event, timing.begun) * 1e9)
+            mark("copy", start, start + int(seconds * 1e9), self._row)
+        self._spare += timing.begun, timing.done
 
     def _event(self) -> Event:
         return self._spare.pop() if self._spare else self._device.event(timed=True)

@@ -130,7 +130,9 @@ class DeviceSlots:
         StagingMemoryError
             The device has too little memory.
         """
-        slot = self._add_early(nbytes) or (self.free.popleft() if self.free else None)
+        slot = self._add_early(nbytes) if len(self.free) + self._out < self.least else None
+        if slot is None and self.free:
+            slot = self.free.popleft()
         if slot is None or slot.memory.nbytes < nbytes:
             if slot is not None:
                 self._outgrown.append(slot)
@@ -138,12 +140,13 @@ class DeviceSlots:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
             slot = make_slot(self._device, self._alloc(self._nbytes))
         self._out += 1
-        self._most = max(self._most, self._out)
+        if self._out > self._most:
+            self._most = self._out
         return slot
 
     def _add_early(self, nbytes: int) -> DeviceSlot | None:
-        """Return a new slot although one may be free, if there are too few and the device has room for it."""
-        if len(self.free) + self._out >= self.least or nbytes > self._nbytes:
+        """Return a new slot although one may be free, if the device has room for it."""
+        if nbytes > self._nbytes:
             return None
         try:
             return make_slot(self._device, self._device.alloc(self._nbytes))
@@ -153,8 +156,10 @@ class DeviceSlots:
 
     def reserve(self) -> None:
         """Allocate the slots that later batches of the present size will take."""
-        while self._nbytes and (slot := self._add_early(self._nbytes)) is not None:
-            self.free.append(slot)
+        while self._nbytes and len(self.free) + self._out < self.least:
+            slot = self._add_early(self._nbytes)
+            if slot is not None:
+                self.free.append(slot)
 
     def _alloc(self, nbytes: int) -> DeviceMemory:
         try:
@@ -187,13 +192,14 @@ class DeviceSlots:
 
         `stream` is known not to be captured.
         """
-        for _ in range(len(self.freed)):
-            slot = self.freed[0]
-            if slot.is_captured(device, stream):
-                self.freed.rotate(-1)
+        freed = self.freed
+        for _ in range(len(freed)):
+            slot = freed[0]
+            if slot.streams != [stream] and slot.is_captured(device, stream):
+                freed.rotate(-1)
                 continue
             slot.release(device)  # if this raises, the slot stays for the next try
-            self.freed.popleft()
+            freed.popleft()
             self.give_back(slot)
 
     def trim(self, in_flight: int) -> None:

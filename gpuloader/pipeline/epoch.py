@@ -7,20 +7,22 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
-from gpuloader.pipeline.closing import Guard, Remains, Road, close, finish_postponed
+from gpuloader.pipeline.closing import Remains, Road, close, close_dropped, finish_postponed, postponed
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
 from gpuloader.pipeline.steps import DeliveredStep, Masking, Pipeline
 from gpuloader.staging.ring import Ring
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
@@ -90,8 +92,8 @@ class Epoch:
         Tunes the epoch while it runs.
     masking : callable or None
         Returns the mask to deliver with each batch; None delivers none.
-    guard : Guard or None
-        A guard that is older than `fetch`.
+    guard : Finalizer or None
+        A finalizer that is older than `fetch`; it ends the epoch if the user drops it.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Epoch:
         ended: Callable[[], None] | None = None,
         steering: Steering | None = None,
         masking: Masking | None = None,
-        guard: Guard | None = None,
+        guard: Finalizer | None = None,
     ) -> None:
         self._present = present
         self._ended = ended
@@ -115,8 +117,8 @@ class Epoch:
             fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
         )
         self._remains = Remains(self._pipeline, road, idle)
-        self._guard = guard or Guard()
-        self._guard.watch(self._remains)
+        self._guard = guard or Finalizer()
+        self._guard.watch(partial(close_dropped, self._remains))
         for lane in road.lanes:
             if lane.static is not None:
                 lane.static.epoch = weakref.ref(self)
@@ -146,8 +148,12 @@ class Epoch:
             if pipeline.asks:
                 self._begin_step(pipeline)
             if self._handed:
-                self._count_compute(asked)
-            nvtx = push_range("next")
+                self._meter.compute += asked - self._handed
+            nvtx = None
+            if is_tracing():
+                if self._handed:
+                    mark("step", self._handed, asked)
+                nvtx = push_range("next")
             try:
                 presented = self._present(pipeline.next_step())
             except QueueClosed:
@@ -157,7 +163,8 @@ class Epoch:
                 end_if_exiting()
                 raise
             finally:
-                pop_range(nvtx)
+                if nvtx is not None:
+                    pop_range(nvtx)
             if presented is _OVER:
                 self.close()
                 end_if_exiting()
@@ -193,12 +200,8 @@ class Epoch:
                 raise error
             finally:
                 del error  # it refers to this frame: the epoch would not end when the user drops it
-        finish_postponed()
-
-    def _count_compute(self, asked: int) -> None:
-        self._meter.compute += asked - self._handed
-        if is_tracing():
-            mark("step", self._handed, asked)
+        if postponed:
+            finish_postponed()
 
     def close(self) -> None:
         """End the epoch early; may be called again.

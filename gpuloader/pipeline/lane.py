@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.interop import NativeOutput, Output, find_capture
-from gpuloader.pipeline.copy_timing import CopyTimer
+from gpuloader.pipeline.copy_timing import CopyTimer, Timing
 from gpuloader.pipeline.device_slots import SPARE, DeviceSlot, DeviceSlots
 from gpuloader.pipeline.masks import Mask
 from gpuloader.pipeline.static_slot import StaticSlot, find_moves
 from gpuloader.staging.layout import FieldLayout, Layout, align
 from gpuloader.staging.lease import lease_views
 from gpuloader.staging.ring import Ring
-from gpuloader.transforms.program import Program, Programmer
+from gpuloader.transforms.program import Program
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.pipeline.decoding import BatchDecoder, Decoded
 
 
 @dataclass(slots=True)
@@ -40,6 +45,8 @@ class Landing:
         The event after which the batch can be used; None once the host knows that it is reached.
     arrays : list of array or None
         What the user gets, once it has been delivered.
+    decoded : sequence of Decoded
+        The pictures that are copied into the slot, until the host knows that the copies have run.
     """
 
     staged: StagedBatch
@@ -48,10 +55,10 @@ class Landing:
     mask_at: int = 0
     ready: Event = None
     arrays: list[Any] | None = None
+    decoded: Sequence[Decoded] = ()
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the arrays to deliver: the batch's fields, and its mask if it has one."""
+    def find_layout(self) -> Layout:
+        """Return the layout of the arrays to deliver: the batch's fields, and its mask if it has one."""
         layout = self.staged.layout
         if self.mask is None:
             return layout
@@ -109,12 +116,16 @@ class Lane:
         self.prefetch = prefetch
         # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
         # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
-        self._copying: deque[tuple[Event, Landing]] = deque()
+        self._copying: deque[tuple[Event, Landing, Timing | None]] = deque()
         self._spare: list[Event] = []
         self._is_late = False
         self._stream: Stream = None
+        self._begun: DeviceCalls | None = None  # in this `next`, and not since a batch was issued
         self._copy_stream = None if device.direct else device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
+        self._meter = meter
+        self._urgent = urgent
+        self._decoder: BatchDecoder | None = None
 
     @property
     def prefetch(self) -> int:
@@ -165,10 +176,11 @@ class Lane:
             error = self._find_capture(device, stream)
             if error is not None:
                 return error, None
-            self._drain(device, self.prefetch + self._ring.stretched // 2)
+            self._drain(device, self._prefetch + self._ring.stretched // 2)
             landing = take()
             if landing is not None:
                 landing.arrays = self._deliver(device, landing)
+            self._begun = device
             return None, landing
 
     def follow(self, landing: Landing) -> None:
@@ -194,23 +206,30 @@ class Lane:
         """
         if self.device.direct:
             return Landing(staged, None, mask)
+        begun, self._begun = self._begun, None
         try:
-            program = self._program(staged)
+            program = None if self.programmer is None else self._program(staged)
+            decoded: Sequence[Decoded] = ()
+            if program is not None and program.decodings:
+                decoded = self._decode(staged, program)
+                program = self._program(staged)
             nbytes = staged.layout.nbytes if program is None else program.room.nbytes
-            mask_at = align(nbytes)
+            mask_at = 0 if mask is None else align(nbytes)
             slot = self._slots.take(nbytes if mask is None else mask_at + mask.bytes.size)
         except BaseException:
             self._ring.release(staged.slot)
             raise
-        landing = Landing(staged, slot, mask, mask_at)
+        landing = Landing(staged, slot, mask, mask_at, decoded=decoded)
+        if program is None:
+            with self.device.current() if begun is None else self.device.copying(begun) as device:
+                self._mark_copy(device, landing, self._copy(device, landing, slot, None))
+            return landing
         with self.device.current() as device:
-            self._copy(device, landing, slot)
-            if program is None:
-                self._mark_copy(device, landing)
-            elif self._is_resident:
-                self._gather(device, landing, slot, program)
+            timing = self._copy(device, landing, slot, program)
+            if self._is_resident:
+                self._gather(device, landing, slot, program, timing)
             else:
-                self._mark_copy(device, landing)
+                self._mark_copy(device, landing, timing)
                 self._run(device, landing, slot, program)
         return landing
 
@@ -219,28 +238,49 @@ class Lane:
         """Whether the rows are on the device, so that hardly anything is copied."""
         return self.programmer is not None and self.programmer.sources is not None
 
-    def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot) -> None:
+    def _decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+        """Decode the batch's pictures; the decoder may leave samples out."""
+        if self._decoder is None:
+            # Imported late, because only loaders of pictures need it.
+            from gpuloader.pipeline.decoding import BatchDecoder
+
+            self._decoder = BatchDecoder(self.device, urgent=self._urgent)
+        decoded, skipped = self._decoder.decode(staged, program)
+        self._meter.skipped += skipped
+        return decoded
+
+    def _copy(
+        self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program | None
+    ) -> Timing | None:
+        """Enqueue the copy; return its timing, if it is timed."""
         staged, mask, stream = landing.staged, landing.mask, self._copy_stream
         try:
             slot.await_release(device, stream)
-            self._timer.begin(device)
+            timing = self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
             for one in staged.apart:
                 device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            if program is not None and self._decoder is not None and landing.decoded:
+                self._decoder.place(device, landing.decoded, staged, program, slot.memory, stream)
+                return timing
             in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
             device.copy_async(slot.memory, staged.slot, in_slot, stream)
+            return timing
         except BaseException:  # whichever call failed, no copy reads from the host slot
             self._ring.release(staged.slot)
             self._slots.give_back(slot)
             raise
 
-    def _mark_copy(self, device: DeviceCalls, landing: Landing) -> None:
+    def _mark_copy(self, device: DeviceCalls, landing: Landing, timing: Timing | None) -> None:
         """Record the event after which the batch's host slot is free."""
-        copied = landing.ready = self._spare.pop() if self._spare else device.event()
+        if timing is not None:
+            copied = timing.done
+        else:
+            copied = self._spare.pop() if self._spare else self.device.event()
+        landing.ready = copied
         device.record(copied, self._copy_stream)
-        self._copying.append((copied, landing))
-        self._timer.end(device)
+        self._copying.append((copied, landing, timing))
 
     def _run(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
         try:
@@ -252,7 +292,14 @@ class Lane:
         landing.ready = slot.ready
         landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
-    def _gather(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program) -> None:
+    def _gather(
+        self,
+        device: DeviceCalls,
+        landing: Landing,
+        slot: DeviceSlot,
+        program: Program,
+        timing: Timing | None,
+    ) -> None:
         """Run a program over rows that are on the device; one event marks the end of it and of the copy.
 
         The host slot holds row numbers at most, so it may as well wait for the kernels.
@@ -263,7 +310,7 @@ class Lane:
             self._slots.give_back(slot)
             raise
         finally:
-            self._mark_copy(device, landing)
+            self._mark_copy(device, landing, timing)
         landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
     def _program(self, staged: StagedBatch) -> Program | None:
@@ -294,11 +341,12 @@ class Lane:
         except BaseException:
             self._slots.give_back(slot)
             raise
+        layout = landing.staged.layout if landing.mask is None else landing.find_layout()
         if self.static is not None:
             arrays = self._deliver_static(self.static, device, landing, slot, stream)
         else:
-            arrays = device.views(slot.memory, landing.layout, self._slots.lend(slot, stream))
-        return self._output.convert(landing.layout.turn(arrays), landing.ready)
+            arrays = device.views(slot.memory, layout, self._slots.lend(slot, stream))
+        return self._output.convert(layout.turn(arrays) if layout.turned else arrays, landing.ready)
 
     def _take_stream(self) -> Stream:
         """Return the consumer's stream, which was asked for already or is asked for now."""
@@ -327,7 +375,7 @@ class Lane:
         try:
             memory, layout = static.fit(staged, None if mask is None else mask.array)
             static.take_over(device, stream)
-            for nbytes, to, at in find_moves(landing.layout, layout):
+            for nbytes, to, at in find_moves(landing.find_layout(), layout):
                 device.copy_between(memory, slot.memory, nbytes, stream, to, at)
         except BaseException:
             self._slots.give_back(slot)
@@ -375,37 +423,43 @@ class Lane:
         """Drain; do not ask about copies of up to `spare` batches, whose host slots nobody needs yet."""
         self._slots.drain(device, self._stream)
         copying = self._copying
-        if len(copying) > spare:
-            if len(copying) > 1 and not self._is_late and device.query(copying[-1][0]):
-                while copying:  # one stream ran them all
-                    self._end_oldest_copy()
-            while copying and device.query(copying[0][0]):
-                self._end_oldest_copy()
-            self._is_late = len(copying) > spare  # where the last copy has hardly run, ask about the first
-        self._timer.collect(device)
+        if len(copying) <= spare:
+            return
+        if len(copying) > 1 and not self._is_late and device.query(copying[-1][0]):
+            while copying:  # one stream ran them all
+                self._end_oldest_copy(device)
+        while copying and device.query(copying[0][0]):
+            self._end_oldest_copy(device)
+        self._is_late = len(copying) > spare  # where the last copy has hardly run, ask about the first
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
         if not self._copying:
             return False
         self.device.synchronize(self._copying[0][0])
-        self._end_oldest_copy()
+        self._end_oldest_copy(self.device)
         return True
 
-    def _end_oldest_copy(self) -> None:
-        copied, landing = self._copying.popleft()
+    def _end_oldest_copy(self, device: DeviceCalls) -> None:
+        copied, landing, timing = self._copying.popleft()
         if landing.ready is copied:
             landing.ready = None  # before the event is recorded for another copy
-        self._spare.append(copied)
+        if landing.decoded:
+            landing.decoded = ()
         self._ring.release(landing.staged.slot)
+        if timing is None:
+            self._spare.append(copied)
+        else:
+            self._timer.count(timing, device)
 
     def close(self) -> None:
         """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
         if self._copying:
             self.device.synchronize(self._copying[-1][0])
             while self._copying:
-                self._end_oldest_copy()
-        self._timer.forget()
+                with suppress(LoaderError):  # its time cannot be told
+                    self._end_oldest_copy(self.device)
+        self._begun = None
         self._slots.trim(self.prefetch + 1)
 
 

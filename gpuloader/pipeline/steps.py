@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.lane import Landing, Lane
@@ -77,7 +77,7 @@ class Pipeline:
         self._lanes = lanes
         self.asks = not all(lane.device.direct and lane.static is None for lane in lanes)
         self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
-        only = lanes[0] if len(lanes) == 1 else None
+        self._only_lane = only = lanes[0] if len(lanes) == 1 else None
         self._direct_lane = only if only is not None and only.device.direct else None
         self._only_direct_lane = self._direct_lane  # None while a prepared step waits
         self._only_copying_lane = only if self._direct_lane is None else None
@@ -128,8 +128,8 @@ class Pipeline:
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
-        flying = self._flying
-        while len(flying) < self.prefetch + (not delivered) and self._ending is None:
+        flying, count = self._flying, self.prefetch + (not delivered)
+        while len(flying) < count and self._ending is None:
             if not self._advance(wait=not delivered and not flying):
                 break
 
@@ -179,6 +179,14 @@ class Pipeline:
             return False
         if staged is None:
             return False
+        if self._only_lane is not None:
+            mask = None if self._masking is None else self._mask(staged)
+            try:
+                self._flying.append([self._only_lane.issue(staged, mask)])
+            except SampleError as error:  # a picture that the device cannot decode
+                self._ending = error  # for the user, it is the fetcher's
+                return False
+            return True
         self._group.append(staged)
         if len(self._group) == len(self._lanes):
             self._issue()
@@ -204,11 +212,14 @@ class Pipeline:
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
                 landings.append(lane.issue(staged, self._mask(staged)))
-        except BaseException:
+        except BaseException as error:
             self._discard(landings)
             for staged in group[len(landings) + 1 :]:
                 self._ring.release(staged.slot)
-            raise
+            if not isinstance(error, SampleError):
+                raise
+            self._ending = error  # for the user, it is the fetcher's
+            return
         self._flying.append(landings)
 
     def _discard(self, landings: Sequence[Landing], start: int = 0) -> None:
@@ -248,9 +259,9 @@ class Pipeline:
         That is so while the calling thread captures a graph, or if the user holds a batch whose memory the
         loader has used again.
 
-        The reader may be any code, and may run in this thread. So the device is looked at before it and after
-        it. If there is only one place, whatever can be done before the next batch is read is done here, with
-        one look: the batch to deliver, which is in flight already, is delivered.
+        If there is only one place, whatever can be done before the next batch is read is done here, with one
+        look at the device: the batch to deliver, which is in flight already, is delivered. What follows is a
+        copy, which needs no second look, or transforms, which do: the reader may be any code in this thread.
         """
         if self._statics and self._begun is None:
             for static in self._statics:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuloader.kernels.gather import fuse_gathers
 from gpuloader.kernels.recording import Launch, record_launches
-from gpuloader.transforms.operations import GatherRows, GatherSpan, KernelCall
+from gpuloader.transforms.operations import Chain, GatherRows, GatherSpan, KernelCall
 from gpuloader.transforms.program import Program
 
 _Prepared = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
@@ -59,6 +59,8 @@ def _prepare(launch: Launch) -> _Prepared:
 
 def is_repeatable(operation: Any) -> bool:
     """Return whether an operation does nothing on a device but launch kernels of the package."""
+    if isinstance(operation, Chain):
+        return all(is_repeatable(call) for call, *_ in operation.calls)
     if isinstance(operation, KernelCall):
         kernel = getattr(operation.kernel, "func", operation.kernel)
         return str(getattr(kernel, "__module__", "")).startswith("gpuloader.kernels.")

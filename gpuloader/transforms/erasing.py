@@ -10,21 +10,23 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.windows import as_pixels, check_layout
+from gpuloader.kernels.erase import erase, erase_on_host
+from gpuloader.kernels.windows import check_layout
 from gpuloader.order.permutation import hash_positions
-from gpuloader.transforms.operations import Spec
+from gpuloader.transforms.operations import KernelCall, Spec, no_rows
 from gpuloader.transforms.pictures import find_sizes
 from gpuloader.transforms.resizing import check_probability, check_range
 
 _TRIES = 10  # rectangles that are drawn before a picture stays whole, as in torchvision
 _PER_TRY = 4
+_WINDOW = 4  # the numbers of a rectangle: top, left, height and width
 
 
 @dataclass(frozen=True)
 class RandomErasing:
     """Fills a rectangle of random area and place in some pictures of a batch.
 
-    The parameters are torchvision's. It runs on CPU places.
+    The parameters are torchvision's.
 
     Attributes
     ----------
@@ -70,12 +72,12 @@ class RandomErasing:
     @property
     def draws(self) -> int:
         """Number of random draws per sample: top, left, height and width of its rectangle."""
-        return 4
+        return _WINDOW
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left, height and width of each sample's rectangle; height 0 for none."""
         _, height, width = find_sizes(inputs, self.layout)
-        drawn = np.zeros((len(words), 4), np.int32)
+        drawn = np.zeros((len(words), _WINDOW), np.int32)
         chosen = _uniform(words[:, 0], 0) < self.p
         least, greatest = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in range(_TRIES):
@@ -94,34 +96,15 @@ class RandomErasing:
     def check(self, inputs: Sequence[Array]) -> None:
         """Accept any values."""
 
-    def bind(self, inputs: Sequence[Spec]) -> _Erase:
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         channels, _, _ = find_sizes(inputs, self.layout)
         if np.ndim(self.value) and np.size(self.value) not in (1, channels):
             raise SampleError(f"value must have one number for each of {channels} channels, got {self.value}")
-        return _Erase(inputs[0], self.layout, np.asarray(self.value, inputs[0][1]))
-
-
-@dataclass(frozen=True)
-class _Erase:
-    """Fills rectangles of pictures where they lie."""
-
-    spec: Spec
-    layout: str
-    value: Array
-    in_place = True
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        """Shape and dtype of the pictures."""
-        return (self.spec,)
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:  # noqa: ARG002
-        """Fill the rectangles."""
-        for picture, (top, left, tall, wide) in zip(
-            as_pixels(inputs[0], self.layout), inputs[1].tolist(), strict=True
-        ):
-            picture[top : top + tall, left : left + wide] = self.value
+        empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _WINDOW), np.int32)}
+        return KernelCall.settle(
+            empty, inputs[0], erase, erase_on_host, in_place=True, color=self.value, layout=self.layout
+        )
 
 
 def _uniform(words: Array, key: int) -> Array:

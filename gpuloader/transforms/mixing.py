@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.windows import as_pixels, check_layout
-from gpuloader.transforms.operations import Spec
+from gpuloader.kernels.mix import (
+    blend,
+    blend_on_host,
+    mix_labels,
+    mix_labels_on_host,
+    paste,
+    paste_on_host,
+)
+from gpuloader.kernels.windows import check_layout
+from gpuloader.transforms.operations import Chain, KernelCall, Spec, no_rows
 from gpuloader.transforms.pictures import find_sizes
+
+Mixer = Callable[..., Any]
+"""The launcher or the twin of a kernel that mixes pictures."""
 
 _LAMBDA = 4  # the column of draws with the share of a sample's own picture, as the bits of a float32
 
@@ -49,6 +61,19 @@ class _Mixing:
         rng = np.random.Generator(np.random.Philox(key=int(word)))
         return rng.beta(self.alpha, self.alpha), rng
 
+    def _bind(self, inputs: Sequence[Spec], kernel: Mixer, twin: Mixer, **options: Any) -> Chain:
+        """Return the computation for a batch, whose pictures a kernel mixes."""
+        labels = self._label_spec(inputs)
+        images, label = (no_rows(spec) for spec in inputs)
+        mix = np.zeros((0, self.draws), np.int32)
+        calls = (
+            KernelCall.settle({"images": images, "mix": mix}, inputs[0], kernel, twin, **options),
+            KernelCall.settle(
+                {"labels": label, "mix": mix}, labels, mix_labels, mix_labels_on_host, classes=self.classes
+            ),
+        )
+        return Chain(((calls[0], (0, 2), 3), (calls[1], (1, 2), 4)), (inputs[0], labels))
+
     def _label_spec(self, inputs: Sequence[Spec]) -> Spec:
         (shape, dtype) = inputs[-1]
         if len(inputs) != 2:
@@ -68,7 +93,7 @@ class MixUp(_Mixing):
     """Blends each picture of a batch with the one before it, and their labels in the same proportion.
 
     The proportion is drawn for each batch from a beta distribution, as in torchvision. Labels become rows of
-    floats. Put it after `Normalize`. It runs on CPU places.
+    floats. Put it after `Normalize`.
 
     Attributes
     ----------
@@ -105,20 +130,19 @@ class MixUp(_Mixing):
             drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
         return drawn
 
-    def bind(self, inputs: Sequence[Spec]) -> _Mix:
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
-        labels = self._label_spec(inputs)
+        self._label_spec(inputs)
         if inputs[0][1].kind != "f":
             raise SampleError(f"expected pictures of floats, got {inputs[0][1]}; put MixUp after Normalize")
-        return _Mix((inputs[0], labels), None)
+        return self._bind(inputs, blend, blend_on_host)
 
 
 @dataclass(frozen=True)
 class CutMix(_Mixing):
     """Pastes a window of the picture before it into each picture of a batch, and mixes labels by area.
 
-    The window is drawn for each batch, as in torchvision. Labels become rows of floats. It runs on CPU
-    places.
+    The window is drawn for each batch, as in torchvision. Labels become rows of floats.
 
     Attributes
     ----------
@@ -168,38 +192,8 @@ class CutMix(_Mixing):
             drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
         return drawn
 
-    def bind(self, inputs: Sequence[Spec]) -> _Mix:
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
-        labels = self._label_spec(inputs)
+        self._label_spec(inputs)
         find_sizes(inputs[:1], self.layout)
-        return _Mix((inputs[0], labels), self.layout)
-
-
-@dataclass(frozen=True)
-class _Mix:
-    """Mixes each sample with the one before it, the first with the last."""
-
-    outputs: tuple[Spec, ...]
-    layout: str | None
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Mix pictures and labels."""
-        (images, labels, drawn), (mixed, shares) = inputs, outputs
-        if not len(images):
-            return
-        window, own = drawn[0, :_LAMBDA].tolist(), drawn[0, _LAMBDA:].view(np.float32)[0]
-        rows = labels
-        if labels.ndim == 1:
-            rows = np.zeros(shares.shape, np.float32)
-            known = np.flatnonzero((labels >= 0) & (labels < shares.shape[1]))
-            rows[known, labels[known].astype(np.intp)] = 1
-        shares[...] = np.roll(rows, 1, 0) * (np.float32(1) - own) + rows * own
-        if self.layout is None:
-            for position, target in enumerate(mixed):  # one at a time, so that it stays in the cache
-                target[...] = images[position - 1] * (np.float32(1) - own) + images[position] * own
-            return
-        np.copyto(mixed, images)
-        top, left, bottom, right = window
-        source, target = as_pixels(images, self.layout), as_pixels(mixed, self.layout)
-        place = slice(None), slice(top, bottom), slice(left, right)
-        target[place] = np.roll(source[place], 1, 0)
+        return self._bind(inputs, paste, paste_on_host, moves=True, layout=self.layout)

@@ -146,11 +146,16 @@ class KernelCall:
     outputs : tuple of Spec
         The spec of the one array it computes.
     kernel, twin : callable
-        The launcher and the twin; both take the inputs by name, and ``out``.
+        The launcher and the twin; both take the inputs by name, and ``out`` unless the first input is the
+        result.
     bits : str or None
         The name of PyTorch's dtype whose bits the result holds; None if it holds numbers.
     axes : tuple of int or None
         The order in which the result's dimensions are delivered; None means their own.
+    in_place : bool
+        Whether the first input is the result.
+    moves : bool
+        Whether the result has the values of the first input, so that it is delivered as they would be.
     """
 
     inputs: tuple[str, ...]
@@ -159,6 +164,8 @@ class KernelCall:
     twin: Callable[..., Any]
     bits: str | None = None
     axes: tuple[int, ...] | None = None
+    in_place: bool = False
+    moves: bool = False
 
     @classmethod
     def settle(
@@ -168,6 +175,8 @@ class KernelCall:
         kernel: Callable[..., Any],
         twin: Callable[..., Any],
         axes: tuple[int, ...] | None = None,
+        in_place: bool = False,
+        moves: bool = False,
         **options: Any,
     ) -> KernelCall:
         """Return the call, after trying its twin on inputs without samples.
@@ -182,8 +191,8 @@ class KernelCall:
             The spec of the result.
         kernel, twin : callable
             The launcher and the twin.
-        axes : tuple of int or None
-            As for the attribute.
+        axes, in_place, moves : tuple of int or None, bool
+            As for the attributes.
         **options : object
             The other arguments of both.
 
@@ -195,20 +204,58 @@ class KernelCall:
         dtype = options.get("dtype")
         bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
         made = partial(kernel, **options), partial(twin, **options)
-        call = cls(tuple(empty), (output,), *made, bits=bits, axes=axes)
+        call = cls(tuple(empty), (output,), *made, bits, axes, in_place, moves)
+        given = list(empty.values())
         try:
-            call.on_host(list(empty.values()), [no_rows(output)])
+            call.on_host(given, given[:1] if in_place else [no_rows(output)])
         except (TypeError, ValueError) as error:
             raise SampleError(str(error)) from error
         return call
 
+    def name(self, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+        """Return the arrays by the parameters that take them."""
+        named = dict(zip(self.inputs, inputs, strict=True))
+        return named if self.in_place else named | {"out": outputs[0]}
+
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the twin."""
-        self.twin(**dict(zip(self.inputs, inputs, strict=True)), out=outputs[0])
+        self.twin(**self.name(inputs, outputs))
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Launch the kernel on a stream."""
-        self.kernel(**dict(zip(self.inputs, inputs, strict=True)), out=outputs[0], stream=stream)
+        self.kernel(**self.name(inputs, outputs), stream=stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Several kernel calls, one after the other.
+
+    Attributes
+    ----------
+    calls : tuple of (KernelCall, tuple of int, int)
+        Each call, the numbers of its inputs, and the number of its output. Arrays are numbered through: the
+        inputs of the chain, its outputs, and its scratch.
+    outputs : tuple of Spec
+        The specs of the arrays it computes.
+    scratch : tuple of Spec
+        The specs of further arrays that are written and read by the calls only.
+    """
+
+    calls: tuple[tuple[KernelCall, tuple[int, ...], int], ...]
+    outputs: tuple[Spec, ...]
+    scratch: tuple[Spec, ...] = ()
+
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run the twins."""
+        arrays = [*inputs, *outputs]
+        for call, taken, made in self.calls:
+            call.on_host([arrays[one] for one in taken], [arrays[made]])
+
+    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Launch the kernels on a stream."""
+        arrays = [*inputs, *outputs]
+        for call, taken, made in self.calls:
+            call.on_device([arrays[one] for one in taken], [arrays[made]], stream)
 
 
 def no_rows(spec: Spec, rows: int = 0) -> Array:

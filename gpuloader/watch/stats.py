@@ -37,8 +37,8 @@ class LoaderStats:
     stall : float
         Time that the fetcher waited for a free slot or for room in the queue, because the consumer is slower.
     copy : float
-        Time of the copy streams for copies and transforms, estimated from one copy in eight, or measured for
-        all during a trace.
+        Time of the copy streams for copies and transforms, estimated from few of them, or measured for all
+        during a trace.
     startup : float
         Time that the consumer waited for the first step of each epoch: starting workers, reserving memory.
     wait : float

@@ -14,7 +14,7 @@ from gpuloader.staging.layout import arrange
 from gpuloader.staging.lease import Lease
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms import Cast, OneHot
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 
@@ -48,6 +48,19 @@ class DeviceTests:
         for array, wanted in zip(arrays, slot.views(LAYOUT), strict=True):
             assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
             np.testing.assert_array_equal(self.read(device, array), wanted)
+
+    def test_a_second_block_of_a_thread_copies(self, device, stream):
+        slot, done, memory = make_slot(), device.event(), device.alloc(LAYOUT.nbytes)
+        with device.current() as calls:
+            pass
+        with device.copying(calls) as again:
+            again.copy_async(memory, slot, LAYOUT.nbytes, stream)
+            again.record(done, stream)
+            again.wait(stream, done)
+            again.query(done)
+        device.synchronize(done)
+        [array, *_] = device.views(memory, LAYOUT, Lease(memory, deque()))
+        np.testing.assert_array_equal(self.read(device, array), slot.views(LAYOUT)[0])
 
     def test_an_event_never_recorded_is_reached(self, device, stream):
         event = device.event()

@@ -160,7 +160,7 @@ def test_rows_that_are_on_the_device_need_one_event_a_batch(runtime):
         for batch in loader:
             del batch
             runtime.finish()
-    assert runtime.calls["eventRecord"] <= 2.5 * COUNT  # one copy in eight is timed by two more
+    assert runtime.calls["eventRecord"] <= 2.25 * COUNT  # few copies are timed, by one more
 
 
 def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch):

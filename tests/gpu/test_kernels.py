@@ -8,7 +8,16 @@ from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.compiling import kernel_entries, kernel_names, load_kernel
 from gpuloader.kernels.crop import crop, crop_on_host
 from gpuloader.kernels.dtypes import FLOATS, INTEGERS
+from gpuloader.kernels.erase import erase, erase_on_host
 from gpuloader.kernels.gather import gather, gather_on_host
+from gpuloader.kernels.mix import (
+    blend,
+    blend_on_host,
+    mix_labels,
+    mix_labels_on_host,
+    paste,
+    paste_on_host,
+)
 from gpuloader.kernels.normalize import normalize, normalize_on_host
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
@@ -17,6 +26,7 @@ from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
 from gpuloader.kernels.spin import spin
 from tests.kernels.shim import as_floats, same_bits
 from tests.kernels.test_cast import interesting
+from tests.kernels.test_mix import make_floats, make_mix
 
 OFFSETS = [0, 1, 3]
 
@@ -134,6 +144,60 @@ def test_crop(samples, height, width, channels, size, layout, dtype, offset):
     out = to_device(np.zeros_like(expected), offset)
     assert crop(to_device(images), size, to_device(windows), layout=layout, out=out) is out
     check(out, expected)
+
+
+IMAGES = [(3, 3, 64, 96), (5, 33, 47, 3), (2, 20, 7, 5), (70_001, 2, 3, 1), (2, 3, 720, 1280)]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "float64"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("shape", IMAGES)
+def test_erase(shape, layout, dtype, offset):
+    draw = np.random.default_rng(shape[0])
+    images = draw.integers(0, 2, shape).astype(dtype)
+    windows = draw.integers(-5, 60, (len(images), 4)).astype(np.int32)
+    channels = shape[1] if layout == "CHW" else shape[3]
+    color = range(channels) if channels <= 64 else 1
+    at = to_device(images, offset)
+    assert erase(at, to_device(windows), color=color, layout=layout) is at
+    check(at, erase_on_host(images, windows, color=color, layout=layout))
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 1e-40])
+@pytest.mark.parametrize("shape", [(1, 5), (3, 3, 64, 96), (2, 7, 5, 3), (70_001, 3)])
+def test_blend(shape, share, dtype, offset):
+    images, mix = make_floats(shape, dtype, 1), make_mix(shape[0], share)
+    expected = blend_on_host(images, mix)
+    check(blend(to_device(images, offset), to_device(mix)), expected)
+    out = to_device(np.zeros_like(images), offset)
+    assert blend(to_device(images), to_device(mix), out=out) is out
+    check(out, expected)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "float64"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("shape", IMAGES)
+def test_paste(shape, layout, dtype, offset):
+    images = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    mix = make_mix(shape[0], 0.5, (1, -3, 40, 90))
+    result = paste(to_device(images, offset), to_device(mix), layout=layout)
+    check(result, paste_on_host(images, mix, layout=layout))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, "float16", "float32", "float64"])
+@pytest.mark.parametrize(("samples", "classes"), [(1, 1), (300, 10), (64, 1000)])
+def test_mix_labels(samples, classes, dtype):
+    labels = np.arange(samples).astype(dtype)
+    if labels.dtype.kind == "f":
+        labels = np.random.default_rng(0).uniform(0, 1, (samples, classes)).astype(dtype)
+    for share in (0.0, 0.3, 1.0):
+        mix = make_mix(samples, share)
+        expected = mix_labels_on_host(labels, mix, classes=classes)
+        check(mix_labels(to_device(labels, 1), to_device(mix), classes=classes), expected)
 
 
 @pytest.mark.parametrize("offset", OFFSETS)

@@ -7,10 +7,13 @@ from gpuloader import DataLoader
 from gpuloader.transforms import (
     Cast,
     CenterCrop,
+    CutMix,
+    MixUp,
     Normalize,
     OneHot,
     Pad,
     RandomCropFlip,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     Resize,
@@ -96,6 +99,20 @@ def test_several_together():
     ]
     check_equal(Pictures(), steps)
     check_equal(Pictures(), steps, drop_last=True, prefetch=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("to", ["CHW", "HWC"])
+@pytest.mark.parametrize("options", [{}, {"cache": "device"}, {"static": True, "drop_last": True}], ids=str)
+def test_mixed_pictures(options, to, dtype):
+    steps = [
+        RandomErasing("0", value=[1, 2, 3], layout="HWC"),
+        Normalize("0", MEAN, STD, scale=1 / 255, to=to, dtype=dtype),
+        RandomErasing("0", layout=to),
+        CutMix("0", "1", 10, layout=to),
+        MixUp("0", "1", 10),
+    ]
+    check_equal(Pictures(), steps, **options)
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])

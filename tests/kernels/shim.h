@@ -84,6 +84,12 @@ inline unsigned float_bits(float value) {
     return bits;
 }
 
+inline float float_of_bits(int bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 inline float multiply_add(float value, float factor, float offset) {
     return std::fma(value, factor, offset);
 }

@@ -12,7 +12,16 @@ import pytest
 from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
+from gpuloader.transforms import (
+    Cast,
+    CutMix,
+    MixUp,
+    Normalize,
+    OneHot,
+    Pad,
+    RandomCropFlip,
+    RandomErasing,
+)
 from gpuloader.transforms.operations import Plain
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim
@@ -73,6 +82,16 @@ CASES = {
     "windows alone": (
         TensorDataset(PICTURES, LABELS),
         [RandomCropFlip("0", (6, 5)), Cast("0", "float32", 1 / 255), OneHot("1", 4, "uint8")],
+        {},
+    ),
+    "mixed": (
+        TensorDataset(PICTURES, LABELS),
+        [
+            RandomErasing("0", value=[9, 8, 7], layout="HWC"),
+            CutMix("0", "1", 5, layout="HWC"),
+            Normalize("0", 0.5, 0.25, scale=1 / 255, dtype="float16"),
+            MixUp("0", "1", 5),
+        ],
         {},
     ),
     "nothing": (TensorDataset(PICTURES, LABELS), [], {}),
@@ -166,6 +185,18 @@ class TestLaunchesAreRepeated:
         assert made == order
         launches = 2 + bool(cache)  # normalize and one_hot, and one gather for both fields
         assert runtime.calls["launch"] - before == launches * (COUNT // 6) + len(order)
+
+    def test_so_are_those_of_mixed_pictures(self, runtime, monkeypatch, cache):
+        dataset, steps, _ = CASES["mixed"]
+        loader = DataLoader(dataset, places="gpu:0", batch_size=13, transforms=steps, cache=cache)
+        for _ in range(2):
+            list(loader)
+        made = []
+        monkeypatch.setattr(launching, "load_kernel", lambda name, entry=None: made.append(name))
+        before = runtime.calls["launch"]
+        list(loader)
+        assert not made
+        assert runtime.calls["launch"] - before == 2 * (6 + bool(cache))
 
     def test_those_of_a_users_transform_are_not(self, runtime, cache):
         dataset, *_ = CASES["nothing"]

@@ -57,6 +57,14 @@ def test_batches_are_dealt_in_turn(workers):
     ]
 
 
+def test_a_subclass_with_batches_of_its_own_is_dealt_too():
+    class Own(BatchSampler):
+        def __iter__(self):
+            return iter(SEVEN[:6])
+
+    assert epochs_of(Own(range(12), batch_size=2), 3) == epochs_of(SEVEN[:6], 3)
+
+
 @pytest.mark.parametrize("kind", [Bucketed, Sized])
 def test_a_last_step_without_a_batch_for_each_rank(kind):
     first = [[[0, 1], [6, 7], [11, 12]], [[2], [8, 9]], [[3, 4, 5], [10]]]
@@ -172,6 +180,12 @@ class TestStates:
         three = make(SEVEN, 2, 3)
         three.load_state_dict(alone.state_dict())
         assert [numbers(batch) for batch in three] == [[10], []]
+
+    def test_after_which_the_batches_do_not_divide_are_refused(self):
+        two = make(SEVEN[:6], 0, 2, uneven="error")
+        next(iter(two))
+        with pytest.raises(ValueError, match="4 batches fill 1 steps of 3 ranks and leave 1"):
+            make(SEVEN[:6], 0, 3, uneven="error").load_state_dict(two.state_dict())
 
     def test_of_another_kind_are_refused(self):
         position = {"version": 2, "epoch": 0, "seed": 5, "position": 4}

@@ -110,6 +110,43 @@ BATCHES = {
 }
 
 
+VALUES = {
+    "array": lambda number: np.full((3, 2), number),
+    "other shape": lambda number: np.full((2, 3), number),
+    "other dtype": lambda number: np.full((3, 2), number, np.int32),
+    "other byte order": lambda number: np.full((3, 2), number, ">i8"),
+    "turned": lambda number: np.full((2, 3), number).T,
+    "strided": lambda number: np.full((6, 2), number)[::2],
+    "objects": lambda number: np.array([None, number]),
+    "text": lambda number: f"text {number}",
+    "number": lambda number: number,
+}
+LOOKS = st.tuples(
+    st.sampled_from(["ab", "ba", "abc", "list", "tuple"]),
+    st.lists(st.sampled_from(["array", "array", "array", "text", *VALUES]), min_size=3, max_size=3),
+)
+
+
+def wear(look, number):
+    """Return a batch of this look whose values tell its number."""
+    kind, names = look
+    values = [VALUES[name](number) for name in names]
+    if kind in ("list", "tuple"):
+        return values if kind == "list" else tuple(values)
+    return dict(zip(kind, values, strict=False))
+
+
+def native(look, host):
+    """Return the look with which a batch is delivered: numbers on a device have its byte order."""
+    kind, names = look
+    keys = kind if kind in ("ab", "ba", "abc") else [None] * len(names)
+    stays = [key in host for key in keys] + [False] * len(names)
+    return kind, [
+        "array" if name == "other byte order" and not kept else name
+        for name, kept in zip(names, stays, strict=False)
+    ]
+
+
 class TestStructure:
     @pytest.mark.parametrize("name", BATCHES)
     def test_a_batch_comes_back_as_it_was(self, place, name):
@@ -143,6 +180,22 @@ class TestStructure:
         for _ in range(2):
             found = [wholly(batch) for batch in gpuloader.prefetch(batches * 3, places=place)]
             assert found == [wholly(batch) for batch in batches * 3]
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.lists(LOOKS, min_size=2, max_size=8), st.booleans())
+    def test_batches_that_look_alike_are_told_from_those_that_do_not(self, looks, hosted):
+        """A batch that looks like the one before it is staged without another look at its structure."""
+        batches = [wear(look, number) for number, look in enumerate(looks)]
+        places = simulated_places(1)
+        host = ["b"] if hosted and type(batches[0]) is dict else ()
+        found = list(gpuloader.prefetch(batches, places=places, host=host))
+        wanted = [wear(native(look, host), number) for number, look in enumerate(looks)]
+        assert [wholly(one) for one in found] == [wholly(one) for one in wanted]
+        for batch, one in zip(batches, found, strict=True):
+            names = list(batch) if type(batch) is dict else range(len(batch))
+            for name in names:
+                is_there = isinstance(batch[name], np.ndarray) and batch[name].dtype != object
+                assert (type(one[name]) is SimulatedArray) == (is_there and name not in host)
 
     def test_rows_of_varying_length(self, place):
         batch = {"words": Ragged.from_samples([[1, 2, 3], [4]], "int64"), "n": np.arange(2)}
@@ -429,6 +482,26 @@ class TestPageLockedArrays:
         assert sources[::2] == [one.ctypes.data for one in arrays]
         assert [call[2] for call in copies][::2] == [one.nbytes for one in arrays]
         assert loader.stats().nbytes >= sum(one.nbytes for one in arrays)
+
+    def test_what_is_not_is_asked_about_once(self):
+        """Loaders use memory again; what is page-locked by then may go through a slot all the same."""
+        arrays = [self.big(n) for n in range(3)]
+        device = Locked()
+        batches = ({"x": arrays[number % 3], "n": number} for number in range(30))
+        for number, batch in enumerate(gpuloader.prefetch(batches, places=CustomPlace(device))):
+            assert np.asarray(batch["x"])[0, 0] == number % 3
+            if number == 20:
+                device.spans += [(one.ctypes.data, one.nbytes) for one in arrays]
+        assert len(device.asked) == 3
+
+    def test_what_is_page_locked_is_asked_about_every_time(self):
+        array = self.big(1)
+        device = Locked(array)
+        for number, batch in enumerate(gpuloader.prefetch([{"x": array}] * 30, places=CustomPlace(device))):
+            assert np.asarray(batch["x"])[0, 0] == 1
+            if number == 20:
+                device.spans.clear()
+        assert 20 < len(device.asked) < 30
 
     def test_small_ones_go_through_the_slot(self, monkeypatch):
         small = np.arange(100)

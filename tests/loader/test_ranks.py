@@ -121,6 +121,21 @@ class TestBatchesOfAllRanks:
         assert epoch_of(loader) == [[2, 3], [6, 7]]
 
 
+class Wrapped:
+    """A sampler of a user's, with the same indices on every rank; it may wrap another one."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def set_epoch(self, epoch):
+        pass
+
+    def __iter__(self):
+        if hasattr(self, "sampler") or hasattr(self, "batch_sampler"):
+            return iter([[0, 1], [2, 3]])
+        return iter(range(4))
+
+
 class TestOrders:
     @pytest.mark.parametrize(
         "make_options",
@@ -180,6 +195,32 @@ class TestOrders:
         sampler = DistributedBatchSampler(range(4), 2, num_replicas=2, rank=0)
         with pytest.raises(ValueError, match="DistributedBatchSampler already divides the dataset"):
             make(range(4), 0, 2, batch_sampler=sampler, batch_size=1)
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("num_replicas", "rank"),
+            ("nranks", "local_rank"),
+            ("num_processes", "process_index"),
+            ("world_size", "rank"),
+            ("_world_size", "_rank"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda own: {"sampler": own},
+            lambda own: {"batch_sampler": Wrapped(sampler=own), "batch_size": 1},
+            lambda own: {"batch_sampler": Wrapped(batch_sampler=Wrapped(sampler=own)), "batch_size": 1},
+        ],
+    )
+    def test_that_are_divided_by_other_libraries_are_refused(self, names, wrap):
+        """Their samplers have attributes for the rank and the number of ranks."""
+        options = wrap(Wrapped(**dict.fromkeys(names, 1)))
+        with pytest.raises(ValueError, match="Wrapped already divides the dataset among ranks"):
+            make(range(4), 0, 2, **options)
+        options = wrap(Wrapped(**{names[1]: 1}))  # a rank alone may mean anything
+        assert len(epoch_of(make(range(4), 0, 2, **options))) == 1
 
     @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": RandomSampler(range(4))}])
     def test_that_are_drawn_need_a_seed(self, options):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shard, Shuffled, Weighted, iterate
+from gpuloader.order.repeated import Repeated
 
 SORTED_AT_MOST = 2**18  # longer permutations are computed per slice
 
@@ -229,6 +230,8 @@ PINNED = [
     (Shuffled(2**62, 1, 1), 2**61, [3597683898671303564, 2552626088241638453]),
     (Drawn(10, 8, 0, 0), 0, [1, 3, 8, 3, 6, 8, 8, 2]),
     (Drawn(2**62, 2**62, 1, 2), 2**61, [368991267994968489, 3059778363568600702]),
+    (Repeated(2**62, 2**62, 2**64 - 1, 2**64 - 1), 2**61, [896199501873263761, 3576510742455271471]),
+    (Repeated(5, 2**62, 2**64 - 1, 2**64 - 1), 2**62 - 6, [2, 3, 4, 0, 1, 2]),
     (Weighted([1, 2, 3, 4], 10, True, 0, 0), 0, [1, 3, 3, 2, 1, 2, 3, 3, 1, 2]),
     (Weighted([1, 2, 3, 4, 0, 6], 5, False, 0, 0), 0, [1, 2, 5, 3, 0]),
 ]
@@ -364,6 +367,10 @@ def test_a_slice_outside_is_an_error_that_names_it(order, start, stop):
         (lambda: Shuffled(5, 0, 0, draws=6), "draws must be an integer from 0 to 5, got 6"),
         (lambda: Drawn(0, 3, 0, 0), "cannot draw 3 indices: there are no samples"),
         (lambda: Drawn(3, -1, 0, 0), "draws must be .*, got -1"),
+        (lambda: Repeated(2**62 + 1, 0, 0, 0), "count must be an integer from 0 to 4611686018427387904, got"),
+        (lambda: Repeated(5, 2**62 + 1, 0, 0), "draws must be an integer from 0 to 4611686018427387904, got"),
+        (lambda: Repeated(5, 9, 2**64, 0), "seed must be an integer from 0 to 18446744073709551615, got"),
+        (lambda: Repeated(5, 9, 0, 2**64), "epoch must be an integer from 0 to 18446744073709551615, got"),
         (lambda: Weighted([1, -1], 2, True, 0, 0), "finite and 0 or more, got -1.0 at index 1"),
         (lambda: Weighted([np.nan, 1], 2, True, 0, 0), "finite and 0 or more, got nan at index 0"),
         (lambda: Weighted([1, np.inf], 2, True, 0, 0), "finite and 0 or more, got inf at index 1"),

@@ -54,6 +54,12 @@ def drawn_by(seed, epoch, index):
         exchange_draw(outer)
 
 
+def as_made(seed, epoch, index):
+    """Return the generator of a sample, made anew."""
+    key, counter = np.array([seed, 1], np.uint64), np.array([0, 0, index, epoch], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
 def test_the_same_with_any_workers():
     alone = numbers(epochs=2)
     for options in [ONE_THREAD, THREADS, PROCESSES, {"batch_size": 1}, {"batch_size": 10}]:
@@ -70,9 +76,18 @@ def test_another_for_each_sample_epoch_and_seed():
 
 def test_the_numbers_themselves_do_not_change():
     """Across releases, so that repeating an experiment reproduces them."""
-    assert (
-        drawn_by(7, 0, 3) == np.random.Generator(np.random.Philox(key=[7, 1], counter=[0, 0, 3, 0])).random()
-    )
+    assert drawn_by(7, 0, 3) == as_made(7, 0, 3).random()
+    highest = 2**64 - 1
+    assert drawn_by(highest, highest, highest) == as_made(highest, highest, highest).random()
+    assert drawn_by(0, 0, -1) == as_made(0, 0, highest).random()
+
+
+def test_each_lane_has_numbers_of_its_own():
+    """Transforms of pictures draw in another lane than the dataset: neither changes the other's numbers."""
+    draw = Draw(7, 2)
+    for lane in (0, 1, 0):
+        wanted = np.random.Philox(key=[7, 1], counter=[0, lane, 3, 2])
+        assert draw.make_generator(3, lane).random() == np.random.Generator(wanted).random()
 
 
 words = st.integers(0, 2**64 - 1)
@@ -134,20 +149,15 @@ def test_several_samples_at_once_have_no_numbers_in_common(workers):
         list(DataLoader(Made(draw), collate_fn=lambda samples: sample_rng().random(), **options))
 
 
-def as_made(seed, epoch, index):
-    """Return the generator of a sample, made anew."""
-    return np.random.Generator(np.random.Philox(key=[seed, 1], counter=[0, 0, index, epoch]))
-
-
 def test_a_sample_starts_at_its_first_number_whatever_was_drawn_before():
     def draw_unevenly(index):
         rng = sample_rng()
         # Half of a 64-bit word, a word of a block of four, and a normal variable that needs several.
-        return np.array([rng.integers(9, dtype=np.uint32), *rng.random(index % 4), rng.normal()])[[0, -1]]
+        return np.array([rng.integers(2**32, dtype=np.uint32), *rng.random(index % 4), rng.normal()])[[0, -1]]
 
     def expected(index):
         rng = as_made(7, 0, index)
-        first = rng.integers(9, dtype=np.uint32)
+        first = rng.integers(2**32, dtype=np.uint32)
         rng.random(index % 4)
         return [first, rng.normal()]
 
@@ -158,14 +168,15 @@ def test_a_generator_that_is_kept_goes_on_where_it_was():
     kept = []
 
     def keep(index):
-        kept.append((sample_rng() if index % 2 else sample_rng().bit_generator, sample_rng().random()))
+        rng = sample_rng()
+        kept.append(([rng, rng.bit_generator], [rng], [rng.bit_generator])[index % 3] + [rng.random()])
         return index
 
     numbers(keep)
-    for index, (generator, first) in enumerate(kept):
+    for index, (generator, *_, first) in enumerate(kept):
         wanted = as_made(7, 0, index)
         assert first == wanted.random()
-        generator = generator if index % 2 else np.random.Generator(generator)
+        generator = np.random.Generator(generator) if index % 3 == 2 else generator
         assert generator.random() == wanted.random()
 
 

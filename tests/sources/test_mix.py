@@ -143,6 +143,11 @@ class TestOrder:
         part = order.slice(2 * 10**12, 2 * 10**12 + 100)
         assert len(set(part.tolist())) == 100
 
+    def test_an_epoch_may_have_almost_2_to_the_52_samples(self):
+        order, count = Mixed((2**51 - 1, 2**51), (1.0, 1.0), "stop", False, 1, 0), 2**52 - 2
+        assert len(order) == count
+        assert order.slice(count - 4, count).tolist() == [2**51 - 3, 2**52 - 4, 2**51 - 2, 2**52 - 3]
+
     def test_tiny_sets_may_be_repeated_often(self):
         found = samples(load(mix("repeat", (1, 3, 3000), (1, 1, 2))))
         times = np.bincount(found)
@@ -270,6 +275,15 @@ class TestWeightsAreNotLost:
         of_a_loader = load(mix()).batch_sampler
         assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=of_a_loader)) == wanted
 
+        class Wrapping:
+            batch_sampler = grouped
+
+            def __iter__(self):
+                return iter(grouped)
+
+        found = samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=Wrapping()))
+        assert counts(found) == [20, 40, 60]
+
     def test_its_datasets_may_be_read_in_any_order(self):
         loader = load(ConcatDataset(mix().datasets), shuffle=False, sampler=[20, 0, 81])
         assert samples(loader) == [1000, 0, 2001]
@@ -297,6 +311,7 @@ class Stream(IterableDataset):
         ((["a", "b"], None), "weights must be a list of numbers, got NoneType of shape"),
         ((["a", "b"], [1, 1], "end"), "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
         ((["a", "b"], [1, 1e-300], "repeat"), "an epoch would have .* the weights are too far from"),
+        (([range(2**51)] * 2, [1, 1]), "an epoch would have 4.5e\\+15 samples"),
     ],
 )
 def test_bad_values(arguments, message):

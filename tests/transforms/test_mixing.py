@@ -128,13 +128,68 @@ def test_mixing_follows_normalizing_and_reaches_a_last_short_batch():
     ]
 
 
-def test_a_simulated_gpu_makes_the_same():
-    steps = RandomErasing("0"), CutMix("0", "1", 4), MixUp("0", "1", 4)
-    for (images, labels), (others, their_labels) in zip(
-        read(*steps), read(*steps, places=simulated_places(1)), strict=True
-    ):
-        np.testing.assert_array_equal(images, others)
-        np.testing.assert_array_equal(labels, their_labels)
+STEPS = RandomErasing("0"), CutMix("0", "1", 4), MixUp("0", "1", 4)
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected) > 0
+    for batch, other in zip(found, expected, strict=True):
+        for one, two in zip(batch, other, strict=True):
+            assert (one.dtype, one.shape) == (two.dtype, two.shape)
+            assert one.tobytes() == two.tobytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "worker_type": "thread"},
+        {"cache": "device", "shuffle": True},
+        {"static": True},
+        {"prefetch": 3, "shuffle": True},
+    ],
+    ids=str,
+)
+def test_a_gpu_makes_the_same(options):
+    plain = {name: value for name, value in options.items() if name == "shuffle"}
+    assert_same(read(*STEPS, places=simulated_places(1), **options), read(*STEPS, **plain))
+
+
+@pytest.mark.parametrize("split", ["batches", "shards"])
+def test_several_gpus_make_what_several_cpus_make(split):
+    def run(places):
+        loader = DataLoader(
+            dataset(24), places=places, batch_size=4, seed=3, transforms=list(STEPS), split=split
+        )
+        return [tuple(np.array(one) for one in part) for step in loader for part in step]
+
+    assert_same(run(simulated_places(2)), run(["cpu"] * 2))
+
+
+def test_a_gpu_resumes_what_a_cpu_began():
+    def make(places):
+        return DataLoader(
+            dataset(), places=places, batch_size=4, shuffle=True, seed=3, transforms=list(STEPS)
+        )
+
+    whole, begun, resumed = make("cpu"), make("cpu"), make(simulated_places(1))
+    expected = [tuple(np.array(one) for one in batch) for batch in whole]
+    batches = iter(begun)
+    next(batches)
+    resumed.load_state_dict(begun.state_dict())
+    batches.close()
+    assert_same([tuple(np.array(one) for one in batch) for batch in resumed], expected[1:])
+
+
+@pytest.mark.parametrize("step", [RandomErasing("0", layout="HWC"), CutMix("0", "1", 4, layout="HWC")])
+def test_pictures_keep_their_memory_format(step):
+    """After `Normalize(to="channels_last")`, the channels of a pixel still lie side by side."""
+    source = dataset(dtype=np.uint8, layout="HWC")
+    turned = Normalize("0", to="channels_last", dtype="bfloat16")
+    for images, _ in DataLoader(source, places="cpu", batch_size=4, seed=3, transforms=[turned, step]):
+        assert images.shape == (4, 3, SIDE, SIDE)
+        assert images.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
 @pytest.mark.parametrize(

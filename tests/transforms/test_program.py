@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gpuloader.base.errors import LoaderError, SampleError
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import ALIGNMENT, arrange
-from gpuloader.transforms import Cast, Normalize, OneHot, Pad
+from gpuloader.transforms import Cast, CutMix, Normalize, OneHot, Pad, RandomErasing
 from gpuloader.transforms.operations import GatherRows
-from gpuloader.transforms.program import Programmer
+from gpuloader.transforms.programmer import Programmer
 
 NAMES = ["image", "label", "words"]
 LEVELS = (0, 0, 1)
@@ -93,6 +93,17 @@ def test_it_is_worked_out_once_for_a_layout():
     for samples in range(200):
         programmer.program(NAMES, LEVELS, staged(samples), drawn=False)
     assert len(programmer._made) < 40
+
+
+@pytest.mark.parametrize("step", [CutMix("image", "label", 7), RandomErasing("image")])
+def test_pictures_of_bfloat16_are_delivered_as_such_after_windows_were_moved(step):
+    before = Normalize("image", dtype="bfloat16")
+
+    def deliver(*steps):
+        program = Programmer(steps, native=True).program(NAMES, LEVELS, staged(), drawn=False)
+        return program.delivered.fields[0].dtype
+
+    assert deliver(before, step) == deliver(before) != np.uint16
 
 
 def test_threads_get_the_same_program():

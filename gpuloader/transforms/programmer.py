@@ -1,0 +1,263 @@
+"""Programmers: they plan the programs of a loader's transforms, and draw the random numbers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuloader.base.errors import SampleError
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.tensors import bits_dtype
+from gpuloader.order.randomness import current_draw
+from gpuloader.order.stretch import Stretch
+from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.decoding import Decoding
+from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
+from gpuloader.transforms.operations import Chain, GatherRows, GatherSpan, KernelCall, Operation, Spec
+from gpuloader.transforms.program import Program, Step, Transform, naming
+
+
+class Programmer:
+    """Plans a loader's programs; each process has its own.
+
+    Parameters
+    ----------
+    transforms : sequence of Transform
+        The transforms in order.
+    sources : sequence of GatherRows or None
+        The arrays on the device to gather the fields from, if only row numbers are staged.
+    order : array or None
+        The rows in the epoch's order, int64, on the device, if only a span of it is staged per batch; see
+        `span_specs`. None means that spans are of the rows in sequence.
+    native : bool
+        Whether results in bfloat16 are delivered in PyTorch's dtype, and not as bits in uint16. It may change
+        before the first program.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        sources: Sequence[GatherRows] | None = None,
+        order: Any = None,
+        *,
+        native: bool = False,
+    ) -> None:
+        self.native = native
+        self.transforms = tuple(transforms)
+        self.sources = None if sources is None else tuple(sources)
+        self.order = order
+        self._made: dict[Any, Program] = {}
+        self._last: tuple[Layout | None, Program | None] = None, None
+        self._drawn: DrawnAhead | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
+
+    def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
+        """Return the program for a staged layout.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The names of the array fields.
+        levels : sequence of int
+            The level of each array field.
+        staged : Layout
+            The layout of their arrays.
+        drawn : bool
+            Whether `staged` already ends with the draws.
+
+        Raises
+        ------
+        SampleError
+            A transform names a field that does not exist, or does not accept its field.
+        """
+        last, program = self._last
+        if last is staged and program is not None:  # comparing layouts would take longer than all else here
+            return program
+        key = staged, drawn, tuple(names), tuple(levels)
+        program = self._made.get(key)
+        if program is None:
+            if len(self._made) > 32:  # every batch may have another size or shape
+                self._made.clear()
+            program = self._made[key] = _Planner(self, names, levels, staged, drawn).plan()
+        self._last = staged, program
+        return program
+
+    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
+        """Write the transforms' draws for the samples with the given keys, which are their dataset indices.
+
+        The draws depend on nothing but the loader's seed, the epoch and the key.
+        """
+        if not program.drawn:
+            return
+        now = current_draw()
+        purpose = Purpose(now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn))
+        drawn = self._draw(purpose, keys) if isinstance(keys, Stretch) else purpose.draw(keys)
+        for (position, transform, field, specs), words in zip(program.drawn, drawn, strict=True):
+            try:
+                target = arrays[position]
+                target[...] = transform.draw(words[: len(target)], specs)
+            except Exception:
+                with naming(type(transform).__name__, field):
+                    raise
+
+    def _draw(self, purpose: Purpose, stretch: Stretch) -> list[Array]:
+        ahead = self._drawn
+        if ahead is None or not ahead.has(purpose, stretch):  # another thread may do the same
+            ahead = self._drawn = draw_ahead(purpose, stretch, ahead)
+        return ahead.take(stretch)
+
+
+class _Planner:
+    """Plans one program."""
+
+    def __init__(
+        self,
+        programmer: Programmer,
+        names: Sequence[str],
+        levels: Sequence[int],
+        staged: Layout,
+        drawn: bool,
+    ) -> None:
+        self._native = programmer.native
+        self._made: dict[int, KernelCall] = {}
+        self._transforms = transforms = programmer.transforms
+        self._sources = programmer.sources
+        self._names = list(names)
+        self._levels = tuple(levels)
+        self._fields: list[FieldLayout] = list(staged.fields)
+        self._present: dict[str, tuple[int, ...]] = {}
+        first = 0
+        for name, level in zip(names, levels, strict=True):
+            self._present[name] = tuple(range(first, first + 1 + level))
+            first += 1 + level
+        self._end = staged.nbytes
+        self._drawing = [one for one in transforms if one.draws]
+        if drawn:
+            self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
+        else:
+            draws = [((self._count_samples(one), one.draws), np.dtype(np.int32)) for one in self._drawing]
+            self._draws = list(map(self._add, draws))
+        self._copied = Layout(tuple(self._fields), self._end)
+        self._steps: list[Step] = []
+        if self._sources is not None:
+            self._gather(self._sources, programmer.order)
+
+    def _gather(self, sources: Sequence[GatherRows], order: Any) -> None:
+        count, *rest = self._fields[0].shape
+        for name, source in zip(self._names, sources, strict=True):
+            output = self._add(((count, *source.shape), source.dtype))
+            self._present[name] = (output,)
+            if rest:  # a span; see `span_specs`
+                step = Step(GatherSpan(source.source, order), (1,), (output,), name, "gather")
+            else:
+                step = Step(source, (0,), (output,), name, "gather")
+            self._steps.append(step)
+
+    def _count_samples(self, transform: Transform) -> int:
+        """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
+        if self._sources is not None:
+            return self._fields[0].shape[0]
+        first, *splits = self._present[self._find(transform.field)]
+        if splits:
+            return self._fields[splits[0]].shape[0] - 1
+        shape = self._fields[first].shape
+        return shape[0] if shape else 0
+
+    def _add(self, spec: Spec) -> int:
+        shape, dtype = spec
+        start = align(self._end)
+        self._fields.append(FieldLayout(start, shape, dtype))
+        self._end = start + arrange((spec,)).nbytes
+        return len(self._fields) - 1
+
+    def plan(self) -> Program:
+        checked: list[tuple[Transform, str, tuple[int, ...]]] = []
+        drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
+        decodings: list[Decoding] = []
+        staged = len(self._copied.fields)
+        draws = iter(self._draws)
+        for transform in self._transforms:
+            title = type(transform).__name__
+            find = getattr(transform, "find", None)
+            field = transform.field if find is None else find(self._names, self._levels)
+            names = [self._find(one) for one in (field, *getattr(transform, "others", ()))]
+            name, inputs = names[0], tuple(one for name in names for one in self._present[name])
+            if all(one < staged for one in inputs):
+                checked.append((transform, name, inputs))
+            specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
+            with naming(title, name):
+                operation = transform.bind(specs)
+                in_place = getattr(operation, "in_place", False)
+                outputs = inputs if in_place else tuple(self._add(spec) for spec in operation.outputs)
+                scratch = tuple(self._add(spec) for spec in getattr(operation, "scratch", ()))
+            if transform.draws:
+                position = next(draws)
+                inputs = (*inputs, position)
+                drawn.append((position, transform, name, specs))
+            if isinstance(operation, Decoding):
+                decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
+                self._present[name] = (*outputs, *inputs[1:-1])
+                continue
+            if any(self._fields[one].dtype.hasobject for one in outputs):
+                # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
+                raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
+            self._steps.append(Step(operation, inputs, (*outputs, *scratch), name, title))
+            if len(names) == 1:
+                self._present[name] = outputs
+            else:
+                self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
+            self._note(operation, (*inputs, *outputs, *scratch), outputs[0])
+        delivered = [one for name in self._names for one in self._present[name]]
+        return Program(
+            self._copied,
+            Layout(tuple(self._fields), self._end),
+            tuple(drawn),
+            tuple(checked),
+            tuple(self._steps),
+            Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
+            tuple(len(self._present[name]) - 1 for name in self._names),
+            tuple(decodings),
+        )
+
+    def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:
+        """Note how an array that an operation makes is delivered; the first of `arrays` is its first input.
+
+        A result is turned like its input, if that is and has the same shape.
+        """
+        if isinstance(operation, Chain):
+            for call, taken, output in operation.calls:
+                self._note(call, tuple(arrays[one] for one in taken), arrays[output])
+        elif isinstance(operation, KernelCall) and not operation.in_place:
+            before = self._made.get(arrays[0])
+            if before is not None and before.outputs[0][0] == operation.outputs[0][0]:
+                operation = replace(operation, axes=operation.axes or before.axes)
+            if before is not None and operation.moves:
+                operation = replace(operation, bits=before.bits)
+            self._made[made] = operation
+
+    def _deliver(self, number: int) -> FieldLayout:
+        """Return an array as it is delivered."""
+        field, operation = self._fields[number], self._made.get(number)
+        if not self._native or operation is None or operation.bits is None:
+            return field
+        return replace(field, dtype=bits_dtype(operation.bits, field.dtype.itemsize))
+
+    def _list_turned(self, delivered: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for position, number in enumerate(delivered):
+            operation = self._made.get(number)
+            if operation is not None and operation.axes is not None:
+                yield position, operation.axes
+
+    def _find(self, field: str | None) -> str:
+        """Return the name of a transform's field."""
+        name = self._names[0] if field is None and self._names else field
+        if name is None or name not in self._present:
+            problem = f"no such array field to transform; the sample has {self._names}"
+            raise SampleError(problem, field=name)
+        return name
