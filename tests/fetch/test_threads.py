@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, SampleError, get_worker_info
+from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.fetch.jobs import Job
@@ -84,7 +84,7 @@ def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
 @pytest.mark.parametrize("size", [1, 5, 12])
 def test_threads_gather_the_rows_of_large_arrays(size):
     """Also more of them than a batch has rows, or megabytes."""
-    rows = np.arange(12 << 18, dtype=np.float32).reshape(12, -1)
+    rows = TensorDataset(np.arange(12 << 18, dtype=np.float32).reshape(12, -1))
     options = {"places": "cpu", "batch_size": size, "shuffle": True, "seed": 3}
     plain = DataLoader(rows, **options)
     for count in (1, 3, 8):
@@ -93,7 +93,7 @@ def test_threads_gather_the_rows_of_large_arrays(size):
         found = [next(epoch)]
         assert len(loader_threads()) == count
         found += epoch
-        for one, other in zip(found, plain, strict=True):
+        for [one], [other] in zip(found, plain, strict=True):
             np.testing.assert_array_equal(one, other)
         plain.set_epoch(0)
 
