@@ -110,6 +110,10 @@ def test_every_sample_has_one_value_per_field(fields):
         with pytest.raises(SampleError, match=message) as caught:
             stager(iter([good, good, bad, good]), 1)
         assert caught.value.index == 2
+    for bad in ({}, "a", None, (), []):
+        with pytest.raises(SampleError, match="expected a tuple with one value|expected one value") as caught:
+            SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)(iter([bad, good]), 0)
+        assert caught.value.index == 0
 
 
 @pytest.mark.parametrize("make", [lambda *given: SampleStager(*given, 3, drop_last=False), SampleListStager])

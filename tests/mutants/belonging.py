@@ -21,7 +21,8 @@ MORE: dict[str, str] = {
     "collate/packing.py": "collate/blocks collate/items loader/state sources/tokens",
     "collate/pictures.py": "loader/pictures transforms/staging",
     "collate/reading.py": "collate/assembly loader/dataset_loader",
-    "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values bad_input",
+    "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values "
+    "bad_input",
     "collate/samples.py": "loader/generator_loader bad_input",
     "collate/shares.py": "loader/rank_streams loader/uneven",
     "collate/stream.py": "loader/generator_loader loader/endings",
@@ -55,8 +56,8 @@ MORE: dict[str, str] = {
     "fetch/threads/crew.py": "fetch/threads fetch/timeouts fetch/leaving",
     "fetch/threads/workers.py": "fetch/threads",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
-    "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order loader/elastic "
-    "order/bucket_sampler pipeline/static torch/ranks",
+    "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
+    "loader/elastic order/bucket_sampler pipeline/static torch/ranks",
     "order/computed.py": "order/order order/permutation",
     "order/division.py": "loader/uneven loader/ranks",
     "order/fitting.py": "order/bucket_sampler sources/mix loader/options torch/mixing",
