@@ -111,7 +111,7 @@ def test_every_sample_has_one_value_per_field(fields):
             stager(iter([good, good, bad, good]), 1)
         assert caught.value.index == 2
     for bad in ({}, "a", None, (), []):
-        with pytest.raises(SampleError, match=r"expected a tuple with one value|expected one value") as caught:
+        with pytest.raises(SampleError, match=r"expected (a tuple with )?one value") as caught:
             SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)(iter([bad, good]), 0)
         assert caught.value.index == 0
 
