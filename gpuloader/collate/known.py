@@ -75,10 +75,10 @@ class KnownForm:
         # No strict=True: this runs for every batch.
         for value, spec in zip(values, specs):  # noqa: B905
             if type(value) is np.ndarray and spec is not None:
-                dtype, shape, varies = spec
-                if value.dtype != dtype or (value.shape[1:] if varies else value.shape) != shape:
+                dtype, shape, level = spec
+                if value.dtype != dtype or (value.shape[1:] if level else value.shape) != shape:
                     return False
-                if varies and not value.ndim:
+                if level and (level == _OF_REGIONS or not value.ndim):
                     return False
             elif not _is_like(value, spec):
                 return False
@@ -148,12 +148,15 @@ class KnownForms:
         return known
 
 
-_Spec = tuple[np.dtype[Any], tuple[int | None, ...], bool]
-"""A field's dtype, its shape, and whether it varies in length; the shape is then that of one of its steps."""
+_Spec = tuple[np.dtype[Any], tuple[int | None, ...], int]
+"""A field's dtype, its shape, and its level. If it varies in length, the shape is that of one step."""
+
+_OF_REGIONS = 2
+"""The level of a field of regions, if a sample has settled it."""
 
 
 def _spec_of(feed: FeedSpec) -> _Spec:
-    return feed.dtype, feed.sample_shape, bool(feed.lod_level)
+    return feed.dtype, feed.sample_shape, feed.lod_level
 
 
 def _take_apart(node: Node, value: Any, found: list[Any]) -> bool:
@@ -181,9 +184,11 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
     kind = type(value)
     if spec is None:
         return kind is str or is_object(value)
-    wanted, step, varies = spec
+    wanted, step, level = spec
+    if isinstance(value, Region) != (level == _OF_REGIONS):
+        return False
     if isinstance(value, Region):
-        return varies and value.dtype == wanted and value.step == step
+        return value.dtype == wanted and value.step == step
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     if kind is int and -_LARGEST <= value < _LARGEST:
@@ -192,7 +197,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
         dtype = _SCALARS[kind]
     elif isinstance(value, np.generic):
         dtype = value.dtype
-    elif is_array(value) or (varies and isinstance(value, list | tuple) and value):
+    elif is_array(value) or (level and isinstance(value, list | tuple) and value):
         try:
             array = as_numbers(value)
         except SampleError:  # settling the form raises it again, and says where
@@ -200,7 +205,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
         dtype, shape = array.dtype, array.shape
     else:
         return False
-    if varies:
+    if level:
         return dtype == wanted and bool(shape) and shape[1:] == step
     return dtype == wanted and shape == step
 

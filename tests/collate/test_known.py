@@ -10,6 +10,7 @@ from gpuloader import SampleError
 from gpuloader.collate import known
 from gpuloader.collate.form import Collation, settle_form
 from gpuloader.collate.known import KnownForm, KnownForms
+from gpuloader.fields.regions import NUMBERS, Region
 
 Pair = namedtuple("Pair", "x y")
 
@@ -50,6 +51,11 @@ SAMPLES = [
     {"x": 1, "y": {"w": 2}},
     {"x": 1, "y": {"z": {"w": 2}}},
     OrderedDict(x=1, y=2),
+    {"x": Region((4, 3), np.zeros(NUMBERS, np.float32), np.zeros((4, 3), np.uint8))},
+    {"x": Region((5, 3), np.zeros(NUMBERS, np.float32), np.zeros((5, 3), np.uint8))},
+    {"x": Region((4, 1), np.zeros(NUMBERS, np.float32), np.zeros((4, 1), np.uint8))},
+    {"x": np.zeros(4, np.uint8)},
+    {"x": np.zeros((4, 3), np.uint8)},
 ]
 UNCLEAR = [2**63, defaultdict(int, x=1, y=2), {"x": 1, "y": defaultdict(int, z=2)}]
 """Samples whose form is settled for every batch."""

@@ -24,7 +24,7 @@ MORE: dict[str, str] = {
     "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values "
     "bad_input",
     "collate/samples.py": "loader/generator_loader bad_input",
-    "collate/shares.py": "loader/rank_streams loader/uneven",
+    "collate/shares.py": "loader/rank_streams loader/rank_batches loader/uneven",
     "collate/stream.py": "loader/generator_loader loader/endings",
     "collate/structure.py": "collate/form loader/forms",
     "collate/targets.py": "collate/columns loader/generator_loader",
