@@ -51,7 +51,7 @@ def finish_on_host(
     out_layout: Layout,
     dtype: DTypeLike,
 ) -> None:
-    """Write pictures of bytes, in the layout HWC, to an array for the result: normalized, unless that is uint8.
+    """Write pictures of bytes, in the layout HWC, to the result: normalized, unless that is uint8.
 
     >>> out = np.zeros((1, 1, 1, 2), np.float32)
     >>> finish_on_host(np.array([[[[4], [8]]]], np.uint8), out, 2, 1, 1, "CHW", "float32")
