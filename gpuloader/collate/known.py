@@ -17,6 +17,7 @@ from gpuloader.collate.form import Collation, Form, declared_form, settle_form
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.structure import Branch, Leaf, Node, is_array
 from gpuloader.fields.convert import as_numbers
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.sources.block import WholeList
@@ -43,8 +44,8 @@ class KnownForm:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.fullest = 0
-        feeds = iter(form.feeds)
-        self._specs = [_spec_of(next(feeds)) if leaf.is_array else None for leaf in form.structure.leaves]
+        specs = map(_spec_of, form.feeds, form.levels)
+        self._specs = [next(specs) if leaf.is_array else None for leaf in form.structure.leaves]
         root = form.structure.root
         # Whether a sample's values are those of its leaves, so that nothing has to be taken apart.
         self._root = root if isinstance(root, Branch) and root.blank is None else None
@@ -78,7 +79,7 @@ class KnownForm:
                 dtype, shape, level = spec
                 if value.dtype != dtype or (value.shape[1:] if level else value.shape) != shape:
                     return False
-                if level and (level == _OF_REGIONS or not value.ndim):
+                if level > 1 or (level and not value.ndim):
                     return False
             elif not _is_like(value, spec):
                 return False
@@ -149,14 +150,14 @@ class KnownForms:
 
 
 _Spec = tuple[np.dtype[Any], tuple[int | None, ...], int]
-"""A field's dtype, its shape, and its level. If it varies in length, the shape is that of one step."""
+"""A field's dtype and shape, and 0, 1 if it varies in length, or the level of `Region` or `Encoded`.
 
-_OF_REGIONS = 2
-"""The level of a field of regions, if a sample has settled it."""
+The shape of a field that varies is that of one of its steps.
+"""
 
 
-def _spec_of(feed: FeedSpec) -> _Spec:
-    return feed.dtype, feed.sample_shape, feed.lod_level
+def _spec_of(feed: FeedSpec, level: int) -> _Spec:
+    return feed.dtype, feed.sample_shape, max(feed.lod_level, level)  # a padded field has level 0
 
 
 def _take_apart(node: Node, value: Any, found: list[Any]) -> bool:
@@ -185,10 +186,10 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
     if spec is None:
         return kind is str or is_object(value)
     wanted, step, level = spec
-    if isinstance(value, Region) != (level == _OF_REGIONS):
+    if isinstance(value, Region | Encoded):
+        return value.level == level and value.dtype == wanted and value.step == step
+    if level > 1:
         return False
-    if isinstance(value, Region):
-        return value.dtype == wanted and value.step == step
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     if kind is int and -_LARGEST <= value < _LARGEST:

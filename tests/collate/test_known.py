@@ -10,9 +10,16 @@ from gpuloader import SampleError
 from gpuloader.collate import known
 from gpuloader.collate.form import Collation, settle_form
 from gpuloader.collate.known import KnownForm, KnownForms
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.regions import NUMBERS, Region
 
 Pair = namedtuple("Pair", "x y")
+
+
+def region(pixels, channels):
+    shape = pixels, channels
+    return Region(shape, np.zeros(NUMBERS, np.float32), np.zeros(shape, np.uint8))
+
 
 SAMPLES = [
     1,
@@ -51,9 +58,12 @@ SAMPLES = [
     {"x": 1, "y": {"w": 2}},
     {"x": 1, "y": {"z": {"w": 2}}},
     OrderedDict(x=1, y=2),
-    {"x": Region((4, 3), np.zeros(NUMBERS, np.float32), np.zeros((4, 3), np.uint8))},
-    {"x": Region((5, 3), np.zeros(NUMBERS, np.float32), np.zeros((5, 3), np.uint8))},
-    {"x": Region((4, 1), np.zeros(NUMBERS, np.float32), np.zeros((4, 1), np.uint8))},
+    {"x": region(4, 3)},
+    {"x": region(5, 3)},
+    {"x": region(4, 1)},
+    {"x": Encoded.of(region(4, 3))},
+    {"x": Encoded.of(region(5, 3))},
+    {"x": Encoded.of(region(4, 1))},
     {"x": np.zeros(4, np.uint8)},
     {"x": np.zeros((4, 3), np.uint8)},
 ]

@@ -17,6 +17,7 @@ MORE: dict[str, str] = {
     "collate/items.py": "collate/blocks loader/endings",
     "collate/known.py": "collate/assembly collate/form loader/forms",
     "collate/leaves.py": "collate/structure loader/forms",
+    "collate/leaving.py": "pipeline/decoding",
     "collate/nested.py": "loader/prefetching",
     "collate/packing.py": "collate/blocks collate/items loader/state sources/tokens",
     "collate/pictures.py": "loader/pictures transforms/staging",
@@ -32,7 +33,7 @@ MORE: dict[str, str] = {
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
     "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
-    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options",
+    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options loader/numa",
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
     "fetch/worker_options.py": "loader/options",
@@ -54,7 +55,7 @@ MORE: dict[str, str] = {
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths",
     "fetch/threads/crew.py": "fetch/threads fetch/timeouts fetch/leaving",
-    "fetch/threads/workers.py": "fetch/threads",
+    "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
     "loader/elastic order/bucket_sampler pipeline/static torch/ranks",
