@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class Region:
     source: Array | Callable[[Array], None]
 
     dtype = np.dtype(np.uint8)  # by which collation recognizes a field of arrays
+    level = 2  # of a field of regions, whose arrays are one more
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -58,7 +60,15 @@ class Region:
             self.source(target)
 
 
-def join_geometry(regions: Sequence[Region]) -> Array:
+class HasGeometry(Protocol):
+    """A region, in whatever form it is staged."""
+
+    @property
+    def geometry(self) -> Array:
+        """The region's geometry."""
+
+
+def join_geometry(regions: Sequence[HasGeometry]) -> Array:
     """Return the geometry of several regions, float32 of shape (regions, 13).
 
     >>> join_geometry([]).shape

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import SampleError
+from gpuloader.fields.encoded import Encoded, Part
 from gpuloader.fields.regions import NUMBERS, Region
 from gpuloader.kernels.dtypes import resolve_target
 from gpuloader.kernels.resample import resample, resample_on_host
@@ -34,9 +35,6 @@ from gpuloader.transforms.planning import (
 )
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize, both
-
-Part = tuple[int, int, int, int]
-"""Top, left, bottom and right of a part of a picture."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Resample(Plain):
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
         """Return the name of the field, among fields of these names and levels."""
-        staged = [name for name, level in zip(names, levels, strict=True) if level == 2]
-        return self.field if self.field is not None or not staged else staged[0]
+        return find_staged(self.field, names, levels)
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
@@ -85,6 +82,18 @@ class Resample(Plain):
         }
         options |= {"size": self.size, "interpolation": self.interpolation}
         return KernelCall.settle(empty, output, resample, resample_on_host, axes=axes, **options)
+
+
+def find_staged(field: str | None, names: Sequence[str], levels: Sequence[int]) -> str | None:
+    """Return a field's name; if it is None, that of the first field of pictures for a GPU.
+
+    >>> find_staged(None, ["label", "image"], [0, 2])
+    'image'
+    """
+    staged = [
+        name for name, level in zip(names, levels, strict=True) if level in (Region.level, Encoded.level)
+    ]
+    return field if field is not None or not staged else staged[0]
 
 
 def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -> Resample | None:
@@ -161,19 +170,23 @@ def stage_picture(
         The value is not a picture.
     """
     picture = as_picture(value)
-    plan = plan_picture(size_of(picture), transforms, rng)
+    return stage_plan(picture, plan_picture(size_of(picture), transforms, rng), interpolation)
+
+
+def stage_plan(picture: Any, plan: Plan, interpolation: str) -> Region:
+    """Return what a GPU needs to make a picture, which is what `as_picture` returned, by its plan."""
     first, *others = plan
     assert isinstance(first, Geometry)
     if others or first.filter not in (None, interpolation):
         made = find_geometry(plan)
         if not isinstance(picture, Picture):
             return cut_region(finish_plan(picture, plan), Geometry.of(made.height, made.width))
-        _, numbers = _find_part((made.height, made.width), Geometry.of(made.height, made.width))
+        _, numbers = find_part((made.height, made.width), Geometry.of(made.height, made.width))
         return Region((made.height * made.width, 3), numbers, partial(_make_into, picture, plan))
     if not isinstance(picture, Picture):
         return cut_region(np.asarray(picture), first)
     shrink, first = picture.plan_decoding(first)
-    part, numbers = _find_part(shrink_size(size_of(picture), shrink), first)
+    part, numbers = find_part(shrink_size(size_of(picture), shrink), first)
     top, left, bottom, right = part
     return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, picture, shrink, part))
 
@@ -200,13 +213,17 @@ def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
     >>> region.pixels.shape, region.geometry.astype(int).tolist()
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
-    (top, left, bottom, right), numbers = _find_part(pixels.shape[:2], geometry)
+    (top, left, bottom, right), numbers = find_part(pixels.shape[:2], geometry)
     region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(pixels.shape[2:] or (1,)))
     return Region(region.shape, numbers, region)
 
 
-def _find_part(size: tuple[int, ...], geometry: Geometry) -> tuple[Part, NDArray[np.float32]]:
-    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernel."""
+def find_part(size: tuple[int, ...], geometry: Geometry) -> tuple[Part, NDArray[np.float32]]:
+    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernel.
+
+    >>> find_part((40, 60), Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear"))[0]
+    (8, 18, 20, 30)
+    """
     tall, wide = size
     top, left, bottom, right = geometry.find_region()
     # One more on each side, because the kernel and Pillow round the edges of the box to float32.
