@@ -119,7 +119,7 @@ class Picture:
         shrunk = shrink_size(header.size, shrink)
         return shrink, geometry if shrink == 8 else geometry.shrunk(height, width, shrunk)
 
-    def decode_at(self, shrink: int, colors: str = "RGBX", out: Pixels | None = None) -> Pixels | Any:
+    def decode_at(self, shrink: int, out: Pixels | None = None) -> Pixels | Any:
         """Return pixels to use before this thread decodes another picture, as `decode_briefly` does.
 
         Raises
@@ -127,7 +127,7 @@ class Picture:
         PictureError
             The picture cannot be decoded, or has another size than its header says.
         """
-        pixels = decode_briefly(self.data, self.header, self.file, shrink, colors, out)
+        pixels = decode_briefly(self.data, self.header, self.file, shrink, out)
         expected, found = shrink_size(self.header.size, shrink), size_of(pixels)
         if found != expected:
             names = (" x ".join(map(str, size)) for size in (expected, found))
