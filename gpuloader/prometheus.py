@@ -13,10 +13,11 @@ Every metric has the label ``loader``: the name passed to `export`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from gpuloader.base.errors import missing_package
+from gpuloader.base.living import LivingKeys, LivingValues
 from gpuloader.watch.measured import Measured
 
 __all__ = ["export"]
@@ -32,7 +33,7 @@ GAUGES = {
 }
 PARTS = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
 
-_collectors: WeakKeyDictionary[Any, LoaderCollector] = WeakKeyDictionary()
+_collectors: LivingKeys[Any, LoaderCollector] = LivingKeys()
 
 
 class LoaderCollector:
@@ -42,15 +43,13 @@ class LoaderCollector:
     """
 
     def __init__(self) -> None:
-        self.loaders: WeakValueDictionary[str, Measured] = WeakValueDictionary()
+        self.loaders: LivingValues[str, Measured] = LivingValues()
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of all loaders; prometheus-client calls this for each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        # A list of references, because other threads may add loaders, and loaders may go, during a loop.
-        found = {one.key: one() for one in self.loaders.valuerefs()}
-        named = {name: loader.stats() for name, loader in sorted(found.items()) if loader is not None}
+        named = {name: loader.stats() for name, loader in sorted(self.loaders.items(), key=itemgetter(0))}
         for attribute, text in COUNTERS.items():
             counter = CounterMetricFamily(_metric_name(attribute), text, labels=["loader"])
             for loader, stats in named.items():
@@ -102,6 +101,7 @@ def export(loader: Measured, name: str, registry: Any = None) -> None:
     registry = REGISTRY if registry is None else registry
     collector = _collectors.get(registry)
     if collector is None:
-        collector = _collectors[registry] = LoaderCollector()
+        collector = LoaderCollector()
+        _collectors.set(registry, collector)
         registry.register(collector)
-    collector.loaders[name] = loader
+    collector.loaders.set(name, loader)

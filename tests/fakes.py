@@ -5,9 +5,9 @@ import multiprocessing
 import os
 import threading
 import time
-import weakref
 from contextlib import contextmanager, suppress
 
+from gpuloader.base.living import Living
 from gpuloader.staging.arena import Arena
 from tests.processes import is_running as is_running
 
@@ -20,7 +20,7 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.0005)
 
 
-_arenas = weakref.WeakSet()
+_arenas = Living()
 
 
 def _remember(arena, *arguments, initialize=Arena.__init__, **options):
@@ -40,7 +40,7 @@ def count_arenas():
     """Return the number of live arena objects plus the number of mapped arena files."""
     with open("/proc/self/maps") as maps:
         mapped = sum("gpuloader-arena" in line for line in maps)
-    return mapped + len(_arenas)
+    return mapped + len(list(_arenas))
 
 
 @contextmanager
@@ -91,3 +91,17 @@ def limit_memory(root, limit, used, cached=0):
     (group / "memory.current").write_text(f"{used}\n")
     lines = f"anon {used}\nactive_file {cached - cached // 2}\ninactive_file {cached // 2}\n"
     (group / "memory.stat").write_text(lines)
+
+
+@contextmanager
+def no_other_collection():
+    """Leave it to the block when garbage is collected; call no callbacks of other packages."""
+    gc.collect()
+    gc.disable()
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    try:
+        yield
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.enable()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
-import weakref
 from collections.abc import Callable
 
 _exiting = False
 _deciding = threading.Lock()
 _closers: list[Callable[[], object]] = []
+_last: list[Callable[[], object]] = []
 
 
 def at_exit(function: Callable[[], object]) -> None:
@@ -21,26 +20,12 @@ def at_exit(function: Callable[[], object]) -> None:
     _closers.append(function)
 
 
-def close_descriptor(descriptor: int | None, close: Callable[[int], None] = os.close) -> None:
-    """Close a file descriptor, if there is one, for a finalizer; an error has nobody to be raised to.
+def at_last(function: Callable[[], object]) -> None:
+    """Call a function when the interpreter exits, after those of `at_exit` and those of other modules.
 
-    Module globals may be None when the interpreter tears its modules down. So this function's `close` is a
-    default argument, and finalizers keep the function itself as one.
-
-    Parameters
-    ----------
-    descriptor : int or None
-        None and negative numbers stand for no descriptor.
-
-    Examples
-    --------
-    >>> close_descriptor(-1)
+    >>> at_last(lambda: None)
     """
-    try:
-        if descriptor is not None and descriptor >= 0:
-            close(descriptor)
-    except OSError:
-        pass
+    _last.append(function)
 
 
 def exit_first() -> None:
@@ -83,6 +68,10 @@ def _exit() -> None:
         function()
 
 
-# Finalizers register themselves with the first one, and those of workers end the workers.
-weakref.finalize(_exit, int)
+def _exit_last() -> None:
+    for function in _last:
+        function()
+
+
+atexit.register(_exit_last)
 exit_first()

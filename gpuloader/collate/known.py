@@ -17,6 +17,7 @@ from gpuloader.collate.form import Collation, Form, declared_form, settle_form
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.structure import Branch, Leaf, Node, is_array
 from gpuloader.fields.convert import as_numbers
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.sources.block import WholeList
@@ -182,7 +183,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
     if spec is None:
         return kind is str or is_object(value)
     wanted, step, varies = spec
-    if isinstance(value, Region):
+    if isinstance(value, Region | Encoded):
         return varies and value.dtype == wanted and value.step == step
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()

@@ -11,13 +11,16 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from gpuloader.base.errors import PlaceError, describe_error
+from gpuloader.base.finalizers import once
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import DeviceCalls, HostMemory
+from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import explain_absence, translate
@@ -194,9 +197,10 @@ class CudaDevice:
         self.index = index
         self._runtime = cupy.cuda.runtime
         self._context = Context(cupy, index)
-        self._calls = CudaCalls(cupy, index, self._free)
+        self._calls = CudaCalls(cupy, index, self._freeing)
         self._here = _Here(self._calls)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
+        self._codec: JpegCodec | None = None
 
     def current(self) -> _Here:
         """Return a block in which this GPU is the thread's current device, and that yields its calls.
@@ -225,23 +229,44 @@ class CudaDevice:
         position: str = self._runtime.deviceGetPCIBusId(self.index)
         return position
 
+    def codec(self) -> JpegCodec:
+        """Return nvImageCodec's decoder on this GPU, which is made at the first call.
+
+        Raises
+        ------
+        MissingPackage
+            nvImageCodec is not installed.
+        LoaderError
+            It cannot decode on this GPU, most likely because nvJPEG is missing.
+        """
+        if self._codec is None:
+            with self.current():
+                self._codec = open_codec(self.index, self._runtime)
+        return self._codec
+
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         self._reclaim()
         with self.current() as calls:
             return calls.alloc(nbytes)
 
-    def _free(self, address: int) -> None:
-        self._discard(self._runtime.free, address)
+    def _freeing(self, address: int) -> Callable[[], object]:
+        return self._discarding(self._runtime.free, address)
 
-    def _discard(self, call: Callable[[int], None], address: int, memory: object = None) -> None:
-        """Give up memory by a call that would end a capture: now, or later if the thread captures a graph.
+    def _discarding(
+        self, call: Callable[[int], None], address: int, memory: object = None
+    ) -> Callable[[], object]:
+        """Return a function that gives up memory by a call that would end a capture.
 
-        Finalizers call this in any thread. `memory` is kept until then.
+        It does so now, or later if the thread captures a graph. Finalizers call it in any thread. `memory` is
+        kept until then.
         """
+        return partial(self._discard, once(partial(self._discarded.append, (call, address, memory))))
+
+    def _discard(self, note: Callable[[], object]) -> None:
         if self._is_ending():
             return  # the driver frees everything with the process, and module globals may be gone
-        self._discarded.append((call, address, memory))
+        note()
         self._reclaim()
 
     def _reclaim(self) -> None:
@@ -351,6 +376,9 @@ class CudaDevice:
             except self._runtime.CUDARuntimeError as error:
                 raise OSError(f"cudaHostRegister: {error}") from error
 
-    def page_unlock(self, address: int, memory: object) -> None:
-        """Undo `page_lock`, or do it later if the thread captures a graph; do nothing in a forked child."""
-        self._discard(self._runtime.hostUnregister, address, memory)
+    def page_unlocker(self, address: int, memory: object) -> Callable[[], object]:
+        """Return a function that undoes `page_lock` once, later if the thread captures a graph.
+
+        In a forked child it does nothing.
+        """
+        return self._discarding(self._runtime.hostUnregister, address, memory)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
 from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
@@ -69,16 +70,13 @@ class CudaMemory:
         The programs that run over the memory, by their id.
     """
 
-    __slots__ = ("_free", "address", "bound", "nbytes")
+    __slots__ = ("_finalizer", "address", "bound", "nbytes")
 
-    def __init__(self, address: int, nbytes: int, free: Callable[[int], None]) -> None:
-        self._free = free
+    def __init__(self, address: int, nbytes: int, free: Callable[[], object]) -> None:
+        self._finalizer = Finalizer(free)
         self.nbytes = nbytes
         self.address = address
         self.bound: dict[int, BoundProgram] = {}
-
-    def __del__(self) -> None:
-        self._free(self.address)
 
 
 class CudaCalls:
@@ -90,18 +88,19 @@ class CudaCalls:
         CuPy.
     index : int
         The GPU's index.
-    free : callable
-        Frees memory by its address; called by finalizers, in any thread, on any device.
+    freeing : callable
+        Returns a function that frees the memory at an address once. Finalizers call that function, in any
+        thread, on any device.
     """
 
     direct = False
 
-    def __init__(self, cupy: Any, index: int, free: Callable[[int], None]) -> None:
+    def __init__(self, cupy: Any, index: int, freeing: Callable[[int], Callable[[], object]]) -> None:
         self.name = f"gpu:{index}"
         self.index = index
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
-        self._free = free
+        self._freeing = freeing
         self._home: int | None = index
         self._torch = TorchStreams()
 
@@ -114,7 +113,8 @@ class CudaCalls:
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         try:
-            return CudaMemory(self._runtime.malloc(max(nbytes, 1)), nbytes, self._free)
+            address = self._runtime.malloc(max(nbytes, 1))
+            return CudaMemory(address, nbytes, self._freeing(address))
         except self._runtime.CUDARuntimeError as error:
             if error.status != _OUT_OF_MEMORY:
                 raise

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import DeviceCalls, HostMemory
+from gpuloader.base.errors import LoaderError
+from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -69,6 +70,10 @@ class HostDevice:
     def bus_id(self) -> str:
         """Return ''."""
         return ""
+
+    def codec(self) -> Codec:
+        """Raise `LoaderError`: where a place is a host, workers decode."""
+        raise LoaderError(f"{self.name} decodes no pictures: workers do")
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import random
 import threading
-import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.devices.base import DeviceCalls, HostMemory
+from gpuloader.base.errors import LoaderError, PictureError, StagingMemoryError
+from gpuloader.base.living import LivingValues
+from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
+from gpuloader.fields.encoded import Code
+from gpuloader.sources.pictures.picture import decode_code
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -142,6 +144,8 @@ class SimulatedDevice:
         Page-locks the slots; a locker that refuses tests how the loader handles that.
     bus_id : str
         The device's position on the PCI bus, which determines its NUMA node.
+    codec : Codec or None
+        Decodes pictures; None decodes them as workers do.
 
     Examples
     --------
@@ -163,8 +167,10 @@ class SimulatedDevice:
         memory_limit: int | None = None,
         locker: PageLocker | None = None,
         bus_id: str = "",
+        codec: Codec | None = None,
     ) -> None:
         self.name = name
+        self._codec = codec
         self._bus_id = bus_id
         self.locker = locker
         self.now = 0.0
@@ -173,7 +179,7 @@ class SimulatedDevice:
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
         self._known: dict[int, int] = {}
-        self._memories: weakref.WeakValueDictionary[int, SimulatedMemory] = weakref.WeakValueDictionary()
+        self._memories: LivingValues[int, SimulatedMemory] = LivingValues()
         self._lock = threading.RLock()
         self._default = self.stream()
         self._current = threading.local()
@@ -189,6 +195,10 @@ class SimulatedDevice:
     def bus_id(self) -> str:
         """Return the position that was passed."""
         return self._bus_id
+
+    def codec(self) -> Codec:
+        """Return what decodes pictures."""
+        return _SimulatedCodec(self) if self._codec is None else self._codec
 
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""
@@ -256,6 +266,23 @@ class SimulatedDevice:
 
             self._put(stream, copy, 0.0)
 
+    def _fill(
+        self, memory: SimulatedMemory, source: NDArray[np.uint8], result: Any, stream: SimulatedStream
+    ) -> None:
+        """Enqueue a kernel that makes `result` of host memory, which must not change until it has run."""
+        with self._lock:
+            clock = self._begin(stream)
+            memory.check(clock, writes=True)
+            memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
+            promised = zlib.crc32(source.data)
+
+            def compute() -> None:
+                if zlib.crc32(source.data) != promised:
+                    raise RaceError("a host slot was rewritten before what was encoded in it was decoded")
+                memory.bytes[: result.size] = result.reshape(-1)
+
+            self._put(stream, compute, 0.0)
+
     def launch(
         self,
         kernel: Callable[[], None],
@@ -278,7 +305,7 @@ class SimulatedDevice:
 
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field over the memory's bytes."""
-        self._memories[id(memory.bytes)] = memory
+        self._memories.set(id(memory.bytes), memory)
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
@@ -413,3 +440,32 @@ class SimulatedDevice:
         stream = self._random.choice(ready)
         stream.work.popleft()[1]()
         return True
+
+
+class _SimulatedCodec:
+    """Decodes pictures with the CPU's decoders, but late, and in memory that the device checks for races."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+
+    def decode(self, codes: Sequence[Code], stream: SimulatedStream) -> list[DevicePicture | None]:
+        """Decode as `Codec.decode` does; raise `RaceError` late if a code has changed since."""
+        return [self._decode(code, stream) for code in codes]
+
+    def _decode(self, code: Code, stream: SimulatedStream) -> DevicePicture | None:
+        try:
+            pixels = decode_code(code)
+        except PictureError:
+            return None
+        height, width, channels = pixels.shape
+        memory = self._device.alloc(pixels.size)
+        self._device._fill(memory, code.data, pixels, stream)
+        address = memory.bytes.__array_interface__["data"][0]
+        return DevicePicture(address, width * channels, height, width * channels, memory)
+
+    def copy(
+        self, target: SimulatedMemory, picture: DevicePicture, stream: SimulatedStream, offset: int
+    ) -> None:
+        """Enqueue a copy of a decoded picture."""
+        assert isinstance(picture.owner, SimulatedMemory)
+        self._device.copy_between(target, picture.owner, picture.height * picture.width, stream, offset, 0)

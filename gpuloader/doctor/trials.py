@@ -73,7 +73,7 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
     try:
         return {**found, "pinned": _bandwidth(device, arena), "seconds": seconds}
     finally:
-        device.locker.page_unlock(arena.address, arena)
+        device.locker.page_unlocker(arena.address, arena)()
 
 
 def _bandwidth(device: Device, source: Arena, repeats: int = 4) -> float:

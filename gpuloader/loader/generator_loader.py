@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuloader.base.checks import THREAD, check_count, check_flags, check_read_ahead
 from gpuloader.base.errors import BadValue, Misuse
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.batches import BatchStager
@@ -27,7 +28,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.loader.driving import Driven
 from gpuloader.loader.spent import end_epoch, find_spent_reader
 from gpuloader.loader.state import Course, Progress, read_state
-from gpuloader.pipeline.closing import Guard, Road, take_road
+from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.steps import DeliveredStep
@@ -320,7 +321,7 @@ class GeneratorLoader(Driven, Measured):
 
     def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Epoch:
         delivery.refuse_another()
-        guard = Guard()
+        guard = Finalizer()
         road = take_road(self._idle) or build_road(delivery, self._capacity, self._meter)
         batches = stream(road.ring, progress)
         fetch: Fetch = InlineFetch(batches)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import Collation
@@ -32,7 +33,7 @@ from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import DealtPlan, DividedPlan, OrderedPlan, Plan
 from gpuloader.order.stretch import Stretch
 from gpuloader.pipeline.cache import ArraySource, Resident
-from gpuloader.pipeline.closing import Guard, Road, take_road
+from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.masks import Masks
@@ -276,7 +277,7 @@ class Loading:
         """
         check_not_reading(self._token)
         self._delivery.refuse_another()
-        guard = Guard()
+        guard = Finalizer()
         batching = self._batching.settle()
         watched = watch(batching)
         self._positions.place(progress, batching)

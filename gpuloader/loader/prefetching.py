@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.base.errors import BadType
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.nesting import check_not_reading
 from gpuloader.base.platforms import usable_cores
 from gpuloader.collate.form import build_batch
@@ -32,7 +33,7 @@ from gpuloader.loader.state import Course, Progress, read_state
 from gpuloader.order.computed import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.ranks import find_local_rank
-from gpuloader.pipeline.closing import Guard, Road, take_road
+from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
 from gpuloader.pipeline.steps import DeliveredStep
@@ -250,7 +251,7 @@ class PrefetchedLoader(Measured):
         return self._course.begin(self._open_epoch)
 
     def _open_epoch(self, progress: Progress) -> Epoch:
-        guard = Guard()
+        guard = Finalizer()
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
         # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
         capacity = (self._ahead + (not self._delivery.on_host or not self._ahead)) * len(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 
 from gpuloader.base.checks import check_word
 from gpuloader.base.errors import LoaderError, SampleError, StagingMemoryError
+from gpuloader.base.living import LivingKeys
 from gpuloader.base.platforms import available_memory
 from gpuloader.collate.gather import structure_of
 from gpuloader.collate.structure import Structure
@@ -258,7 +258,7 @@ class Resident:
         self._rows = 0
         self._room: dict[int, DeviceMemory] = {}  # by the device's id, because places may share a device
         self._gathers: list[list[GatherRows]] = []
-        self._tables: weakref.WeakKeyDictionary[Lane, _Table] = weakref.WeakKeyDictionary()
+        self._tables: LivingKeys[Lane, _Table] = LivingKeys()
 
     def reserve(self, specs: Sequence[Spec]) -> None:
         """Allocate memory on every device for arrays of these shapes and dtypes.
@@ -317,9 +317,8 @@ class Resident:
             count = _count_entries(order)
             table = self._tables.get(lane)
             if table is None or table.count != count:
-                table = self._tables[lane] = _Table.make(
-                    lane.device, count, partial(Programmer, self._transforms, gathers)
-                )
+                table = _Table.make(lane.device, count, partial(Programmer, self._transforms, gathers))
+                self._tables.set(lane, table)
             lane.programmer = table.programmer
             if isinstance(order, Shuffled) and count:
                 lane.compute(table.permuting(order), table.memory)

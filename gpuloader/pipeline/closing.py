@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
-import signal
-import threading
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass
-from time import sleep
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.pipeline.lane import Lane
@@ -75,60 +70,14 @@ def take_road(idle: deque[Road]) -> Road | None:
     while idle:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             road = idle.pop()
-            if road.process == os.getpid():
+            if road.process == os.getpid() and not road.ring.is_finalized:
                 return road
     return None
 
 
-class Guard:
-    """Closes what is left of an epoch when the epoch is dropped before it has been closed.
-
-    Make it before the epoch's other objects: the garbage collector finalizes the oldest ones first, and a
-    Ctrl-C that arrives while it finalizes a generator of the fetch, before this object closes it, is lost.
-    """
-
-    def __init__(self) -> None:
-        self._watched: list[Remains] = []
-        self._keeper = _keep(self._watched)
-        next(self._keeper)
-
-    def watch(self, remains: Remains) -> None:
-        """Close this when the guard is dropped, unless it is closed by then."""
-        self._watched.append(remains)
-
-    def end(self) -> None:
-        """Run no Python code when the guard is dropped."""
-        self._keeper.close()
-
-
-def _keep(watched: list[Remains]) -> Generator[None, None, None]:
-    """Close what is watched when this generator is dropped.
-
-    Python swallows a Ctrl-C that arrives while an object is freed. A generator that has ended runs no Python
-    code then, unlike a ``__del__``, in which programs of short epochs would spend a good part of their time.
-    Where an epoch is left early, a thread delivers the Ctrl-C again, after the generator has been freed.
-    """
-    try:
-        yield
-    finally:
-        if watched and not watched[0].is_closed:
-            remains = watched[0]
-            try:
-                close(remains)
-            except KeyboardInterrupt:
-                _thread.start_new_thread(_deliver_interrupt, (remains,))
-            except Exception:
-                pass
-
-
-def _deliver_interrupt(remains: Remains) -> None:
-    """Interrupt the main thread once more, and close what it could not wait for."""
-    sleep(0.01)
-    if hasattr(signal, "pthread_kill"):  # a signal also wakes a thread that sleeps or waits
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
-    with contextlib.suppress(Exception):
+def close_dropped(remains: Remains) -> None:
+    """Close what is left of an epoch that was dropped before it was closed."""
+    if not remains.is_closed:
         close(remains)
 
 

@@ -7,14 +7,16 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Any
 
 from gpuloader.base.errors import QueueClosed
 from gpuloader.base.exiting import at_exit, end_if_exiting
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
-from gpuloader.pipeline.closing import Guard, Remains, Road, close, finish_postponed, postponed
+from gpuloader.pipeline.closing import Remains, Road, close, close_dropped, finish_postponed, postponed
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
@@ -90,8 +92,8 @@ class Epoch:
         Tunes the epoch while it runs.
     masking : callable or None
         Returns the mask to deliver with each batch; None delivers none.
-    guard : Guard or None
-        A guard that is older than `fetch`.
+    guard : Finalizer or None
+        A finalizer that is older than `fetch`; it ends the epoch if the user drops it.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Epoch:
         ended: Callable[[], None] | None = None,
         steering: Steering | None = None,
         masking: Masking | None = None,
-        guard: Guard | None = None,
+        guard: Finalizer | None = None,
     ) -> None:
         self._present = present
         self._ended = ended
@@ -115,8 +117,8 @@ class Epoch:
             fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
         )
         self._remains = Remains(self._pipeline, road, idle)
-        self._guard = guard or Guard()
-        self._guard.watch(self._remains)
+        self._guard = guard or Finalizer()
+        self._guard.watch(partial(close_dropped, self._remains))
         for lane in road.lanes:
             if lane.static is not None:
                 lane.static.epoch = weakref.ref(self)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.lane import Landing, Lane
@@ -181,7 +181,11 @@ class Pipeline:
             return False
         if self._only_lane is not None:
             mask = None if self._masking is None else self._mask(staged)
-            self._flying.append([self._only_lane.issue(staged, mask)])
+            try:
+                self._flying.append([self._only_lane.issue(staged, mask)])
+            except SampleError as error:  # a picture that the device cannot decode
+                self._ending = error  # for the user, it is the fetcher's
+                return False
             return True
         self._group.append(staged)
         if len(self._group) == len(self._lanes):
@@ -208,11 +212,14 @@ class Pipeline:
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
                 landings.append(lane.issue(staged, self._mask(staged)))
-        except BaseException:
+        except BaseException as error:
             self._discard(landings)
             for staged in group[len(landings) + 1 :]:
                 self._ring.release(staged.slot)
-            raise
+            if not isinstance(error, SampleError):
+                raise
+            self._ending = error  # for the user, it is the fetcher's
+            return
         self._flying.append(landings)
 
     def _discard(self, landings: Sequence[Landing], start: int = 0) -> None:

@@ -7,16 +7,16 @@ import mmap
 import os
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast, overload
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
-from gpuloader.base.exiting import close_descriptor
+from gpuloader.base.finalizers import calling, closing_once
+from gpuloader.base.living import LivingValues
 from gpuloader.base.platforms import open_memory_file, reserve, seal
 from gpuloader.sources.block import each_row
 from gpuloader.sources.indexing import locate
@@ -57,8 +57,10 @@ class PackedList(Sequence[Any]):
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
+        self._close = closing_once()
         try:
             self.descriptor = open_memory_file("gpuloader-list")
+            self._close = closing_once(self.descriptor)
             ends = _write_items(self.descriptor, items)
             start = _align(ends[-1] if ends else 0)
             reserve(self.descriptor, max(start + _ALIGNMENT * len(ends), 1))
@@ -80,6 +82,7 @@ class PackedList(Sequence[Any]):
         """Return the list in a memory file of another process; `place` says where in it the list lies."""
         made = cls.__new__(cls)
         made.descriptor = -1  # the caller's to close
+        made._close = closing_once()
         made._map(descriptor, start, count)
         return made
 
@@ -108,13 +111,12 @@ class PackedList(Sequence[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedList, (list(self),)
 
-    def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
-        close(getattr(self, "descriptor", None))
+    __del__ = calling("_close")
 
 
 _PROBE = 1000
 _IMMUTABLE = frozenset({str, bytes, int, float, complex, bool, type(None)})
-_packed: WeakValueDictionary[tuple[int, int], PackedList] = WeakValueDictionary()
+_packed: LivingValues[tuple[int, int], PackedList] = LivingValues()
 
 
 def pack_list(dataset: object, nbytes: int) -> PackedList | None:
@@ -146,7 +148,8 @@ def pack_list(dataset: object, nbytes: int) -> PackedList | None:
     key = id(items), hash(tuple(map(id, items)))
     packed = _packed.get(key)
     if packed is None and _are_immutable(items):
-        packed = _packed[key] = PackedList(items)
+        packed = PackedList(items)
+        _packed.set(key, packed)
     return packed
 
 

@@ -6,13 +6,14 @@ import itertools
 import mmap
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import StagingMemoryError
-from gpuloader.base.exiting import close_descriptor
+from gpuloader.base.finalizers import Finalizer, calling, closing_once, once
 from gpuloader.base.numa import Cores, call_near
 from gpuloader.base.platforms import (
     available_memory,
@@ -35,10 +36,10 @@ class PageLocker(Protocol):
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock `nbytes` of mapped memory at `address`; raise `OSError` if the driver refuses."""
 
-    def page_unlock(self, address: int, memory: object) -> None:
-        """Undo `page_lock`, at once or later; called once, after the last copy.
+    def page_unlocker(self, address: int, memory: object) -> Callable[[], object]:
+        """Return a function that undoes `page_lock`, at once or later, and does nothing the second time.
 
-        The mapping exists as long as `memory` is kept.
+        It is called after the last copy. The mapping exists as long as `memory` is kept.
         """
 
 
@@ -73,8 +74,6 @@ class Arena:
     ----------
     number : int
         A number that no other arena of this process has, which identifies it in messages to workers.
-    closed : bool
-        Whether the arena was finalized. In a garbage cycle, this may happen before its users are finalized.
 
     Raises
     ------
@@ -98,7 +97,8 @@ class Arena:
     ) -> None:
         self.nbytes = nbytes
         self.number = next(_numbers)
-        self.closed = False
+        self._ended: list[bool] = []
+        self._end = once(partial(self._ended.append, True))
         self.page_locked = False
         self.descriptor: int | None = None
         check_available(nbytes)
@@ -108,7 +108,6 @@ class Arena:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
         self.address: int = self.bytes.ctypes.data
-        self._locker = locker
         if locker is not None:
             self._page_lock(locker)
 
@@ -118,6 +117,7 @@ class Arena:
         if not shared and not has_memory_files():
             return map_shared(nbytes)
         self.descriptor = open_memory_file("gpuloader-arena")
+        self._end = once(self._end, closing_once(self.descriptor))
         reserve(self.descriptor, nbytes)
         seal(self.descriptor, writable=True)
         mapping = mmap.mmap(self.descriptor, nbytes)
@@ -136,13 +136,14 @@ class Arena:
             )
         else:
             self.page_locked = True
+            self._unlock = Finalizer(locker.page_unlocker(self.address, self._mapping))
 
-    def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
-        self.closed = True
-        # The mapping still exists here. The attributes may not: __init__ may have failed early.
-        if getattr(self, "page_locked", False) and self._locker is not None:
-            self._locker.page_unlock(self.address, self._mapping)
-        close(getattr(self, "descriptor", None))
+    @property
+    def closed(self) -> bool:
+        """Whether the arena was finalized. In a garbage cycle, this may happen before its users are."""
+        return bool(self._ended)
+
+    __del__ = calling("_end")
 
 
 def check_available(nbytes: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.base.finalizers import calling
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -22,10 +22,7 @@ class Lease:
     The arrays have the lease as their base object, so slices, reshapes and views of views keep it alive. A
     reference to an array alone would not guarantee that. The finalizer runs in whatever thread drops the last
     view, perhaps while that thread holds a lock. So it only appends to a deque, which the loader checks on
-    its next step.
-
-    The finalizer runs no Python code, because a Ctrl-C could arrive there: Python prints an exception raised
-    in a finalizer and continues, so the interrupt would be lost.
+    its next step, and runs no Python code, in which a Ctrl-C would be lost.
     """
 
     __slots__ = ("__array_interface__", "_release")
@@ -35,7 +32,7 @@ class Lease:
         if interface is not None:
             self.__array_interface__ = interface
 
-    __del__ = property(attrgetter("_release"))
+    __del__ = calling("_release")
 
 
 def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[Any]]:

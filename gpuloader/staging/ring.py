@@ -304,15 +304,21 @@ class Ring:
         """Number of slots that are free now, including those yet to be reserved."""
         return len(self._free) + self.count - self._reserved if self.allocated else 0
 
+    @property
+    def is_finalized(self) -> bool:
+        """Whether the garbage collector has closed memory of free slots.
+
+        It finalizes all that belongs to a garbage cycle, even if one of the finalizers keeps the ring alive.
+        """
+        return any(isinstance(slot.memory, Arena) and slot.memory.closed for slot in self._free)
+
     def interrupt(self) -> None:
         """Make all waiting and later `acquire` calls raise `QueueClosed`, until `rearm`."""
         self._credits.put(False)
 
     def rearm(self) -> bool:
-        """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back and valid."""
+        """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
         for credit in [self._credits.get() for _ in range(self._credits.qsize())]:
             if credit:
                 self._credits.put(credit)
-        if any(isinstance(slot.memory, Arena) and slot.memory.closed for slot in self._free):
-            return False  # the ring itself is garbage, and its memory was finalized first
         return not self.allocated or self.free + self.leased == self.count

@@ -15,6 +15,7 @@ from gpuloader.fields.tensors import bits_dtype
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.decoding import Decoding
 from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
 from gpuloader.transforms.operations import Chain, GatherRows, GatherSpan, KernelCall, Operation, Spec
 from gpuloader.transforms.program import Program, Step, Transform, naming
@@ -178,6 +179,7 @@ class _Planner:
     def plan(self) -> Program:
         checked: list[tuple[Transform, str, tuple[int, ...]]] = []
         drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
+        decodings: list[Decoding] = []
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
@@ -198,6 +200,10 @@ class _Planner:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
+            if isinstance(operation, Decoding):
+                decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
+                self._present[name] = (*outputs, *inputs[1:-1])
+                continue
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
@@ -216,6 +222,7 @@ class _Planner:
             tuple(self._steps),
             Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
             tuple(len(self._present[name]) - 1 for name in self._names),
+            tuple(decodings),
         )
 
     def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:

@@ -27,6 +27,7 @@ from tests.chaos.case import ENDS, LIMITS, OUTSIDE, TROUBLES, Case, Fault
 from tests.processes import descendants, is_tracker
 
 _MOST_FILE = 1 << 30  # bytes, of files and of memory files
+_AGAIN = 0.3  # seconds within which an interrupt that came while an object was freed is delivered again
 _LATE = ("numpy.random", "multiprocessing.synchronize", "multiprocessing.popen_fork", "threadpoolctl")
 """What workers import. Under a limit, an import fails in ways that are Python's and not the package's."""
 
@@ -61,6 +62,8 @@ class Program:
                 self.report(error)
         tell(waiting=True)
         sys.stdin.readline()
+        if any(fault.kind == "interrupt" and fault.who < 0 for fault in self.case.faults):
+            time.sleep(_AGAIN)
 
     def report(self, error: BaseException) -> None:
         """Report an error that the program has caught, and forget it with all that it refers to."""

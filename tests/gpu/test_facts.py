@@ -81,7 +81,7 @@ class TestPageLocking:
         with pytest.raises(OSError, match=r"(?i)already"):
             device.page_lock(arena.address, nbytes)
         begun = time.perf_counter()
-        device.page_unlock(arena.address, arena)
+        device.page_unlocker(arena.address, arena)()
         unlocked = time.perf_counter() - begun
         assert not cupy.cuda.pinned_memory.is_memory_pinned(arena.address)
         say(f"1 GiB: {made:.2f} s to make, {locked:.3f} s to page-lock, {unlocked:.3f} s to unlock")

@@ -1,8 +1,11 @@
 """Epochs that are dropped rather than closed: nothing waits, nothing is lost, nothing stays."""
 
+import _thread
 import gc
+import operator
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -11,7 +14,8 @@ import pytest
 
 from gpuloader import DataLoader, IterableDataset
 from gpuloader.pipeline.epoch import Epoch
-from tests.fakes import loader_threads, wait_until
+from gpuloader.testing import simulated_places
+from tests.fakes import loader_threads, no_other_collection, wait_until
 
 
 class Stuck:
@@ -103,6 +107,30 @@ def test_an_epoch_dropped_by_the_garbage_collector_is_closed_too(options):
     del cycle
     gc.collect()
     wait_until(lambda: not loader_threads())
+    assert len(list(loader)) == 20
+
+
+@pytest.mark.parametrize("read_ahead", [True, False])
+def test_an_interrupt_while_an_epoch_is_collected_is_delivered(read_ahead, monkeypatch):
+    """Its memory is that of an earlier epoch, and so older than what closes the epoch.
+
+    Without a thread: the standard library keeps all threads in a weak set, which removes them in Python code.
+    """
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    [place] = simulated_places(1)
+    loader = DataLoader(list(range(40)), places=place, batch_size=2, use_buffer_reader=read_ahead)
+    assert len(list(loader)) == 20
+    cycle = [iter(loader)]
+    next(cycle[0])
+    cycle.append(cycle)
+    with no_other_collection():
+        del cycle
+        with pytest.raises(KeyboardInterrupt):
+            list(map(operator.call, [_thread.interrupt_main, gc.collect]))
+            threading.Event().wait(30)
+    wait_until(lambda: not loader_threads())
+    assert not printed
     assert len(list(loader)) == 20
 
 

@@ -5,6 +5,7 @@ import gc
 import mmap
 import os
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gpuloader import StagingMemoryError
 from gpuloader.base import platforms
 from gpuloader.base.control_group import read_control_group
+from gpuloader.base.finalizers import once
 from gpuloader.staging import arena as module
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
@@ -32,7 +34,10 @@ class Locker:
             raise OSError("no more pages may be locked")
         self.calls.append(("lock", address, nbytes))
 
-    def page_unlock(self, address, memory):
+    def page_unlocker(self, address, memory):
+        return once(partial(self.unlock, address, memory))
+
+    def unlock(self, address, memory):
         with open("/proc/self/maps") as maps:
             mapped = any(
                 int(start, 16) <= address < int(end, 16)

@@ -6,9 +6,11 @@ import contextlib
 import os
 import select
 import signal
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
+from gpuloader.base.finalizers import closing_once, once
 from gpuloader.base.platforms import kill_process
 from gpuloader.base.processes import close_process, open_sentinel
 from gpuloader.fetch.processes.serving import STATUS
@@ -28,6 +30,10 @@ class Child(Protocol):
     pid: int
     sentinel: int
 
+    @property
+    def released(self) -> bool:
+        """Whether the handle is closed."""
+
     def exit_code(self, wait: float) -> int | None:
         """Return the exit code, or None if the process does not end within `wait` seconds."""
 
@@ -38,7 +44,20 @@ class Child(Protocol):
         """Close the handle. Wait for the process first, unless it belongs to the process that forked this."""
 
 
-class StartedChild:
+class _Closing:
+    """The descriptors of a handle, which are closed at most once."""
+
+    def __init__(self, *descriptors: int) -> None:
+        self._closed: list[bool] = []
+        self._close = once(partial(self._closed.append, True), closing_once(*descriptors))
+
+    @property
+    def released(self) -> bool:
+        """Whether the handle is closed."""
+        return bool(self._closed)
+
+
+class StartedChild(_Closing):
     """A process that `multiprocessing` started, by forking or spawning.
 
     Parameters
@@ -51,6 +70,7 @@ class StartedChild:
         self._process = process
         self.pid: int = process.pid
         self.sentinel = open_sentinel(process)
+        super().__init__(*({self.sentinel} - {process.sentinel}))
 
     def exit_code(self, wait: float) -> int | None:
         """Return the exit code, or None if the process does not end within `wait` seconds."""
@@ -67,13 +87,12 @@ class StartedChild:
 
     def release(self, *, is_ours: bool) -> None:
         """Close the handle, after waiting for the process if it `is_ours`."""
-        if self.sentinel != self._process.sentinel:
-            os.close(self.sentinel)
         if is_ours:
             close_process(self._process)
+        self._close()
 
 
-class ServedChild:
+class ServedChild(_Closing):
     """A process that the fork server forked.
 
     Parameters
@@ -90,6 +109,7 @@ class ServedChild:
     def __init__(self, pid: int, status: int, descriptor: int | None) -> None:
         self.pid = pid
         self.sentinel = status if descriptor is None else descriptor
+        super().__init__(*{self.sentinel, status})
         self._status = status
         self._code: int | None = None
         self._has_ended = False
@@ -114,8 +134,7 @@ class ServedChild:
         """Close the handle, after waiting for the process if it `is_ours`."""
         if is_ours:
             wait_for(self.sentinel, None)
-        for descriptor in {self.sentinel, self._status}:
-            os.close(descriptor)
+        self._close()
 
 
 def wait_for(descriptor: int, seconds: float | None) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.exiting import exit_first
+from gpuloader.base.finalizers import Finalizer, closing_once
 from gpuloader.collate.items import ItemState
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all
+from gpuloader.fetch.processes.shipping import Parcel
 from gpuloader.fetch.processes.starting import Start
 from gpuloader.fetch.processes.wire import NO_ROW, Board, dumps, dumps_for_stranger
 
@@ -75,8 +77,12 @@ class Pool:
         self.serial = 0
         self.workers: list[WorkerProcess] = []
         self._descriptor = -1
+        self._parts: _Parts = self.workers, start.parcel, self.process, closing_once()
+        self._finalizer = Finalizer()
         try:
             self.board, self._descriptor = Board.create(ahead, columns)
+            self._parts = *self._parts[:-1], closing_once(self._descriptor)
+            self._finalizer.watch(partial(_close, *self._parts))
             self._free_rows = list(range(len(self.board.rows)))
             self.resize(count)
             exit_first()
@@ -86,7 +92,8 @@ class Pool:
 
     def resize(self, count: int) -> None:
         """Stop surplus workers, or start the first ones; call it between epochs, when all are idle."""
-        surplus, self.workers = self.workers[count:], self.workers[:count]
+        surplus = self.workers[count:]
+        del self.workers[count:]
         close_all(surplus, GRACE)
         while len(self.workers) < min(count, FIRST):
             self.start_next()
@@ -139,18 +146,28 @@ class Pool:
 
     def close(self, grace: float = GRACE) -> None:
         """Stop all workers, killing them after `grace` seconds; may be called again."""
-        workers, self.workers = self.workers, []
-        descriptor, self._descriptor = self._descriptor, -1
-        try:
-            if self.process == os.getpid():
-                close_all(workers, grace)
-        finally:  # a Ctrl-C may end the wait for the workers
-            if self.start.parcel is not None:
-                self.start.parcel.close()
-            if descriptor >= 0:
-                os.close(descriptor)
+        self._descriptor = -1
+        _close(*self._parts, grace)
+        self._finalizer.end()
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the interpreter's end, module globals may be gone, and the workers have ended before.
-        if getattr(self, "_descriptor", -1) >= 0 and not ending():
-            self.close()
+
+_Parts: TypeAlias = tuple[list[WorkerProcess], Parcel | None, int, Callable[[], object]]
+
+
+def _close(
+    workers: list[WorkerProcess],
+    parcel: Parcel | None,
+    owner: int,
+    forget: Callable[[], object],
+    grace: float = GRACE,
+) -> None:
+    """Stop a pool's workers, and close what it shares with them."""
+    ended = workers.copy()
+    workers.clear()
+    try:
+        if owner == os.getpid():
+            close_all(ended, grace)
+    finally:  # a Ctrl-C may end the wait for the workers
+        if parcel is not None:
+            parcel.close()
+        forget()

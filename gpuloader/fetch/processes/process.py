@@ -7,10 +7,13 @@ import os
 import socket
 import weakref
 from collections import deque
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from gpuloader.base.errors import LoaderError
+from gpuloader.base.exiting import at_last
+from gpuloader.base.finalizers import Finalizer
 from gpuloader.base.living import Living
 from gpuloader.base.platforms import after_fork, message_pair
 from gpuloader.base.processes import starting
@@ -32,7 +35,13 @@ def _disown_all() -> None:
         one.disown()
 
 
+def _end_all() -> None:
+    for one in list(_known):
+        one.end()
+
+
 after_fork(_disown_all)
+at_last(_end_all)
 
 
 class WorkerProcess:
@@ -77,7 +86,7 @@ class WorkerProcess:
                 theirs.close()
         self.pid = self._child.pid
         self.sentinel = self._child.sentinel
-        self._finalizer = weakref.finalize(self, _end, self.link, self._child, os.getpid())
+        self._finalizer = Finalizer(partial(_end, self.link, self._child, os.getpid()))
         if start.parcel is not None:
             for one in start.parcel.lists:
                 self.send(Message(Kind.LIST, descriptor=one.descriptor))
@@ -151,6 +160,10 @@ class WorkerProcess:
         if self.is_closed:
             return
         wait_for(self.sentinel, deadline - monotonic())
+        self.end()
+
+    def end(self) -> None:
+        """Kill the process, and free all that this object refers to; may be called again."""
         self._finalizer()
 
     @property
@@ -162,6 +175,8 @@ class WorkerProcess:
 def _end(link: socket.socket, child: Child, owner: int) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
     link.close()
+    if child.released:  # a Ctrl-C had cut this short
+        return
     is_ours = os.getpid() == owner
     if is_ours:
         child.kill()

@@ -6,7 +6,7 @@ import mmap
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.base.exiting import close_descriptor
+from gpuloader.base.finalizers import calling, closing_once
 from gpuloader.base.platforms import available_memory, open_memory_file, reserve, seal
 from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle, receiving
 from gpuloader.sources.packed import PackedList
@@ -84,16 +84,14 @@ class Parcel:
         self.needs_main = needs_main
         self.modules = modules
         self.lists = lists
+        self._close = closing_once(descriptor)
 
     def close(self) -> None:
         """Close the descriptor; unpacked objects stay valid. May be called again."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self.descriptor = -1
+        self._close()
 
-    def __del__(self, close: Callable[[int | None], None] = close_descriptor) -> None:
-        descriptor, self.descriptor = getattr(self, "descriptor", -1), -1
-        close(descriptor)  # of a garbage cycle, the pool may close this parcel after it was finalized
+    __del__ = calling("_close")
 
 
 def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
 from gpuloader.base.errors import DataFileError, missing_package
+from gpuloader.base.finalizers import when_dropped
 from gpuloader.sources.files.arrays import StoredArrays
 from gpuloader.sources.files.opening import ATTEMPTS, BUFFER, TIMEOUT, Tries, as_url, is_remote, open_source
 
@@ -70,7 +70,7 @@ class HDF5Dataset(StoredArrays):
             # HDF5 reads under a lock that any thread may need while it collects garbage, including the thread
             # of a remote file system. Each would wait for the other, so HDF5 only reads local files.
             copy = _copy_here(self._path, Tries.of(attempts, timeout))
-            weakref.finalize(self, copy.close)
+            when_dropped(self, copy.close)
             self._path = f"/proc/{os.getpid()}/fd/{copy.fileno()}"
         super().__init__(url, arrays, attempts=attempts, timeout=timeout)
 
@@ -88,7 +88,7 @@ class HDF5Dataset(StoredArrays):
             problem = f"the file is truncated or not an HDF5 file: {error}"
             raise DataFileError(problem, file=self._url) from error
         if self._copied:
-            weakref.finalize(store, source.close)
+            when_dropped(store, source.close)
         else:
             source.close()
         return store

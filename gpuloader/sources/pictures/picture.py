@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.base.errors import PictureError, SampleError, SourceError
+from gpuloader.fields.encoded import Code
 from gpuloader.sources.pictures.decoding import (
     Header,
     Pixels,
@@ -166,6 +167,21 @@ class Picture:
 
 def _make(data: bytes, file: str, upright: bool) -> Picture:
     return Picture(data, file, upright=upright)
+
+
+def decode_code(code: Code) -> Pixels:
+    """Return the pixels of the region that a code holds, uint8 of shape (height, width, channels).
+
+    Raises
+    ------
+    PictureError
+        The encoded picture cannot be decoded.
+    """
+    if not code.orientation:
+        return code.data.reshape(code.shape)
+    top, left, bottom, right = code.part
+    picture = Picture(code.data.tobytes(), code.file, upright=code.orientation > 1)
+    return np.ascontiguousarray(picture.decode()[top:bottom, left:right])
 
 
 def is_encoded(value: object) -> bool:
