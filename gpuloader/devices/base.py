@@ -5,7 +5,7 @@ One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -137,6 +137,9 @@ class DeviceCalls(Protocol):
 
     def keep(self, stream: Stream) -> Stream:
         """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True."""
 
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one array per field over device memory; each of their views keeps `lease` alive."""

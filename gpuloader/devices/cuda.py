@@ -368,6 +368,11 @@ class CudaDevice:
         with self.current() as calls:
             calls.run(program, memory, stream)
 
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile and load a program's kernels, one by one until `stop` returns True."""
+        with self.current() as calls:
+            calls.compile(program, stop)
+
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""
         with self.current():

@@ -391,6 +391,9 @@ class SimulatedDevice:
         """Return whether an array of a batch lies in `memory`."""
         return isinstance(array, SimulatedArray) and array._memory is memory
 
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Do nothing, because the device runs the kernels' twins."""
+
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""
         stream: SimulatedStream = getattr(self._current, "stream", self._default)
