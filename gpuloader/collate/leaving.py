@@ -18,7 +18,8 @@ from gpuloader.staging.layout import Layout
 def leave_out(staged: StagedBatch, bad: Collection[int]) -> None:
     """Leave the samples at these positions out of a staged batch: its rows move up within the slot.
 
-    The bytes of `Encoded` pictures stay where they are; only their pixels are counted anew.
+    The bytes of `Encoded` pictures stay where they are; only their pixels are counted anew. Random numbers
+    that were drawn once for the whole batch stay the same.
 
     Raises
     ------
