@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, SampleError
+from gpuloader import DataLoader, IterableDataset, SampleError, get_worker_info
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.fetch.jobs import Job
@@ -81,9 +81,48 @@ def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
     assert job.error.dataset_index == 1
 
 
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_threads_gather_the_rows_of_large_arrays(size):
+    """Also more of them than a batch has rows, or megabytes."""
+    rows = np.arange(12 << 18, dtype=np.float32).reshape(12, -1)
+    options = {"places": "cpu", "batch_size": size, "shuffle": True, "seed": 3}
+    plain = DataLoader(rows, **options)
+    for count in (1, 3, 8):
+        threads = DataLoader(rows, num_workers=count, worker_type="thread", **options)
+        epoch = iter(threads)
+        found = [next(epoch)]
+        assert len(loader_threads()) == count
+        found += epoch
+        for one, other in zip(found, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+        plain.set_epoch(0)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return (np.full(3, index) for index in range(COUNT))
+
+
+class Uneven(IterableDataset):
+    """Items that tell their worker, of which each later one has one batch more."""
+
+    def __iter__(self):
+        number = get_worker_info().id
+        return iter([number] * (2 * number + 2))
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_workers_take_turns_at_an_iterable_dataset_until_each_has_ended(kind):
+    options = {"places": "cpu", "batch_size": 2, "num_workers": 3, "worker_type": kind}
+    loader = DataLoader(Uneven(), **options)
+    epoch = iter(loader)
+    found = [next(epoch).tolist() for _ in range(2)]
+    state = loader.state_dict()
+    found += [batch.tolist() for batch in epoch]
+    assert found == [[number] * 2 for number in (0, 1, 2, 1, 2, 2)]
+    again = DataLoader(Uneven(), **options)
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == found[2:]
 
 
 class Samples:
