@@ -6,7 +6,7 @@ Figures are pictures per second: 1,024 files of 500 x 375, random windows resize
 normalized, in batches of 64, with two workers. All ways take turns, each library in its own process. Files
 are on the disk of the temporary folder; for a cold turn, they are dropped from the page cache first. On the
 way to a GPU, workers decode regions into page-locked slots, and calls of CUDA return at once: it takes CuPy,
-and no GPU.
+and no GPU. "Decoded there" is decode="device" with a decoder that takes no time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,6 +35,7 @@ from gpuloader.bench.peers import PEERS
 from gpuloader.bench.running import take_turns
 from gpuloader.bench.samples import Pictures
 from gpuloader.bench.sides import Here, Side
+from gpuloader.devices.base import DevicePicture
 
 CASE = CASES["pictures"]
 MODULE = "benchmarks.pictures"
@@ -72,13 +74,23 @@ def _on_host(pictures: Pictures) -> dict[str, Candidate]:
 
 def _to_device(pictures: Pictures) -> dict[str, Candidate]:
     files = [(pictures.file(index), index) for index in range(len(pictures))]
-    return {
-        f"{way}, road to a GPU": partial(turn, _load(files, "0", scaled, "gpu:0"), lambda batch: batch)
-        for way, scaled in WAYS.items()
-    }
+    loaders = {f"{way}, road to a GPU": _load(files, "0", scaled, "gpu:0") for way, scaled in WAYS.items()}
+    with mock.patch("gpuloader.devices.cuda.open_codec", return_value=_IdleCodec()):
+        loaders["decoded there, road to a GPU"] = _load(files, "0", False, "gpu:0", decode="device")
+    return {name: partial(turn, loader, lambda batch: batch) for name, loader in loaders.items()}
 
 
-def _load(dataset: Any, field: str, scaled: bool, places: str) -> Any:
+class _IdleCodec:
+    """Decodes as fast as a GPU that takes no time."""
+
+    def decode(self, codes: Sequence[Any], stream: Any) -> list[DevicePicture | None]:  # noqa: ARG002
+        return [DevicePicture(0, 0, 0, 0, None) for _ in codes]
+
+    def copy(self, *_: Any) -> None:
+        pass
+
+
+def _load(dataset: Any, field: str, scaled: bool, places: str, **options: Any) -> Any:
     from gpuloader import DataLoader
     from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
 
@@ -96,6 +108,7 @@ def _load(dataset: Any, field: str, scaled: bool, places: str) -> Any:
         worker_type="thread",
         persistent_workers=True,
         transforms=steps,
+        **options,
     )
 
 
