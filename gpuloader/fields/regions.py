@@ -11,7 +11,7 @@ import numpy as np
 from gpuloader.fields.spec import Array
 
 NUMBERS = 13
-"""Numbers of a region's geometry; `gpuloader.kernels.resample` names them."""
+"""Numbers of a region's geometry; `gpuloader.kernels.resample` names them. Changes of color may follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,8 @@ class Region:
     shape : tuple of int
         The number of pixels, and the channels of each.
     geometry : numpy.ndarray
-        What to make of it, float32 of shape (13,); see `gpuloader.kernels.resample.GEOMETRY`.
+        What to make of it, float32: 13 numbers, see `gpuloader.kernels.resample.GEOMETRY`; and pairs of
+        numbers that change its colors, see `gpuloader.kernels.recolor`.
     source : numpy.ndarray or callable
         The pixels, row by row, uint8 of that shape; or what decodes them into an array of that shape.
     """

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuloader.fields.encoded import Code, Encoded
-from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
 from gpuloader.sources.pictures.plain import is_plain
 from gpuloader.transforms.planning import PictureTransform, plan_picture
-from gpuloader.transforms.staging import find_part, stage_plan
+from gpuloader.transforms.staging import find_part, find_pass, stage_plan
 
 
 def stage_encoded(
@@ -49,14 +48,12 @@ def stage_encoded(
     """
     picture = as_picture(value)
     plan = plan_picture(size_of(picture), transforms, rng)
-    first, *others = plan
-    assert isinstance(first, Geometry)
     number = index if isinstance(index, int) else -1
-    one_pass = not others and first.filter in (None, interpolation)
-    if one_pass and isinstance(picture, Picture) and is_plain(picture.data):
-        part, geometry = find_part(picture.header.size, first)
+    found = find_pass(plan, transforms, interpolation)
+    if found is not None and isinstance(picture, Picture) and is_plain(picture.data):
+        part, geometry = find_part(picture.header.size, *found)
         data = np.frombuffer(picture.data, np.uint8)
         code = Code(data, part, picture.header.orientation, 3, picture.file, number)
         return Encoded(code, geometry)
     file = picture.file if isinstance(picture, Picture) else ""
-    return Encoded.of(stage_plan(picture, plan, interpolation), file, number)
+    return Encoded.of(stage_plan(picture, plan, transforms, interpolation), file, number)

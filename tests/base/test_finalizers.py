@@ -198,8 +198,8 @@ class TestAFinalizer:
         del cycle
         gc.collect()
         assert called == [1]
-        # A free-threaded interpreter does not collect the oldest object first.
-        assert asked == [bool(sysconfig.get_config_var("Py_GIL_DISABLED"))]
+        # A free-threaded interpreter may collect the second one first.
+        assert asked == [False] or (asked == [True] and sysconfig.get_config_var("Py_GIL_DISABLED"))
 
     def test_calls_the_function_again_after_an_interrupt_has_cut_it_short(self):
         called = []
