@@ -186,6 +186,20 @@ def test_a_picture_that_it_takes_for_another_is_left_to_the_cpu(runtime, monkeyp
     data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
     assert codec.decode([Code(data, (0, 0, 40, 40), 1)], None) == [None]
     assert codec.decode([Code(np.zeros(9, np.uint8), (0, 0, 4, 4), 1)], None) == [None]
+    # Turned, says our reader; the decoder finds no such note in the file.
+    assert codec.decode([Code(data, (0, 0, 30, 20), 6)], None) == [None]
+
+
+def test_a_whole_picture_is_no_region(runtime, monkeypatch):
+    module = nvimgcodec.make_module(runtime)
+    codec = make_codec(module)
+    data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
+    codec.decode([Code(data, part) for part in [(0, 0, 20, 30), (1, 0, 18, 30), (0, 0, 20, 9)]], None)
+    assert [region and (region.start, region.end) for region in module.regions] == [
+        None,
+        None,
+        ((0, 0), (20, 11)),
+    ]
 
 
 def make_codec(module, backends=()):
