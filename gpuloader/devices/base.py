@@ -5,7 +5,7 @@ One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -138,6 +138,9 @@ class DeviceCalls(Protocol):
     def keep(self, stream: Stream) -> Stream:
         """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
 
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True."""
+
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one array per field over device memory; each of their views keeps `lease` alive."""
 
@@ -159,11 +162,11 @@ class Device(DeviceCalls, Protocol):
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
         """Return another block like the one that has yielded `calls`, later in the same thread.
 
-        Between the blocks, the user's code may have made another device current. So only copies, `record`,
-        `wait` and `query` are allowed, which work whatever is current.
+        If the user's code may have run between the blocks, it may have made another device current. Then only
+        copies, `record`, `wait` and `query` are allowed, which work whatever is current.
         """
 
     def bus_id(self) -> str:

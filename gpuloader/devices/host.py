@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -63,7 +64,7 @@ class HostDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
@@ -143,6 +144,9 @@ class HostDevice:
     def holds(self, memory: HostBuffer, array: Any) -> bool:
         """Return whether an array lies in host memory of this size and place."""
         return bool(np.may_share_memory(memory.bytes, array))
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Do nothing, because the host runs the kernels' twins."""
 
     def consumer_stream(self) -> str:
         """Return the host's only stream."""

@@ -188,7 +188,7 @@ class SimulatedDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
         """Return a block that changes nothing."""
         return nullcontext(self)
 
@@ -390,6 +390,9 @@ class SimulatedDevice:
     def holds(self, memory: SimulatedMemory, array: Any) -> bool:
         """Return whether an array of a batch lies in `memory`."""
         return isinstance(array, SimulatedArray) and array._memory is memory
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Do nothing, because the device runs the kernels' twins."""
 
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""

@@ -16,6 +16,7 @@ from typing import Any
 from gpuloader.base.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
+from gpuloader.pipeline.kernels_ahead import KernelsAhead
 from gpuloader.pipeline.lane import Landing, Lane
 from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.ring import Ring
@@ -48,6 +49,8 @@ class Pipeline:
         Whether to leave out a last step that has no batch for every place.
     masking : callable or None
         Returns the mask to deliver with each batch; None delivers none.
+    kernels : KernelsAhead or None
+        Compiles ahead what the first batch launches.
 
     Attributes
     ----------
@@ -69,8 +72,10 @@ class Pipeline:
         prefetch: int,
         drop_last: bool,
         masking: Masking | None = None,
+        kernels: KernelsAhead | None = None,
     ) -> None:
         self.waited = 0
+        self._kernels = kernels
         self._masking = masking
         self._fetch = fetch
         self._ring = ring
@@ -125,6 +130,13 @@ class Pipeline:
         for landings in itertools.islice(self._flying, 1):
             for lane, landing in zip(self._lanes, landings):  # noqa: B905 - the last step may have fewer batches
                 lane.settle(landing)
+        self.finish_kernels()
+
+    def finish_kernels(self) -> None:
+        """Compile nothing more ahead; called when the first step has been delivered, or at the end."""
+        kernels, self._kernels = self._kernels, None
+        if kernels is not None:
+            kernels.finish()
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
@@ -313,6 +325,7 @@ class Pipeline:
         """Wait for copies in progress, and take every slot back; called once, after `stop`."""
         while self._flying:
             self._discard(self._flying.popleft())
+        self.finish_kernels()
         for lane in self._lanes:
             lane.close()
         self._drain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,11 @@ class Programmer:
     native : bool
         Whether results in bfloat16 are delivered in PyTorch's dtype, and not as bits in uint16. It may change
         before the first program.
+
+    Attributes
+    ----------
+    planned : callable or None
+        Called with every new program, by the thread that asks for it first.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Programmer:
         self._made: dict[Any, Program] = {}
         self._last: tuple[Layout | None, Program | None] = None, None
         self._drawn: DrawnAhead | None = None
+        self.planned: Callable[[Program], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
@@ -85,6 +91,8 @@ class Programmer:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
             program = self._made[key] = _Planner(self, names, levels, staged, drawn).plan()
+            if self.planned is not None:
+                self.planned(program)
         self._last = staged, program
         return program
 

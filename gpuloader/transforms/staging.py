@@ -244,7 +244,7 @@ def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> N
     top, left, bottom, right = part
     out = target.reshape(bottom - top, right - left, 3)
     is_whole = out.shape[:2] == shrink_size(size_of(picture), shrink)
-    pixels = picture.decode_at(shrink, "RGB", out if is_whole else None)
+    pixels = picture.decode_at(shrink, out if is_whole else None)
     if pixels is not out:
         out[...] = np.asarray(pixels)[top:bottom, left:right]
 

@@ -5,11 +5,12 @@ comes. That tests their arguments, their order on the copy stream, and their res
 """
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
+from gpuloader import DataLoader, Dataset, LoaderError, TensorDataset, cuda_places
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.transforms import (
@@ -26,6 +27,7 @@ from gpuloader.transforms import (
     RandomResizedCrop,
 )
 from gpuloader.transforms.operations import Plain
+from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim
 
@@ -243,6 +245,108 @@ class TestLaunchesAreRepeated:
             [np.array(field) for field in batch] for batch in DataLoader(dataset, places="cpu", **options)
         ]
         assert_same(found, wanted)
+
+
+class Slow(Dataset):
+    """Calls a function before it returns a sample."""
+
+    def __init__(self, before):
+        self.before = before
+
+    def __getitem__(self, index):
+        self.before(index)
+        return PICTURES[index], LABELS[index]
+
+    def __len__(self):
+        return COUNT
+
+
+class Compiler:
+    """Says when a kernel is asked for, and in which threads; holds up the loader's own thread until told."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.wanted = []
+        load = launching.load_kernel
+
+        def wait_and_load(name, entry=None):
+            self.wanted.append((threading.current_thread().name, name))
+            if threading.current_thread().name == "gpuloader-compiler":
+                self.begun.set()
+                assert self.go_on.wait(10)
+            return load(name, entry)
+
+        monkeypatch.setattr(launching, "load_kernel", wait_and_load)
+
+    def names(self, ahead):
+        return {name for thread, name in self.wanted if (thread == "gpuloader-compiler") == ahead}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+class TestCompilingAhead:
+    steps = CASES["everything"][1]
+
+    def load(self, before, workers, **options):
+        options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread", **options}
+        return DataLoader(Slow(before), places="gpu:0", transforms=self.steps, seed=3, **options)
+
+    def test_begins_with_the_first_sample_and_holds_up_none(self, runtime, monkeypatch, workers):
+        """The first batch waits for the compiler to begin, and the compiler for the first batch's samples."""
+        compiler, read = Compiler(monkeypatch), []
+
+        def before(index):
+            if index:
+                assert compiler.begun.wait(10)
+            read.append(index)
+            if len(read) == 6:
+                compiler.go_on.set()
+
+        found = []
+        for batch in self.load(before, workers):
+            runtime.finish()
+            found.append([np.array(shim.read(field)) for field in batch])
+        assert compiler.names(ahead=True) == compiler.names(ahead=False) == {"normalize", "one_hot"}
+        wanted = DataLoader(
+            TensorDataset(PICTURES, LABELS), places="cpu", batch_size=6, transforms=self.steps, seed=3
+        )
+        assert_same(found, [list(map(np.array, batch)) for batch in wanted])
+
+    def test_ends_with_the_first_step_and_does_not_begin_again(self, runtime, monkeypatch, workers):
+        compiler = Compiler(monkeypatch)
+        compiler.go_on.set()
+        loader = self.load(lambda index: None, workers)
+        for _ in range(2):
+            for _ in loader:
+                assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+        assert len([name for thread, name in compiler.wanted if thread == "gpuloader-compiler"]) == 2
+
+    def test_ends_with_a_loop_that_fails_at_once(self, runtime, monkeypatch, workers):
+        compiler = Compiler(monkeypatch)
+
+        def before(index):
+            if index:
+                assert compiler.begun.wait(10)
+                threading.Timer(0.05, compiler.go_on.set).start()
+                raise OSError("unplugged")
+
+        with nothing_left_behind():
+            with pytest.raises(Exception, match="unplugged"):
+                list(self.load(before, workers))
+            assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+            assert len(compiler.wanted) == 1  # nothing else was compiled
+
+    def test_an_error_is_raised_where_the_kernel_is_launched(self, runtime, monkeypatch, workers):
+        compiler, load = Compiler(monkeypatch), launching.load_kernel
+        compiler.go_on.set()
+
+        def fail(name, entry=None):
+            load(name, entry)
+            raise cupy.cuda.compiler.CompileException("no such type", "source", name, (), "nvrtc")
+
+        monkeypatch.setattr(launching, "load_kernel", fail)
+        with pytest.raises(LoaderError, match="no such type"):
+            list(self.load(lambda index: index and compiler.begun.wait(10), workers))
+        assert compiler.names(ahead=True)
 
 
 @pytest.mark.parametrize("split", ["batches", "shards"])
