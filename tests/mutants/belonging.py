@@ -55,7 +55,8 @@ MORE: dict[str, str] = {
     "fetch/processes/failures",
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths",
-    "fetch/threads/crew.py": "fetch/threads fetch/timeouts fetch/leaving",
+    "fetch/threads/crew.py": "fetch/threads pipeline/closing loader/rank_streams fetch/timeouts "
+    "fetch/leaving",
     "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
