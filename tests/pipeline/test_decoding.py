@@ -114,6 +114,12 @@ def test_batches_are_those_of_a_cpu_place(files, chain, normalized, decoded):
     assert len(decoded) == 2 * of_device
 
 
+def test_a_picture_on_the_host_is_where_a_device_copies_it_from():
+    pixels = make_pixels(6, 5)
+    host = decoding.HostPixels(pixels)
+    assert (host.address, host.bytes.tobytes()) == (pixels.ctypes.data, pixels.tobytes())
+
+
 def test_a_cpu_place_takes_the_way_of_the_cpu(files):
     assert read(files, "cpu") == read(files, "cpu", decode="image")
 
