@@ -1,119 +1,145 @@
-"""Pictures: the same JPEG files in memory and on disk, and the host's part of the way to a GPU.
+"""Pictures: JPEG files in memory and on disk, to batches on a CPU, and the way to a GPU without its part.
 
-python benchmarks/pictures.py [--peer NAME ...] [--repeats N]
+python benchmarks/pictures.py [--peer NAME ...] [--repeats N] [--output FILE.json]
 
-Figures are pictures per second: 1,024 files of 500 x 375, random windows resized to 224 x 224, mirrored and
-normalized, in batches of 64, with two workers. All ways take turns, each library in its own process. Files
-are on the disk of the temporary folder; for a cold turn, they are dropped from the page cache first. On the
-way to a GPU, workers decode regions into page-locked slots, and calls of CUDA return at once: it takes CuPy,
-and no GPU.
+Random windows are resized, mirrored and normalized, in batches of 64, with two workers: 1,024 photographs of
+500 x 375 to 224 x 224, and 4,096 thumbnails of 100 x 75 to 64 x 64. All ways take turns of one epoch, each
+library in its own process. Files are in the temporary folder; for a cold turn, they are dropped from the page
+cache first. On the way to a GPU, workers decode regions into page-locked slots, and calls of CUDA return at
+once: it takes CuPy, and no GPU.
+
+Processor time is that of all cores, which other programs disturb less than the time that elapses. The memory
+is what a process takes beyond its slots while it decodes photographs of 12 megapixels with 8 threads.
 """
 
 from __future__ import annotations
 
-import atexit
+import argparse
 import contextlib
 import importlib.util
+import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.script import make_parser
-from gpuloader.bench.cases import CASES
-from gpuloader.bench.consumer import turn
-from gpuloader.bench.hosts import Host, open_host
-from gpuloader.bench.measure import Candidate
-from gpuloader.bench.peers import PEERS
-from gpuloader.bench.running import take_turns
-from gpuloader.bench.samples import Pictures
-from gpuloader.bench.sides import Here, Side
+from benchmarks import picture_loaders, picture_memory
+from benchmarks.measure import Result, describe_machine, spread
+from benchmarks.picture_loaders import DISK, ELAPSED, MEMORY
+from benchmarks.run import render
+from benchmarks.script import make_parser, run_script
+from gpuloader.bench.hosts import Host
+from gpuloader.bench.samples import Pictures, photos
+from gpuloader.bench.sides import TurnFailed
 
-CASE = CASES["pictures"]
-MODULE = "benchmarks.pictures"
-WAYS = {"exact": False, "scaled": True}
+MODULE = picture_loaders.__name__
+COUNT, SIDE = 4096, 64
+"""Of thumbnails: how many, and the size of the result."""
 
-
-def open_memory() -> Here:
-    """Return the side of gpuloader on a CPU place, with files in memory and on disk."""
-    return Here(lambda: _on_host(CASE.make(CASE.length)))
+Runs = dict[tuple[str, str], list[float]]
+"""Measurements by the title of a table and the name of a row."""
 
 
-def open_road() -> Here:
-    """Return the side of gpuloader on the way to a GPU whose calls do nothing."""
-    from benchmarks.gpu.counted_cuda import counted_cuda
-
-    stack = contextlib.ExitStack()
-    stack.enter_context(counted_cuda())
-    atexit.register(stack.close)
-    return Here(lambda: _to_device(CASE.make(CASE.length)))
-
-
-def _on_host(pictures: Pictures) -> dict[str, Candidate]:
-    import gpuloader
-
-    folder = write_files(pictures)
-    names = gpuloader.ImageFolder(folder)
-    files = [(pictures.file(index), index) for index in range(len(pictures))]
-    made: dict[str, Candidate] = {}
-    for way, scaled in WAYS.items():
-        made[f"{way}, in memory"] = partial(turn, _load(files, "0", scaled, "cpu"), _first)
-        loader = _load(names, "image", scaled, "cpu")
-        made[f"{way}, files in the page cache"] = partial(turn, loader, _first)
-        made[f"{way}, files on disk"] = partial(_turn_cold, loader, folder)
-    return made
+def main() -> None:
+    """Measure and print tables."""
+    parser = make_parser(__doc__)
+    peers = picture_loaders.PEERS
+    parser.add_argument("--peer", nargs="*", default=[], choices=peers, help="libraries to measure beside")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each way, after a warm-up turn")
+    run_script(parser, measure, render)
 
 
-def _to_device(pictures: Pictures) -> dict[str, Candidate]:
-    files = [(pictures.file(index), index) for index in range(len(pictures))]
-    return {
-        f"{way}, road to a GPU": partial(turn, _load(files, "0", scaled, "gpu:0"), lambda batch: batch)
-        for way, scaled in WAYS.items()
-    }
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the report."""
+    runs: Runs = {}
+    with tempfile.TemporaryDirectory(prefix="gpuloader-pictures-") as folder:
+        for kind, side, files in (("photographs", Pictures.SIZE, None), ("thumbnails", SIDE, COUNT)):
+            root = Path(folder, kind)
+            write_files(root, files)
+            _take_turns(kind, root, side, options, runs)
+    results = [picture_memory.measure(), *_tabulate(runs)]
+    cases = [result.to_json() for result in results]
+    return {"machine": describe_machine(), "repeats": options.repeats, "cases": cases}
 
 
-def _load(dataset: Any, field: str, scaled: bool, places: str) -> Any:
-    from gpuloader import DataLoader
-    from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
+def _take_turns(kind: str, root: Path, side: int, options: argparse.Namespace, runs: Runs) -> None:
+    arguments = str(root), str(side)
+    with contextlib.ExitStack() as stack:
 
-    steps = [
-        RandomResizedCrop(field, Pictures.SIZE, scaled=scaled),
-        RandomFlip(field),
-        Normalize(field, Pictures.MEAN, Pictures.STD, scale=1 / 255),
-    ]
-    return DataLoader(
-        dataset,
-        places=places,
-        batch_size=CASE.size,
-        shuffle=True,
-        num_workers=2,
-        worker_type="thread",
-        persistent_workers=True,
-        transforms=steps,
-    )
+        def start(function: str, *first: str) -> Host:
+            return stack.enter_context(contextlib.closing(Host(MODULE, function, *first, *arguments)))
 
-
-def _first(batch: Any) -> object:
-    return batch[0].item(0)
+        hosts = [("gpuloader, ", start(picture_loaders.open_host.__name__))]
+        if importlib.util.find_spec("cupy"):
+            hosts.append(("gpuloader, ", start(picture_loaders.open_road.__name__)))
+        for name in options.peer:
+            hosts.append((name, start(picture_loaders.open_peer.__name__, name)))
+        ways = [(name, host, way) for name, host in hosts for way in _names(host) if ELAPSED not in way]
+        for number in range(options.repeats + 1):
+            for name, host, way in ways:
+                _take_turn(kind, root, name, host, way, runs, measured=number > 0)
+        for _, host in hosts:
+            host.finish()
 
 
-def write_files(pictures: Pictures) -> Path:
-    """Write the files into folders of 64 classes, which end with this process; return their root."""
-    folder = tempfile.TemporaryDirectory(prefix="gpuloader-pictures-")
-    atexit.register(folder.cleanup)
-    root = Path(folder.name)
-    for index in range(len(pictures)):
-        path = root / f"class{index % 64:02}" / f"{index:04}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(pictures.file(index))
+def _names(host: Host) -> list[str]:
+    try:
+        return host.ways()
+    except TurnFailed as failure:
+        print(f"failed: {failure}", file=sys.stderr)
+        return []
+
+
+def _take_turn(kind: str, root: Path, name: str, host: Host, way: str, runs: Runs, *, measured: bool) -> None:
+    if way.endswith(MEMORY):
+        states = {"in memory": False}
+    else:
+        states = {"files in the page cache": False, "files on disk": True}
+    for state, is_cold in states.items():
+        if is_cold:
+            drop_from_cache(root)
+        try:
+            took = host.turn(way), host.turn(way + ELAPSED)
+        except TurnFailed as failure:
+            print(f"{name}{way} failed: {failure}", file=sys.stderr)
+            return
+        row = f"{name}{way.removesuffix(MEMORY).removesuffix(DISK)}"
+        for unit, one in zip(("processor time", "time elapsed"), took, strict=True):
+            if measured:
+                runs.setdefault((f"{kind}, {state}, {unit}", row), []).append(one)
+
+
+def _tabulate(runs: Runs) -> Iterator[Result]:
+    for title in dict.fromkeys(title for title, _ in runs):
+        rows = {row: spread(found) for (of, row), found in runs.items() if of == title}
+        floor = next((row for row in rows if row.startswith("dali")), None)
+        yield Result(title, "µs per picture", floor, "0.87 of DALI's, to a GPU 0.45", rows)
+
+
+def write_files(root: Path, thumbnails: int | None) -> None:
+    """Write photographs, or so many thumbnails of them, into folders of 64 classes."""
+    pictures = photos(1024)
+    files = pictures.files if thumbnails is None else _shrink(pictures.files, thumbnails)
+    for number, file in enumerate(files):
+        path = root / f"class{number % 64:02}" / f"{number:04}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file)
     os.sync()  # what is not written yet would stay in the page cache
-    return root
+
+
+def _shrink(files: list[bytes], count: int) -> Iterator[bytes]:
+    from PIL import Image
+
+    for number in range(count):
+        file = io.BytesIO()
+        with Image.open(io.BytesIO(files[number % len(files)])) as image:
+            image.draft("RGB", (125, 94))
+            image.resize((100, 75)).save(file, "jpeg", quality=90)
+        yield file.getvalue()
 
 
 def drop_from_cache(root: Path) -> None:
@@ -124,32 +150,6 @@ def drop_from_cache(root: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-
-
-def _turn_cold(loader: Any, root: Path) -> float:
-    drop_from_cache(root)
-    return turn(loader, _first, least=0)  # one epoch: in the second, the files would be in memory
-
-
-def main() -> None:
-    """Measure and print a table."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--peer", nargs="*", default=[], choices=PEERS, help="libraries to measure beside")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each way, after a warm-up turn")
-    options = parser.parse_args()
-    opened: dict[str, Callable[[], Side]] = {"gpuloader": lambda: Host(MODULE, open_memory.__name__)}
-    if importlib.util.find_spec("cupy"):
-        opened["gpuloader "] = lambda: Host(MODULE, open_road.__name__)
-    for name in options.peer:
-        opened[name] = partial(open_host, PEERS[name], replace(CASE))
-    with contextlib.ExitStack() as stack:
-        sides = {name: stack.enter_context(contextlib.closing(make())) for name, make in opened.items()}
-        rows, _ = take_turns(sides, options.repeats)
-        for side in sides.values():
-            side.finish()
-    for row in rows:
-        rate = row.error if row.spread is None else f"{CASE.size / row.spread.median * 1e6:8,.0f}"
-        print(f"{row.label:50} {rate}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module, resources
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.base.installing import install_command
+from gpuloader.base.platforms import usable_cores
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for."""
@@ -70,7 +73,10 @@ def read_source(name: str) -> str:
 
 
 def load_kernel(name: str, entry: str | None = None) -> Any:
-    """Return a kernel ready to launch on the current device; its first launch there compiles it.
+    """Return a kernel ready to launch on the current device; compile it if it is the first time there.
+
+    CuPy keeps what it has compiled on disk. Any thread may call this. Of several that want the same kernel,
+    one compiles it, and the others wait.
 
     Parameters
     ----------
@@ -81,7 +87,12 @@ def load_kernel(name: str, entry: str | None = None) -> Any:
     """
     import cupy
 
-    return _load(name, name if entry is None else entry, cupy.cuda.runtime.getDevice())
+    wanted = name, name if entry is None else entry, cupy.cuda.runtime.getDevice()
+    with _loading.setdefault(wanted, threading.Lock()):
+        return _load(*wanted)
+
+
+_loading: dict[tuple[str, str, int], threading.Lock] = {}
 
 
 @cache
@@ -90,7 +101,9 @@ def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
     import cupy
 
     if "<" not in entry:
-        return cupy.RawKernel(read_source(name), entry, options=OPTIONS)
+        kernel = cupy.RawKernel(read_source(name), entry, options=OPTIONS)
+        kernel.compile()
+        return kernel
     module = cupy.RawModule(code=read_source(name), options=OPTIONS, name_expressions=(entry,))
     return module.get_function(entry)
 
@@ -168,20 +181,28 @@ def _compile_by_nvcc(name: str, architecture: int) -> bytes:
 def main() -> int:
     """Compile every kernel for every architecture and print one line each; return 0 if all compiled.
 
-    A line shows the number of compiled entries and the size of the code, or FAILED and the error.
+    A line shows the number of compiled entries and the size of the code, or FAILED and the error. As many
+    are compiled at a time as there are cores.
     """
+    wanted = [(name, architecture) for name in kernel_names() for architecture in ARCHITECTURES]
     failed = 0
-    for name in kernel_names():
-        for architecture in ARCHITECTURES:
-            try:
-                size = len(compile_kernel(name, architecture))
-            except CompileError as error:
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for (name, architecture), made in zip(wanted, pool.map(_try_to_compile, wanted), strict=True):
+            line = f"{name:12} sm_{architecture:<4}"
+            if isinstance(made, CompileError):
                 failed += 1
-                print(f"{name:12} sm_{architecture:<4} FAILED\n{error}")  # noqa: T201
+                print(f"{line} FAILED\n{made}", flush=True)  # noqa: T201
             else:
                 entries = len(kernel_entries(name))
-                print(f"{name:12} sm_{architecture:<4} {entries:4} entries {size:11,} bytes")  # noqa: T201
+                print(f"{line} {entries:4} entries {len(made):11,} bytes", flush=True)  # noqa: T201
     return 1 if failed else 0
+
+
+def _try_to_compile(wanted: tuple[str, int]) -> bytes | CompileError:
+    try:
+        return compile_kernel(*wanted)
+    except CompileError as error:
+        return error
 
 
 if __name__ == "__main__":

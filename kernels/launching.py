@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.kernels.compiling import load_kernel
-from gpuloader.kernels.recording import Launch, note_launch
+from gpuloader.kernels.recording import Launch, note_launch, only_noted
 
 Library = Literal["numpy", "cupy"]
 """The library whose arrays a function takes: CuPy for launchers, NumPy for twins."""
@@ -245,6 +245,8 @@ def launch(
     stream : cupy.cuda.Stream or None
         The stream to run on; None is the current stream of that device.
     """
+    if only_noted(name, entry):
+        return
     grid, block = shape
     passed = tuple(_NULL if argument is None else argument for argument in arguments)
     with on_device(device):

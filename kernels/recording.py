@@ -1,4 +1,4 @@
-"""Launches that are made once and repeated: a batch in the same memory needs no new checks or arguments."""
+"""Launches that are made once and repeated, or only noted: which kernels they need is known without them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+Kernel = tuple[str, str | None]
+"""A kernel's file and entry, as in `load_kernel`."""
+
+
 class _Recording(threading.local):
     launches: list[Launch] | None = None
+    kernels: list[Kernel] | None = None
 
 
 _recording = _Recording()
@@ -59,3 +64,30 @@ def note_launch(launch: Launch) -> None:
     """Add a launch that was made to the ones that are collected, if any are."""
     if _recording.launches is not None:
         _recording.launches.append(launch)
+
+
+@contextmanager
+def only_note_kernels() -> Iterator[list[Kernel]]:
+    """Collect the kernels that this thread asks to launch in the block, and launch nothing.
+
+    >>> with only_note_kernels() as kernels:
+    ...     only_noted("spin", None)
+    True
+    >>> kernels, only_noted("spin", None)
+    ([('spin', None)], False)
+    """
+    before = _recording.kernels
+    kernels: list[Kernel] = []
+    _recording.kernels = kernels
+    try:
+        yield kernels
+    finally:
+        _recording.kernels = before
+
+
+def only_noted(name: str, entry: str | None) -> bool:
+    """Return whether a kernel is not to be launched, because it was only noted now."""
+    if _recording.kernels is None:
+        return False
+    _recording.kernels.append((name, entry))
+    return True

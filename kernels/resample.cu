@@ -28,6 +28,7 @@
 // Launch: any grid, one-dimensional blocks. Twin and launcher: resample.py.
 
 #include "numbers.cuh"
+#include "channels.cuh"
 
 constexpr int COLUMNS = 32, ROWS = 16;  // of a tile
 constexpr int WEIGHTS = 2048;           // kept per axis
@@ -35,17 +36,13 @@ constexpr int BYTES = 8192;             // of input rows, resized along x
 constexpr int BITS = 22;                // of a weight's fraction
 constexpr int GREATEST = 1 << 24;       // height or width: exact as a float, like the edges of a box
 
-struct Channels {
-    float factor[4];
-    float offset[4];
-};
-
 struct Pictures {
     unsigned long long samples;
     long long pixels;  // of all pictures
     int out_height, out_width;
     int out_planar;  // 1: CHW, 0: HWC
     int cubic;       // 1: bicubic, 0: bilinear
+    int numbers;     // in a row of geometry, which begins with the 13
 };
 
 // One axis of a picture: its box, and the filter at the box's scale.
@@ -188,15 +185,6 @@ __device__ __noinline__ int find_weight(const Axis& axis, const Taps& taps, int 
 __device__ inline int round_to_byte(int sum) {
     const int value = sum >> BITS;
     return value < 0 ? 0 : value > 255 ? 255 : value;
-}
-
-template <typename Target>
-__device__ inline void finish(int byte, float factor, float offset, Target& result) {
-    encode(multiply_add(static_cast<float>(byte), factor, offset), result);
-}
-
-__device__ inline void finish(int byte, float, float, unsigned char& result) {
-    result = static_cast<unsigned char>(byte);
 }
 
 // Keeps the weights of a span, `axis.most` for each output, if there is room for them.
@@ -353,7 +341,7 @@ __global__ void resample(const unsigned char* __restrict__ values, const long lo
         const long long begin = splits[sample], end = splits[sample + 1];
         const bool is_inside = begin >= 0 && begin <= end && end <= pictures.pixels;
         const Geometry geometry =
-            read_geometry(geometries + sample * 13, is_inside ? end - begin : 0, out_height, out_width);
+            read_geometry(geometries + sample * pictures.numbers, is_inside ? end - begin : 0, out_height, out_width);
         const unsigned char* picture = values + (is_inside ? begin : 0) * channels;
         const Axis x_axis = make_axis(geometry.x_begin, geometry.width, geometry.left, geometry.right,
                                       geometry.wide, pictures.cubic);

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.dtypes import FLOATS, cpp_type, resolve_target
+from gpuloader.kernels.channels import CHANNELS, TARGETS, finish_on_host, make_constants
+from gpuloader.kernels.dtypes import cpp_type, resolve_target
 from gpuloader.kernels.launching import (
     Library,
     check_array,
@@ -19,9 +20,8 @@ from gpuloader.kernels.launching import (
     obtain_on_device,
     spread,
 )
-from gpuloader.kernels.normalize import find_constants, normalize_on_host
 from gpuloader.kernels.resizing import INTERPOLATIONS, Interpolation, resize_on_host
-from gpuloader.kernels.windows import Layout, as_pixels, check_layout, join_shape
+from gpuloader.kernels.windows import Layout, check_layout, join_shape
 
 GEOMETRY = (
     *("height", "width", "row", "column"),
@@ -36,15 +36,11 @@ fractions; height and width to resize the box to; top and left of the result in 
 the result left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
 """
 
-_CHANNELS = (1, 3)
-_TARGETS = (*(name for name in FLOATS if name != "float64"), "uint8")
+ENTRIES = tuple(f"resample<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS)
 
-ENTRIES = tuple(f"resample<{channels}, {cpp_type(target)}>" for channels in _CHANNELS for target in _TARGETS)
-
-_CONSTANTS = np.dtype([("factor", np.float32, 4), ("offset", np.float32, 4)])
 _PICTURES = np.dtype(
     [("samples", np.uint64), ("pixels", np.int64)]
-    + [(name, np.int32) for name in ("out_height", "out_width", "out_planar", "cubic")],
+    + [(name, np.int32) for name in ("out_height", "out_width", "out_planar", "cubic", "numbers")],
     align=True,
 )
 
@@ -81,8 +77,9 @@ def resample(
     row_splits : cupy.ndarray
         Shape (n + 1,), int64: picture i spans the pixels ``row_splits[i]`` to ``row_splits[i + 1]``.
     geometry : cupy.ndarray
-        The 13 numbers of `GEOMETRY` for each picture; shape (n, 13), float32. A picture whose numbers are
-        impossible is black rather than refused, because checking would wait for the device.
+        The 13 numbers of `GEOMETRY` for each picture, float32, shape (n, 13); further columns are not read. A
+        picture whose numbers are impossible is black rather than refused, because checking would wait for
+        the device.
     size : (int, int)
         Height and width of the result.
     interpolation : {"bilinear", "bicubic"}
@@ -108,7 +105,7 @@ def resample(
         An array has another shape, is not contiguous, or is on another device; a number is out of range.
     """
     plan = _plan(values, row_splits, geometry, size, interpolation, out_layout, dtype, "cupy")
-    constants = _constants(plan, mean, std, scale)
+    constants = make_constants(plan.name, mean, std, scale, plan.channels)
     result, device = obtain_on_device(
         out, plan.shape, plan.held, values=values, row_splits=row_splits, geometry=geometry
     )
@@ -122,6 +119,7 @@ def resample(
             out_width=width,
             out_planar=out_layout == "CHW",
             cubic=interpolation == "bicubic",
+            numbers=geometry.shape[1],
         )
         tiles = -(-height // _TILE_ROWS) * -(-width // _TILE_COLUMNS)
         arguments = values, row_splits, geometry, result, pictures, constants
@@ -156,10 +154,10 @@ def resample_on_host(
     [[[[50, 68, 86], [144, 162, 180]]]]
     """
     plan = _plan(values, row_splits, geometry, size, interpolation, out_layout, dtype, "numpy")
-    _constants(plan, mean, std, scale)
+    make_constants(plan.name, mean, std, scale, plan.channels)
     result: NDArray[Any] = obtain("out", out, "numpy", plan.shape, [plan.held])
     pixels = np.zeros((len(geometry), *plan.size, plan.channels), np.uint8)
-    for number, numbers in enumerate(geometry.tolist()):
+    for number, numbers in enumerate(geometry[:, : len(GEOMETRY)].tolist()):
         begin, end = row_splits[number : number + 2].tolist()
         if 0 <= begin <= end <= len(values) and _is_possible(numbers, end - begin):
             height, width, *corner = (int(one) for one in numbers[:4])
@@ -167,10 +165,7 @@ def resample_on_host(
             region = values[begin : begin + height * width].reshape(height, width, -1)
             resized = resize_on_host(region, numbers[4:8], plan.size, interpolation, window, corner)
             pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-    if plan.name == "uint8":
-        as_pixels(result, out_layout)[...] = pixels
-    else:
-        normalize_on_host(pixels, mean, std, scale=scale, out_layout=out_layout, dtype=dtype, out=result)
+    finish_on_host(pixels, result, mean, std, scale, out_layout, dtype)
     return result
 
 
@@ -208,10 +203,12 @@ def _plan(
     library: Library,
 ) -> _Plan:
     check_array("values", values, library, shape=(None, None), dtypes=[np.uint8])
-    check_array("geometry", geometry, library, shape=(None, len(GEOMETRY)), dtypes=[np.float32])
+    check_array("geometry", geometry, library, shape=(None, None), dtypes=[np.float32])
+    if geometry.shape[1] < len(GEOMETRY):
+        raise ValueError(f"geometry must have {len(GEOMETRY)} columns or more, got shape {geometry.shape}")
     samples, channels = len(geometry), values.shape[1]
     check_array("row_splits", row_splits, library, shape=(samples + 1,), dtypes=[np.int64])
-    if channels not in _CHANNELS:
+    if channels not in CHANNELS:
         raise ValueError(f"values must have 1 or 3 channels, got shape {values.shape}")
     if interpolation not in INTERPOLATIONS:
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
@@ -220,16 +217,6 @@ def _plan(
         raise ValueError(f"size must be (height, width), got {size!r}")
     height = check_size("height in size", size[0], 0, 2**16)
     width = check_size("width in size", size[1], 0, 2**16)
-    name, held = resolve_target(dtype, _TARGETS)
+    name, held = resolve_target(dtype, TARGETS)
     shape = (samples, *join_shape(channels, height, width, out_layout))
     return _Plan(shape, name, held, (height, width), channels)
-
-
-def _constants(plan: _Plan, mean: ArrayLike, std: ArrayLike, scale: float) -> NDArray[Any]:
-    """Return the kernel's constants, after checking that bytes are not normalized."""
-    constants = np.zeros((), _CONSTANTS)
-    factor, offset = find_constants(mean, std, scale, plan.channels)
-    if plan.name == "uint8" and not ((factor == 1).all() and (offset == 0).all()):
-        raise ValueError("a result of dtype uint8 is not normalized: leave mean, std and scale out")
-    constants["factor"][: plan.channels], constants["offset"][: plan.channels] = factor, offset
-    return constants

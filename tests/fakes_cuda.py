@@ -257,6 +257,16 @@ class FakeRuntime:
         self.check("memcpyAsync" if kind == 1 else "memcpyWithin")
         self.queue(stream).append((None, lambda: ctypes.memmove(target, source, nbytes)))
 
+    def memcpy2DAsync(self, target, target_pitch, source, source_pitch, width, height, kind, stream):
+        assert kind == 4  # wherever the pointers point
+        self.check("memcpy2DAsync")
+
+        def copy():
+            for row in range(height):
+                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+        self.queue(stream).append((None, copy))
+
     def eventRecord(self, event, stream):
         self.check("eventRecord")
         if self.device_of[event] != self.device_of_stream(stream):

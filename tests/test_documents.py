@@ -29,7 +29,7 @@ import gpuloader
 from gpuloader.base import errors
 from gpuloader.devices import cuda, opening
 from gpuloader.devices.opening import cuda_places
-from tests.fakes import loader_threads
+from tests.fakes import loader_threads, wait_until
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +149,7 @@ def test_python_runs(path, tmp_path, monkeypatch):
             RUNNERS[block.language](block, by_name(path), namespace)
     namespace.clear()  # ends the epochs that the page left open
     gc.collect()
-    assert not loader_threads()
+    wait_until(lambda: not loader_threads())
 
 
 def test_every_example_of_a_guide_shows_its_output():

@@ -142,8 +142,8 @@ def test_the_wheel_built_from_the_sdist_holds_the_same_files(wheel, sdist, tmp_p
 
 
 KERNELS = [
-    *("cast", "checksum", "crop", "erase", "gather", "mix", "normalize", "one_hot", "pad", "resample"),
-    *("shuffle", "spin"),
+    *("cast", "checksum", "crop", "erase", "gather", "mix", "normalize", "one_hot", "pad", "recolor"),
+    *("resample", "shuffle", "spin"),
 ]
 
 

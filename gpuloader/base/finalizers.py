@@ -24,11 +24,14 @@ from time import sleep
 def calling(name: str) -> property:
     """Return a ``__del__`` that calls what the attribute `name` of the object holds, and runs no Python code.
 
-    The attribute must hold a function written in C, such as one that `once` returns.
+    The object's attribute must hold a function written in C, such as one that `once` returns. It must not be
+    an attribute of the class, because later versions of Python make methods of `partial` objects there.
 
     >>> class Thing:
-    ...     _release = partial(print, "gone")
     ...     __del__ = calling("_release")
+    ...
+    ...     def __init__(self):
+    ...         self._release = partial(print, "gone")
     >>> Thing() and None
     gone
     """

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 _NAME = "gpuloader"
 _HERE = Path(__file__).resolve().parents[2]
@@ -80,6 +78,7 @@ def read_origin() -> dict[str, object]:
     True
     """
     # Imported late, because these modules take long to import and only errors need them.
+    import json
     from importlib.metadata import PackageNotFoundError, distribution
 
     with suppress(PackageNotFoundError, ValueError, OSError):
@@ -99,6 +98,7 @@ def _find_folder(origin: dict[str, object]) -> Path | None:
     url = origin.get("url")
     if "dir_info" not in origin or not isinstance(url, str):
         return None
+    from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
     folder = Path(url2pathname(urlsplit(url).path))

@@ -81,9 +81,10 @@ class Pictures:
     STD = (0.229, 0.224, 0.225)
     SIZE = 224
 
-    def __init__(self, files: list[bytes], length: int) -> None:
+    def __init__(self, files: list[bytes], length: int, side: int = SIZE) -> None:
         self.files = files
         self.length = length
+        self.side = side
         self._mean = 255 * np.array(self.MEAN, np.float32)
         self._std = 255 * np.array(self.STD, np.float32)
 
@@ -99,7 +100,7 @@ class Pictures:
 
         picture = Image.open(io.BytesIO(self.file(index))).convert("RGB")
         box = draw_window(picture.height, picture.width)
-        picture = picture.resize((self.SIZE, self.SIZE), Image.Resampling.BILINEAR, box)
+        picture = picture.resize((self.side, self.side), Image.Resampling.BILINEAR, box)
         if random.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return self.normalize(np.asarray(picture)), np.int64(index)

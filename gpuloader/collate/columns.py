@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuloader.base.errors import PictureError, SampleError
 from gpuloader.collate.rows import IN_FEEDS, SampleRows, fields_of
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.ragged import split_rows
 from gpuloader.fields.regions import Region, join_geometry
 from gpuloader.fields.spec import Array, FeedSpec
@@ -80,7 +81,7 @@ class RegionColumn(Column):
 
     Attributes
     ----------
-    regions : sequence of Region
+    regions : sequence of Region or Encoded
         The regions, one per sample; there are no other parts.
     splits : numpy.ndarray
         Where each region begins and ends in the array.
@@ -88,7 +89,7 @@ class RegionColumn(Column):
         The name of the field, for errors.
     """
 
-    regions: Sequence[Region] = ()
+    regions: Sequence[Region | Encoded] = ()
     splits: Array = dataclasses.field(default_factory=lambda: np.zeros(1, np.int64))
     name: str = ""
 
@@ -147,6 +148,9 @@ def split_columns(
         if column and isinstance(column[0], Region):
             columns += _region_columns(column, feed)
             continue
+        if column and isinstance(column[0], Encoded):
+            columns += _encoded_columns(column, feed)
+            continue
         try:
             parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
         except SampleError as error:
@@ -165,11 +169,24 @@ def _region_columns(regions: list[Region], feed: FeedSpec) -> list[Column]:
     """Return the three arrays of a field of regions: pixels, row splits and geometry."""
     splits = np.cumsum([0, *(region.shape[0] for region in regions)], dtype=np.int64)
     _check_steps([np.empty((0, *region.step)) for region in regions], (splits,), feed)
-    geometry = join_geometry(regions)
     shape = int(splits[-1]), *regions[0].step
-    rest = [Column(array.shape, array.dtype, [array], joined=True) for array in (splits, geometry)]
     pixels = RegionColumn(shape, feed.dtype, (), regions=regions, splits=splits, name=feed.name)
-    return [pixels, *rest]
+    return [pixels, *map(_whole, (splits, join_geometry(regions)))]
+
+
+def _encoded_columns(pictures: list[Encoded], feed: FeedSpec) -> list[Column]:
+    """Return the four arrays of a field of pictures that a device decodes; see `Encoded`."""
+    shapes = [one.code.shape for one in pictures]
+    _check_steps([np.empty((0, *one.step)) for one in pictures], (np.empty(0),), feed)
+    splits = np.cumsum([0, *(height * width for height, width, _ in shapes)], dtype=np.int64)
+    starts = np.cumsum([0, *(one.nbytes for one in pictures)], dtype=np.int64)
+    codes = RegionColumn((int(starts[-1]),), feed.dtype, (), regions=pictures, splits=starts, name=feed.name)
+    room = np.empty((splits[-1], *pictures[0].step, 0), np.uint8)
+    return [codes, *map(_whole, (splits, join_geometry(pictures), room))]
+
+
+def _whole(array: Array) -> Column:
+    return Column(array.shape, array.dtype, [array], joined=True)
 
 
 def _stacked(samples: list[Array], feed: FeedSpec) -> Column:

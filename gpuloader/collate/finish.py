@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpuloader.collate.form import Collation
 from gpuloader.collate.stream import StagedBatch
@@ -10,9 +11,11 @@ from gpuloader.collate.structure import Structure
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import Layout
-from gpuloader.transforms.operations import Spec
-from gpuloader.transforms.program import Program
-from gpuloader.transforms.programmer import Programmer
+
+if TYPE_CHECKING:  # a worker process should import only what its loader uses
+    from gpuloader.transforms.operations import Spec
+    from gpuloader.transforms.program import Program
+    from gpuloader.transforms.programmer import Programmer
 
 
 def room_for(collation: Collation, structure: Structure, levels: Sequence[int], layout: Layout) -> int:

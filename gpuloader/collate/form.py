@@ -13,13 +13,14 @@ from gpuloader.collate.leaves import all_leaves
 from gpuloader.collate.structure import Structure
 from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import IF_A_LIST, as_numbers
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.transforms.programmer import Programmer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a worker process should import only what its loader uses
     from gpuloader.collate.pictures import PictureStage
+    from gpuloader.transforms.programmer import Programmer
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ def settle_form(samples: Sequence[Any], collation: Collation) -> Form:
     if missing := sorted(varying - names):
         raise SampleError(f"ragged or pad names {missing}, but the sample's array fields are {sorted(names)}")
     feeds: list[FeedSpec] = []
+    pictures: dict[str, int] = {}
     for field, (leaf, value) in enumerate(zip(structure.leaves, structure.flatten(samples[0]), strict=True)):
         if not leaf.is_array:
             continue
@@ -153,15 +155,16 @@ def settle_form(samples: Sequence[Any], collation: Collation) -> Form:
                 if leaf.name in pads:
                     check_fill(pads[leaf.name], array.dtype)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
-            elif isinstance(value, Region):
+            elif isinstance(value, Region | Encoded):
                 feeds.append(FeedSpec(leaf.name, (None, *value.step), value.dtype, lod_level=2))
+                pictures[leaf.name] = value.level
             else:
                 array = as_numbers(value)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))
         except SampleError as error:
             error.field = leaf.name
             raise
-    levels = tuple(0 if feed.name in pads else feed.lod_level for feed in feeds)
+    levels = tuple(0 if feed.name in pads else pictures.get(feed.name, feed.lod_level) for feed in feeds)
     return Form(structure, tuple(feeds), levels, declared=False)
 
 

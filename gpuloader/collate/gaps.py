@@ -52,11 +52,7 @@ class Gaps:
 
     def check(self) -> None:
         """Raise `SampleError` if no sample is left."""
-        if not self.left:
-            raise SampleError(
-                f"none of the batch's {self._size} samples can be decoded, so on_bad='skip' leaves nothing; "
-                "check the files, or use larger batches"
-            )
+        refuse_empty(self.left, self._size)
 
     def drop(self, rows: Collection[int]) -> None:
         """Leave out further samples, given their numbers among those that are left."""
@@ -97,6 +93,18 @@ class Gaps:
         stop, bad = self._parts[start]
         good = [position for position in range(start, stop) if position not in bad]
         return good[row - start] if row - start < len(good) else row
+
+
+def refuse_empty(left: int, size: int) -> None:
+    """Raise `SampleError` if none of a batch's `size` samples is left.
+
+    >>> refuse_empty(1, 4)
+    """
+    if not left:
+        raise SampleError(
+            f"none of the batch's {size} samples can be decoded, so on_bad='skip' leaves nothing; "
+            "check the files, or use larger batches"
+        )
 
 
 def shorten(layout: Layout, count: int) -> Layout:

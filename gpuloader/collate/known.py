@@ -17,6 +17,7 @@ from gpuloader.collate.form import Collation, Form, declared_form, settle_form
 from gpuloader.collate.rows import SampleRows
 from gpuloader.collate.structure import Branch, Leaf, Node, is_array
 from gpuloader.fields.convert import as_numbers
+from gpuloader.fields.encoded import Encoded
 from gpuloader.fields.regions import Region
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.sources.block import WholeList
@@ -43,8 +44,8 @@ class KnownForm:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.fullest = 0
-        feeds = iter(form.feeds)
-        self._specs = [_spec_of(next(feeds)) if leaf.is_array else None for leaf in form.structure.leaves]
+        specs = map(_spec_of, form.feeds, form.levels)
+        self._specs = [next(specs) if leaf.is_array else None for leaf in form.structure.leaves]
         root = form.structure.root
         # Whether a sample's values are those of its leaves, so that nothing has to be taken apart.
         self._root = root if isinstance(root, Branch) and root.blank is None else None
@@ -75,10 +76,10 @@ class KnownForm:
         # No strict=True: this runs for every batch.
         for value, spec in zip(values, specs):  # noqa: B905
             if type(value) is np.ndarray and spec is not None:
-                dtype, shape, varies = spec
-                if value.dtype != dtype or (value.shape[1:] if varies else value.shape) != shape:
+                dtype, shape, level = spec
+                if value.dtype != dtype or (value.shape[1:] if level else value.shape) != shape:
                     return False
-                if varies and not value.ndim:
+                if level > 1 or (level and not value.ndim):
                     return False
             elif not _is_like(value, spec):
                 return False
@@ -148,12 +149,15 @@ class KnownForms:
         return known
 
 
-_Spec = tuple[np.dtype[Any], tuple[int | None, ...], bool]
-"""A field's dtype, its shape, and whether it varies in length; the shape is then that of one of its steps."""
+_Spec = tuple[np.dtype[Any], tuple[int | None, ...], int]
+"""A field's dtype and shape, and 0, 1 if it varies in length, or the level of `Region` or `Encoded`.
+
+The shape of a field that varies is that of one of its steps.
+"""
 
 
-def _spec_of(feed: FeedSpec) -> _Spec:
-    return feed.dtype, feed.sample_shape, bool(feed.lod_level)
+def _spec_of(feed: FeedSpec, level: int) -> _Spec:
+    return feed.dtype, feed.sample_shape, max(feed.lod_level, level)  # a padded field has level 0
 
 
 def _take_apart(node: Node, value: Any, found: list[Any]) -> bool:
@@ -181,9 +185,11 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
     kind = type(value)
     if spec is None:
         return kind is str or is_object(value)
-    wanted, step, varies = spec
-    if isinstance(value, Region):
-        return varies and value.dtype == wanted and value.step == step
+    wanted, step, level = spec
+    if isinstance(value, Region | Encoded):
+        return value.level == level and value.dtype == wanted and value.step == step
+    if level > 1:
+        return False
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     if kind is int and -_LARGEST <= value < _LARGEST:
@@ -192,7 +198,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
         dtype = _SCALARS[kind]
     elif isinstance(value, np.generic):
         dtype = value.dtype
-    elif is_array(value) or (varies and isinstance(value, list | tuple) and value):
+    elif is_array(value) or (level and isinstance(value, list | tuple) and value):
         try:
             array = as_numbers(value)
         except SampleError:  # settling the form raises it again, and says where
@@ -200,7 +206,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
         dtype, shape = array.dtype, array.shape
     else:
         return False
-    if varies:
+    if level:
         return dtype == wanted and bool(shape) and shape[1:] == step
     return dtype == wanted and shape == step
 

@@ -16,6 +16,7 @@ from gpuloader.base.errors import SampleError
 from gpuloader.collate.structure import entries_of, join_name
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.pictures.picture import Picture, is_encoded
+from gpuloader.transforms.encoding import stage_encoded
 from gpuloader.transforms.planning import PictureTransform, make_picture
 from gpuloader.transforms.staging import stage_picture
 
@@ -36,12 +37,15 @@ class PictureStage:
         The declared names of the fields of samples that are tuples; None if they are not declared.
     staged : mapping of (str or None) to str
         The chains whose pictures are made on a GPU, of the regions that are decoded here; and their filters.
+    encoded : bool
+        Whether the GPU decodes these pictures, too, as far as it can.
     """
 
     chains: Mapping[str | None, tuple[PictureTransform, ...]]
     decodes: bool = False
     names: tuple[str, ...] | None = None
     staged: Mapping[str | None, str] = field(default_factory=dict)
+    encoded: bool = False
 
     @classmethod
     def of(
@@ -74,7 +78,7 @@ class PictureStage:
         SampleError
             A picture cannot be decoded, a value is not a picture, or there is no such field.
         """
-        making = _Making(self, draw.make_generator(key, _LANE))
+        making = _Making(self, draw.make_generator(key, _LANE), key)
         if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
             made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
         else:
@@ -89,9 +93,10 @@ class PictureStage:
 class _Making:
     """One sample's pictures being made."""
 
-    def __init__(self, stage: PictureStage, rng: np.random.Generator) -> None:
+    def __init__(self, stage: PictureStage, rng: np.random.Generator, key: object) -> None:
         self._stage = stage
         self._rng = rng
+        self._key = key
         self.done: set[str | None] = set()
         self.seen: list[str] = []
 
@@ -121,6 +126,8 @@ class _Making:
             if not transforms and isinstance(value, Picture):
                 return value.decode()
             interpolation = self._stage.staged.get(chain) if transforms else None
+            if interpolation is not None and self._stage.encoded:
+                return stage_encoded(value, transforms, self._rng, interpolation, self._key)
             if interpolation is not None:
                 return stage_picture(value, transforms, self._rng, interpolation)
             return make_picture(value, transforms, self._rng)

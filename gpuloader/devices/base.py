@@ -5,12 +5,15 @@ One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.fields.encoded import Code
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -37,6 +40,48 @@ class HostMemory(Protocol):
 
 DeviceMemory = Any
 """Memory on a device; freed when nothing refers to it any more, but not before its last use has run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePicture:
+    """The pixels of a region that a device has decoded, row by row in its memory.
+
+    Attributes
+    ----------
+    address : int
+        The address of the first row.
+    pitch : int
+        Bytes from one row to the next.
+    height, width : int
+        Rows, and bytes of a row.
+    owner : object
+        The memory; it must be kept until the host knows that all reads have run.
+    """
+
+    address: int
+    pitch: int
+    height: int
+    width: int
+    owner: object
+
+
+class Codec(Protocol):
+    """Decodes pictures on one device."""
+
+    def decode(self, codes: Sequence[Code], stream: Stream) -> list[DevicePicture | None]:
+        """Decode encoded regions on a stream that has no other work; None for each that it cannot decode.
+
+        The codes' data must stay as they are until what is on the stream has run. The host may wait for a
+        part of the work, and the device may write into the pictures before `stream` gets there.
+
+        Raises
+        ------
+        LoaderError
+            The device or the decoder has failed.
+        """
+
+    def copy(self, target: DeviceMemory, picture: DevicePicture, stream: Stream, offset: int) -> None:
+        """Enqueue a copy of a picture, without gaps between its rows, to byte `offset` of `target`."""
 
 
 class DeviceCalls(Protocol):
@@ -93,6 +138,9 @@ class DeviceCalls(Protocol):
     def keep(self, stream: Stream) -> Stream:
         """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
 
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True."""
+
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one array per field over device memory; each of their views keeps `lease` alive."""
 
@@ -114,15 +162,26 @@ class Device(DeviceCalls, Protocol):
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
         """Return another block like the one that has yielded `calls`, later in the same thread.
 
-        Between the blocks, the user's code may have made another device current. So only copies, `record`,
-        `wait` and `query` are allowed, which work whatever is current.
+        If the user's code may have run between the blocks, it may have made another device current. Then only
+        copies, `record`, `wait` and `query` are allowed, which work whatever is current.
         """
 
     def bus_id(self) -> str:
         """Return the device's position on the PCI bus, such as '0000:3B:00.0'; empty if it has none."""
+
+    def codec(self) -> Codec:
+        """Return what decodes pictures on the device.
+
+        Raises
+        ------
+        MissingPackage
+            The package that does it is not installed.
+        LoaderError
+            The device does not decode pictures, or a part that decoding needs is missing.
+        """
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory; raise `StagingMemoryError` if there is too little."""

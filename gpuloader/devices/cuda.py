@@ -20,6 +20,7 @@ from gpuloader.base.finalizers import once
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import DeviceCalls, HostMemory
+from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import explain_absence, translate
@@ -199,6 +200,7 @@ class CudaDevice:
         self._calls = CudaCalls(cupy, index, self._freeing)
         self._here = _Here(self._calls)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
+        self._codec: JpegCodec | None = None
 
     def current(self) -> _Here:
         """Return a block in which this GPU is the thread's current device, and that yields its calls.
@@ -214,11 +216,11 @@ class CudaDevice:
             raise translate(cupy, self.index, error) or error from error
         return self._here if home == self.index else _Away(self._calls, self._context, home)
 
-    def copying(self, calls: DeviceCalls) -> _Here:
-        """Return a block for copies and events, later in the thread of the block that has yielded `calls`.
+    def again(self, calls: DeviceCalls) -> _Here:
+        """Return a block later in the thread of the one that has yielded `calls`; nothing is asked again.
 
-        CUDA takes them whichever GPU is current. If this one was, the thread has a context, so they create
-        none, and nothing is asked.
+        CUDA takes copies and events whichever GPU is current. If this one was, the thread has a context, so
+        they create none.
         """
         return self._here if calls is self._calls else self.current()
 
@@ -226,6 +228,21 @@ class CudaDevice:
         """Return the GPU's position on the PCI bus."""
         position: str = self._runtime.deviceGetPCIBusId(self.index)
         return position
+
+    def codec(self) -> JpegCodec:
+        """Return nvImageCodec's decoder on this GPU, which is made at the first call.
+
+        Raises
+        ------
+        MissingPackage
+            nvImageCodec is not installed.
+        LoaderError
+            It cannot decode on this GPU, most likely because nvJPEG is missing.
+        """
+        if self._codec is None:
+            with self.current():
+                self._codec = open_codec(self.index, self._runtime)
+        return self._codec
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
@@ -350,6 +367,11 @@ class CudaDevice:
         """Launch a program's kernels on `stream`; they compute within `memory`."""
         with self.current() as calls:
             calls.run(program, memory, stream)
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile and load a program's kernels, one by one until `stop` returns True."""
+        with self.current() as calls:
+            calls.compile(program, stop)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Page-lock a host mapping for all devices; raise `OSError` if the driver refuses."""

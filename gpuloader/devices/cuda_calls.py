@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuloader.base.errors import LoaderError, StagingMemoryError
 from gpuloader.base.finalizers import Finalizer
@@ -22,9 +22,10 @@ from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
 from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
 from gpuloader.devices.foreign_places import TorchStreams
+from gpuloader.kernels.launching import find_kernel
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
-from gpuloader.transforms.bound import BoundProgram
+from gpuloader.transforms.bound import BoundProgram, find_kernels
 from gpuloader.transforms.program import Program
 
 _HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
@@ -77,6 +78,14 @@ class CudaMemory:
         self.nbytes = nbytes
         self.address = address
         self.bound: dict[int, BoundProgram] = {}
+
+
+class _Region(NamedTuple):
+    address: int
+    nbytes: int
+
+
+_NOWHERE = _Region(1 << 40, 1 << 60)  # as aligned as real memory
 
 
 class CudaCalls:
@@ -234,7 +243,7 @@ class CudaCalls:
         """Return one CuPy array per field; they keep the memory alive."""
         return self._arrays(memory, layout, memory)
 
-    def _arrays(self, memory: CudaMemory, layout: Layout, owner: object) -> list[Any]:
+    def _arrays(self, memory: CudaMemory | _Region, layout: Layout, owner: object) -> list[Any]:
         cuda, ndarray = self._cupy.cuda, self._cupy.ndarray
         pointer = cuda.MemoryPointer
         unowned = cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
@@ -252,3 +261,15 @@ class CudaCalls:
             arrays = self._arrays(memory, program.room, None)  # they do not keep the memory that keeps them
             bound = memory.bound[id(program)] = BoundProgram(program, arrays)
         bound.launch(stream)
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile and load a program's kernels, one by one until `stop` returns True.
+
+        Which ones they are follows from shapes, dtypes and alignment, so it is found with arrays that lie
+        nowhere. The last come first: a thread that launches the program meanwhile begins with the others.
+        """
+        arrays = self._arrays(_NOWHERE, program.room, None)
+        for kernel in reversed(find_kernels(program, arrays)):
+            if stop():
+                return
+            find_kernel(*kernel)

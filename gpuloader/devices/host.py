@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import DeviceCalls, HostMemory
+from gpuloader.base.errors import LoaderError
+from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -62,13 +64,17 @@ class HostDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
     def bus_id(self) -> str:
         """Return ''."""
         return ""
+
+    def codec(self) -> Codec:
+        """Raise `LoaderError`: where a place is a host, workers decode."""
+        raise LoaderError(f"{self.name} decodes no pictures: workers do")
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""
@@ -138,6 +144,9 @@ class HostDevice:
     def holds(self, memory: HostBuffer, array: Any) -> bool:
         """Return whether an array lies in host memory of this size and place."""
         return bool(np.may_share_memory(memory.bytes, array))
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Do nothing, because the host runs the kernels' twins."""
 
     def consumer_stream(self) -> str:
         """Return the host's only stream."""

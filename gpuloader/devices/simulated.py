@@ -14,7 +14,7 @@ import random
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.base.errors import LoaderError, PictureError, StagingMemoryError
 from gpuloader.base.living import LivingValues
-from gpuloader.devices.base import DeviceCalls, HostMemory
+from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
+from gpuloader.fields.encoded import Code
+from gpuloader.sources.pictures.picture import decode_code
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.lease import Lease
@@ -142,6 +144,8 @@ class SimulatedDevice:
         Page-locks the slots; a locker that refuses tests how the loader handles that.
     bus_id : str
         The device's position on the PCI bus, which determines its NUMA node.
+    codec : Codec or None
+        Decodes pictures; None decodes them as workers do.
 
     Examples
     --------
@@ -163,8 +167,10 @@ class SimulatedDevice:
         memory_limit: int | None = None,
         locker: PageLocker | None = None,
         bus_id: str = "",
+        codec: Codec | None = None,
     ) -> None:
         self.name = name
+        self._codec = codec
         self._bus_id = bus_id
         self.locker = locker
         self.now = 0.0
@@ -182,13 +188,17 @@ class SimulatedDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
         """Return a block that changes nothing."""
         return nullcontext(self)
 
     def bus_id(self) -> str:
         """Return the position that was passed."""
         return self._bus_id
+
+    def codec(self) -> Codec:
+        """Return what decodes pictures."""
+        return _SimulatedCodec(self) if self._codec is None else self._codec
 
     def alloc(self, nbytes: int) -> SimulatedMemory:
         """Return poisoned memory."""
@@ -255,6 +265,23 @@ class SimulatedDevice:
                 target.bytes[to : to + nbytes] = source.bytes[at : at + nbytes]
 
             self._put(stream, copy, 0.0)
+
+    def _fill(
+        self, memory: SimulatedMemory, source: NDArray[np.uint8], result: Any, stream: SimulatedStream
+    ) -> None:
+        """Enqueue a kernel that makes `result` of host memory, which must not change until it has run."""
+        with self._lock:
+            clock = self._begin(stream)
+            memory.check(clock, writes=True)
+            memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
+            promised = zlib.crc32(source.data)
+
+            def compute() -> None:
+                if zlib.crc32(source.data) != promised:
+                    raise RaceError("a host slot was rewritten before what was encoded in it was decoded")
+                memory.bytes[: result.size] = result.reshape(-1)
+
+            self._put(stream, compute, 0.0)
 
     def launch(
         self,
@@ -364,6 +391,9 @@ class SimulatedDevice:
         """Return whether an array of a batch lies in `memory`."""
         return isinstance(array, SimulatedArray) and array._memory is memory
 
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Do nothing, because the device runs the kernels' twins."""
+
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""
         stream: SimulatedStream = getattr(self._current, "stream", self._default)
@@ -413,3 +443,32 @@ class SimulatedDevice:
         stream = self._random.choice(ready)
         stream.work.popleft()[1]()
         return True
+
+
+class _SimulatedCodec:
+    """Decodes pictures with the CPU's decoders, but late, and in memory that the device checks for races."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+
+    def decode(self, codes: Sequence[Code], stream: SimulatedStream) -> list[DevicePicture | None]:
+        """Decode as `Codec.decode` does; raise `RaceError` late if a code has changed since."""
+        return [self._decode(code, stream) for code in codes]
+
+    def _decode(self, code: Code, stream: SimulatedStream) -> DevicePicture | None:
+        try:
+            pixels = decode_code(code)
+        except PictureError:
+            return None
+        height, width, channels = pixels.shape
+        memory = self._device.alloc(pixels.size)
+        self._device._fill(memory, code.data, pixels, stream)
+        address = memory.bytes.__array_interface__["data"][0]
+        return DevicePicture(address, width * channels, height, width * channels, memory)
+
+    def copy(
+        self, target: SimulatedMemory, picture: DevicePicture, stream: SimulatedStream, offset: int
+    ) -> None:
+        """Enqueue a copy of a decoded picture."""
+        assert isinstance(picture.owner, SimulatedMemory)
+        self._device.copy_between(target, picture.owner, picture.height * picture.width, stream, offset, 0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from gpuloader.fields.spec import Array
 
 NUMBERS = 13
-"""Numbers of a region's geometry; `gpuloader.kernels.resample` names them."""
+"""Numbers of a region's geometry; `gpuloader.kernels.resample` names them. Changes of color may follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +26,8 @@ class Region:
     shape : tuple of int
         The number of pixels, and the channels of each.
     geometry : numpy.ndarray
-        What to make of it, float32 of shape (13,); see `gpuloader.kernels.resample.GEOMETRY`.
+        What to make of it, float32: 13 numbers, see `gpuloader.kernels.resample.GEOMETRY`; and pairs of
+        numbers that change its colors, see `gpuloader.kernels.recolor`.
     source : numpy.ndarray or callable
         The pixels, row by row, uint8 of that shape; or what decodes them into an array of that shape.
     """
@@ -35,6 +37,7 @@ class Region:
     source: Array | Callable[[Array], None]
 
     dtype = np.dtype(np.uint8)  # by which collation recognizes a field of arrays
+    level = 2  # of a field of regions, whose arrays are one more
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -58,7 +61,15 @@ class Region:
             self.source(target)
 
 
-def join_geometry(regions: Sequence[Region]) -> Array:
+class HasGeometry(Protocol):
+    """A region, in whatever form it is staged."""
+
+    @property
+    def geometry(self) -> Array:
+        """The region's geometry."""
+
+
+def join_geometry(regions: Sequence[HasGeometry]) -> Array:
     """Return the geometry of several regions, float32 of shape (regions, 13).
 
     >>> join_geometry([]).shape

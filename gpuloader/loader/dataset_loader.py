@@ -148,7 +148,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     decode : str or None
         'image' takes bytes in the samples for encoded pictures, and decodes them to uint8 pixels of shape
         (height, width, 3). Fields that a transform of pictures names, and those of an `ImageFolder`, are
-        decoded without it.
+        decoded without it. 'device' does the same, but on a GPU nvImageCodec decodes JPEG files that a
+        transform of pictures gives a size; its pixels are not exactly those of Pillow.
     on_bad : str
         What to do about a picture that cannot be decoded. 'raise' raises PictureError, which names the file
         and the sample. 'skip' leaves the sample out, so that its batch is shorter, and counts it in
@@ -335,7 +336,11 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
                 equal=delivery.shards > 1 or (self._batching.sharding is not None and uneven == "pad"),
             ),
         )
-        collation = make_on_device(collation, whole=delivery.shards == 1 and not static)
+        collation = make_on_device(
+            collation,
+            whole=delivery.shards == 1 and not static,
+            codecs=delivery.open_codecs if decode == "device" else None,
+        )
         self._cache = check_cache(
             cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
         )

@@ -36,6 +36,7 @@ from gpuloader.pipeline.cache import ArraySource, Resident
 from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
+from gpuloader.pipeline.kernels_ahead import KernelsAhead
 from gpuloader.pipeline.masks import Masks
 from gpuloader.pipeline.split import ShardedPlan
 from gpuloader.pipeline.steering import Resizable, Steering
@@ -114,6 +115,9 @@ class Loading:
         self._meter = meter
         self._draw = draw
         self._programmer = collation.programmer
+        self._kernels = KernelsAhead(delivery.devices)
+        if self._programmer is not None and not delivery.on_host:
+            self._programmer.planned = self._kernels.begin
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._fetching = self._make_fetching(collation, workers, None)
@@ -319,6 +323,7 @@ class Loading:
             steering=steering,
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
             guard=guard,
+            kernels=self._kernels,
         )
 
     def _plan(

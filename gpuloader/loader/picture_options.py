@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ def find_stage(
     MissingPackage
         Pillow is not installed.
     """
-    check_word("decode", decode, ("image",), optional=True)
+    check_word("decode", decode, ("image", "device"), optional=True)
     pictures, _ = split_transforms(transforms)
     if not (pictures or decode or holds_pictures(dataset)):
         return None
@@ -40,17 +40,30 @@ def find_stage(
     return PictureStage.of(pictures, decodes=decode is not None, names=names)
 
 
-def make_on_device(collation: Collation, *, whole: bool) -> Collation:
+def make_on_device(
+    collation: Collation, *, whole: bool, codecs: Callable[[], object] | None = None
+) -> Collation:
     """Return a collation whose pictures are made on the device that its batches go to, as far as it can.
 
     Workers make the pictures if there is no device, if they must be made before their batch is, and if a
     batch is not `whole`: if it is cut for several devices, or must lie where the one before lay.
+
+    Parameters
+    ----------
+    collation : Collation
+        How samples become a batch.
+    whole : bool
+        Whether batches are delivered as they are.
+    codecs : callable or None
+        Opens what decodes pictures on the devices, and raises if something is missing. None leaves decoding
+        to the workers.
     """
     stage = collation.pictures
     excluded = collation.on_host or collation.whole or collation.feeds is not None or not whole
     if stage is None or not stage.chains or excluded:
         return collation
     # Imported late, because only loaders of pictures need it.
+    from gpuloader.transforms.decoding import Decode
     from gpuloader.transforms.programmer import Programmer
     from gpuloader.transforms.staging import fuse_resampling, plan_resampling
 
@@ -62,12 +75,16 @@ def make_on_device(collation: Collation, *, whole: bool) -> Collation:
         if made is not None:
             staged[name] = made.interpolation
             fields = [one.field for one in transforms]
-            transforms.insert(fields.index(name) if name in fields else len(fields), made)
+            at = fields.index(name) if name in fields else len(fields)
+            transforms[at:at] = [made] if codecs is None else [Decode(name, collation.skips), made]
     if not staged:
         return collation
+    if codecs is not None:
+        codecs()
     native = before is not None and before.native
     programmer = Programmer(fuse_resampling(transforms), native=native)
-    return replace(collation, programmer=programmer, pictures=replace(stage, staged=staged))
+    pictures = replace(stage, staged=staged, encoded=codecs is not None)
+    return replace(collation, programmer=programmer, pictures=pictures)
 
 
 def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -36,6 +36,7 @@ from gpuloader.order.ranks import find_local_rank
 from gpuloader.pipeline.closing import Road, take_road
 from gpuloader.pipeline.delivery import Delivery
 from gpuloader.pipeline.epoch import Epoch, build_road
+from gpuloader.pipeline.kernels_ahead import KernelsAhead
 from gpuloader.pipeline.steps import DeliveredStep
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.advising import Configuration
@@ -195,6 +196,9 @@ class PrefetchedLoader(Measured):
         self._ahead = ahead
         self._delivery = delivery
         self._programmer = collation.programmer
+        self._kernels = KernelsAhead(delivery.devices)
+        if self._programmer is not None and not delivery.on_host:
+            self._programmer.planned = self._kernels.begin
         self._library: Any = _MISSING
         self._draws = any(one.draws for one in listed)
         self._seed = check_seed(seed)
@@ -276,6 +280,7 @@ class PrefetchedLoader(Measured):
             meter=self._meter,
             ended=partial(self._end, progress, source),
             guard=guard,
+            kernels=self._kernels,
         )
 
     def _present(self, progress: Progress, source: PrefetchedSource, step: DeliveredStep) -> Any:

@@ -121,6 +121,11 @@ class Delivery:
             if (error := find_capture(device, output.stream())) is not None:
                 raise error
 
+    def open_codecs(self) -> None:
+        """Open what decodes pictures on each device; raises the errors of `Device.codec`."""
+        for device in self.devices:
+            device.codec()
+
     @property
     def on_host(self) -> bool:
         """Whether every batch lands on a host."""

@@ -18,6 +18,7 @@ from gpuloader.base.living import Living
 from gpuloader.fetch.base import Fetch
 from gpuloader.pipeline.closing import Remains, Road, close, close_dropped, finish_postponed, postponed
 from gpuloader.pipeline.delivery import Delivery
+from gpuloader.pipeline.kernels_ahead import KernelsAhead
 from gpuloader.pipeline.lane import Lane, count_slots
 from gpuloader.pipeline.steering import Steering
 from gpuloader.pipeline.steps import DeliveredStep, Masking, Pipeline
@@ -94,6 +95,8 @@ class Epoch:
         Returns the mask to deliver with each batch; None delivers none.
     guard : Finalizer or None
         A finalizer that is older than `fetch`; it ends the epoch if the user drops it.
+    kernels : KernelsAhead or None
+        Compiles ahead what the first batch launches.
     """
 
     def __init__(
@@ -109,12 +112,19 @@ class Epoch:
         steering: Steering | None = None,
         masking: Masking | None = None,
         guard: Finalizer | None = None,
+        kernels: KernelsAhead | None = None,
     ) -> None:
         self._present = present
         self._ended = ended
         self._lock = threading.RLock()
         self._pipeline: Pipeline | None = Pipeline(
-            fetch, road.ring, road.lanes, prefetch=road.prefetch, drop_last=drop_last, masking=masking
+            fetch,
+            road.ring,
+            road.lanes,
+            prefetch=road.prefetch,
+            drop_last=drop_last,
+            masking=masking,
+            kernels=kernels,
         )
         self._remains = Remains(self._pipeline, road, idle)
         self._guard = guard or Finalizer()
@@ -171,7 +181,10 @@ class Epoch:
                 if self._ended is not None:
                     self._ended()
                 raise StopIteration
-            first, self._handed = not self._handed, perf_counter_ns()
+            first = not self._handed
+            if first:
+                pipeline.finish_kernels()
+            self._handed = perf_counter_ns()
             self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
             if self._steering is not None and not self._steering.after_step(pipeline):
                 self._steering = None

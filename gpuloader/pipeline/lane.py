@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.base.errors import LoaderError
 from gpuloader.collate.stream import StagedBatch
@@ -22,6 +22,9 @@ from gpuloader.staging.ring import Ring
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.pipeline.decoding import BatchDecoder, Decoded
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class Landing:
         The event after which the batch can be used; None once the host knows that it is reached.
     arrays : list of array or None
         What the user gets, once it has been delivered.
+    decoded : sequence of Decoded
+        The pictures that are copied into the slot, until the host knows that the copies have run.
     """
 
     staged: StagedBatch
@@ -50,6 +55,7 @@ class Landing:
     mask_at: int = 0
     ready: Event = None
     arrays: list[Any] | None = None
+    decoded: Sequence[Decoded] = ()
 
     def find_layout(self) -> Layout:
         """Return the layout of the arrays to deliver: the batch's fields, and its mask if it has one."""
@@ -87,6 +93,11 @@ class Lane:
         Where all batches are delivered; None delivers each batch in a slot of its own.
     urgent : bool
         Whether kernels on the copy stream go ahead of those on streams of normal priority.
+
+    Attributes
+    ----------
+    runs_only_ours : bool
+        Whether nothing of the user's runs between `begin` and `issue`, not even to fetch a batch.
     """
 
     def __init__(
@@ -103,6 +114,7 @@ class Lane:
         self.device = device
         self.static = static
         self.programmer = None if device.direct else programmer
+        self.runs_only_ours = False
         self._output = output or NativeOutput(device)
         self._convert = None if output is None else output.convert
         self._ring = ring
@@ -117,6 +129,9 @@ class Lane:
         self._begun: DeviceCalls | None = None  # in this `next`, and not since a batch was issued
         self._copy_stream = None if device.direct else device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
+        self._meter = meter
+        self._urgent = urgent
+        self._decoder: BatchDecoder | None = None
 
     @property
     def prefetch(self) -> int:
@@ -200,20 +215,23 @@ class Lane:
         begun, self._begun = self._begun, None
         try:
             program = None if self.programmer is None else self._program(staged)
+            decoded: Sequence[Decoded] = ()
+            if program is not None and program.decodings:
+                decoded = self._decode(staged, program)
+                program = self._program(staged)
             nbytes = staged.layout.nbytes if program is None else program.room.nbytes
             mask_at = 0 if mask is None else align(nbytes)
             slot = self._slots.take(nbytes if mask is None else mask_at + mask.bytes.size)
         except BaseException:
             self._ring.release(staged.slot)
             raise
-        landing = Landing(staged, slot, mask, mask_at)
-        if program is None:
-            with self.device.current() if begun is None else self.device.copying(begun) as device:
-                self._mark_copy(device, landing, self._copy(device, landing, slot))
-            return landing
-        with self.device.current() as device:
-            timing = self._copy(device, landing, slot)
-            if self._is_resident:
+        landing = Landing(staged, slot, mask, mask_at, decoded=decoded)
+        known = begun if program is None or self.runs_only_ours else None
+        with self.device.current() if known is None else self.device.again(known) as device:
+            timing = self._copy(device, landing, slot, program)
+            if program is None:
+                self._mark_copy(device, landing, timing)
+            elif self._is_resident:
                 self._gather(device, landing, slot, program, timing)
             else:
                 self._mark_copy(device, landing, timing)
@@ -225,7 +243,20 @@ class Lane:
         """Whether the rows are on the device, so that hardly anything is copied."""
         return self.programmer is not None and self.programmer.sources is not None
 
-    def _copy(self, device: DeviceCalls, landing: Landing, slot: DeviceSlot) -> Timing | None:
+    def _decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+        """Decode the batch's pictures; the decoder may leave samples out."""
+        if self._decoder is None:
+            # Imported late, because only loaders of pictures need it.
+            from gpuloader.pipeline.decoding import BatchDecoder
+
+            self._decoder = BatchDecoder(self.device, urgent=self._urgent)
+        decoded, skipped = self._decoder.decode(staged, program)
+        self._meter.skipped += skipped
+        return decoded
+
+    def _copy(
+        self, device: DeviceCalls, landing: Landing, slot: DeviceSlot, program: Program | None
+    ) -> Timing | None:
         """Enqueue the copy; return its timing, if it is timed."""
         staged, mask, stream = landing.staged, landing.mask, self._copy_stream
         try:
@@ -235,6 +266,9 @@ class Lane:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, landing.mask_at)
             for one in staged.apart:
                 device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            if program is not None and self._decoder is not None and landing.decoded:
+                self._decoder.place(device, landing.decoded, staged, program, slot.memory, stream)
+                return timing
             in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
             device.copy_async(slot.memory, staged.slot, in_slot, stream)
             return timing
@@ -415,6 +449,8 @@ class Lane:
         copied, landing, timing = self._copying.popleft()
         if landing.ready is copied:
             landing.ready = None  # before the event is recorded for another copy
+        if landing.decoded:
+            landing.decoded = ()
         self._ring.release(landing.staged.slot)
         if timing is None:
             self._spare.append(copied)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.base.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.base import Fetch
+from gpuloader.pipeline.kernels_ahead import KernelsAhead
 from gpuloader.pipeline.lane import Landing, Lane
 from gpuloader.pipeline.masks import Mask
 from gpuloader.staging.ring import Ring
@@ -48,6 +49,8 @@ class Pipeline:
         Whether to leave out a last step that has no batch for every place.
     masking : callable or None
         Returns the mask to deliver with each batch; None delivers none.
+    kernels : KernelsAhead or None
+        Compiles ahead what the first batch launches.
 
     Attributes
     ----------
@@ -69,8 +72,10 @@ class Pipeline:
         prefetch: int,
         drop_last: bool,
         masking: Masking | None = None,
+        kernels: KernelsAhead | None = None,
     ) -> None:
         self.waited = 0
+        self._kernels = kernels
         self._masking = masking
         self._fetch = fetch
         self._ring = ring
@@ -125,6 +130,13 @@ class Pipeline:
         for landings in itertools.islice(self._flying, 1):
             for lane, landing in zip(self._lanes, landings):  # noqa: B905 - the last step may have fewer batches
                 lane.settle(landing)
+        self.finish_kernels()
+
+    def finish_kernels(self) -> None:
+        """Compile nothing more ahead; called when the first step has been delivered, or at the end."""
+        kernels, self._kernels = self._kernels, None
+        if kernels is not None:
+            kernels.finish()
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
@@ -181,7 +193,11 @@ class Pipeline:
             return False
         if self._only_lane is not None:
             mask = None if self._masking is None else self._mask(staged)
-            self._flying.append([self._only_lane.issue(staged, mask)])
+            try:
+                self._flying.append([self._only_lane.issue(staged, mask)])
+            except SampleError as error:  # a picture that the device cannot decode
+                self._ending = error  # for the user, it is the fetcher's
+                return False
             return True
         self._group.append(staged)
         if len(self._group) == len(self._lanes):
@@ -208,11 +224,14 @@ class Pipeline:
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905
                 landings.append(lane.issue(staged, self._mask(staged)))
-        except BaseException:
+        except BaseException as error:
             self._discard(landings)
             for staged in group[len(landings) + 1 :]:
                 self._ring.release(staged.slot)
-            raise
+            if not isinstance(error, SampleError):
+                raise
+            self._ending = error  # for the user, it is the fetcher's
+            return
         self._flying.append(landings)
 
     def _discard(self, landings: Sequence[Landing], start: int = 0) -> None:
@@ -306,6 +325,7 @@ class Pipeline:
         """Wait for copies in progress, and take every slot back; called once, after `stop`."""
         while self._flying:
             self._discard(self._flying.popleft())
+        self.finish_kernels()
         for lane in self._lanes:
             lane.close()
         self._drain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuloader.kernels.gather import fuse_gathers
-from gpuloader.kernels.recording import Launch, record_launches
+from gpuloader.kernels.recording import Kernel, Launch, only_note_kernels, record_launches
 from gpuloader.transforms.operations import Chain, GatherRows, GatherSpan, KernelCall
 from gpuloader.transforms.program import Program
 
@@ -49,6 +49,24 @@ class BoundProgram:
             self._launches = [_prepare(one) for one in fuse_gathers(launches)]
         else:
             self.program.run_on_device(self._arrays, stream)
+
+
+def find_kernels(program: Program, arrays: list[Any]) -> list[Kernel]:
+    """Return the kernels that a program would launch, except for those of the user's own operations.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    arrays : list of array
+        Arrays of the shapes, dtypes and alignment of those in the program's room; nothing is read or written.
+    """
+    with only_note_kernels() as kernels:
+        for step in program.steps:
+            if is_repeatable(step.operation):
+                inputs, outputs = ([arrays[one] for one in part] for part in (step.inputs, step.outputs))
+                step.operation.on_device(inputs, outputs, None)
+    return list(dict.fromkeys(kernels))
 
 
 def _prepare(launch: Launch) -> _Prepared:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpuloader.sources.pictures.coloring import Coloring
+from gpuloader.kernels.recoloring import CHANGES
+from gpuloader.sources.pictures.coloring import Coloring, find_shift
 from gpuloader.transforms.planning import Plan
-
-_NAMES = ("brightness", "contrast", "saturation", "hue")
 
 Amount = float | tuple[float, float]
 
@@ -55,8 +56,13 @@ class ColorJitter:
 
     def _ranges(self) -> dict[str, tuple[float, float]]:
         """Return the least and greatest amount of what is changed at all."""
-        found = {name: _as_range(name, getattr(self, name)) for name in _NAMES}
+        found = {name: _as_range(name, getattr(self, name)) for name in CHANGES}
         return {name: limits for name, limits in found.items() if limits != (_neutral(name),) * 2}
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What is changed at all."""
+        return tuple(self._ranges())
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Change the colors of the result of the plan so far."""
@@ -64,6 +70,20 @@ class ColorJitter:
         order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
         if order:
             plan.append(Coloring(tuple((name, drawn[name]) for name in order)))
+
+
+def number_changes(steps: Sequence[tuple[str, float]], room: int) -> NDArray[np.float32]:
+    """Return changes of color as the kernel `recolor` takes them, with room for as many as given.
+
+    >>> number_changes([("hue", 0.5), ("contrast", 1.5)], 3).tolist()
+    [4.0, 127.0, 2.0, 1.5, 0.0, 0.0]
+    """
+    numbers = np.zeros((room, 2), np.float32)
+    with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
+        for position, (name, amount) in enumerate(steps):
+            amount = find_shift(amount) if name == "hue" else amount
+            numbers[position] = CHANGES.index(name) + 1, amount
+    return numbers.reshape(-1)
 
 
 def _neutral(name: str) -> float:

@@ -48,6 +48,29 @@ def find_geometry(plan: Plan) -> Geometry:
     return geometry
 
 
+def merge_plan(plan: Plan) -> tuple[Geometry, tuple[tuple[str, float], ...]] | None:
+    """Return a plan as one geometry and the changes of color after it; None if it takes more passes.
+
+    What is mirrored after its colors have changed may as well be mirrored before.
+
+    >>> mirror = Geometry.of(4, 6).mirrored(flip=True)
+    >>> geometry, changes = merge_plan([Geometry.of(4, 6), Coloring((("hue", 0.1),)), mirror])
+    >>> geometry.flip, changes
+    (True, (('hue', 0.1),))
+    """
+    geometry, *others = plan
+    assert isinstance(geometry, Geometry)
+    changes: tuple[tuple[str, float], ...] = ()
+    for step in others:
+        if isinstance(step, Coloring):
+            changes += step.steps
+        elif step == Geometry.of(geometry.height, geometry.width).mirrored(flip=step.flip, flop=step.flop):
+            geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
+        else:
+            return None
+    return geometry, changes
+
+
 def plan_picture(
     size: tuple[int, int], transforms: Sequence[PictureTransform], rng: np.random.Generator
 ) -> Plan:

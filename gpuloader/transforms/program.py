@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from gpuloader.base.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.layout import Layout, align
+from gpuloader.transforms.decoding import Decoding
 from gpuloader.transforms.operations import Computation, Operation, Spec
 
 
@@ -35,7 +36,7 @@ class Transform(Protocol):
     def draws(self) -> int:
         """Number of random draws per sample; 0 for none."""
 
-    def bind(self, inputs: Sequence[Spec]) -> Operation:
+    def bind(self, inputs: Sequence[Spec]) -> Operation | Decoding:
         """Return the computation for a batch; its inputs are the field's arrays, then the draws if any.
 
         Raises
@@ -97,6 +98,8 @@ class Program:
         The arrays that the user receives.
     levels : tuple of int
         The levels of the delivered fields; see `StagedBatch`.
+    decodings : tuple of Decoding
+        What the device decodes before the steps.
     """
 
     copied: Layout
@@ -106,6 +109,15 @@ class Program:
     steps: tuple[Step, ...]
     delivered: Layout
     levels: tuple[int, ...]
+    decodings: tuple[Decoding, ...] = ()
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The parts of the slot that are copied to a device, from and to which byte: all but the codes."""
+        codes = [self.copied.fields[one.codes] for one in self.decodings]
+        edges = [0, *(edge for one in codes for edge in (one.offset, align(one.offset + one.shape[0])))]
+        ends = [*edges[1:], self.copied.nbytes]
+        return [(start, end) for start, end in zip(edges[::2], ends[::2], strict=True) if start < end]
 
     def check(self, arrays: list[Array]) -> None:
         """Run the transforms' checks on the staged arrays; a `SampleError` names the field."""

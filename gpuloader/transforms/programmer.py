@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from gpuloader.fields.tensors import bits_dtype
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.stretch import Stretch
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.transforms.decoding import Decoding
 from gpuloader.transforms.draws import DrawnAhead, Purpose, draw_ahead
 from gpuloader.transforms.operations import Chain, GatherRows, GatherSpan, KernelCall, Operation, Spec
 from gpuloader.transforms.program import Program, Step, Transform, naming
@@ -35,6 +36,11 @@ class Programmer:
     native : bool
         Whether results in bfloat16 are delivered in PyTorch's dtype, and not as bits in uint16. It may change
         before the first program.
+
+    Attributes
+    ----------
+    planned : callable or None
+        Called with every new program, by the thread that asks for it first.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Programmer:
         self._made: dict[Any, Program] = {}
         self._last: tuple[Layout | None, Program | None] = None, None
         self._drawn: DrawnAhead | None = None
+        self.planned: Callable[[Program], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
@@ -84,6 +91,8 @@ class Programmer:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
             program = self._made[key] = _Planner(self, names, levels, staged, drawn).plan()
+            if self.planned is not None:
+                self.planned(program)
         self._last = staged, program
         return program
 
@@ -178,6 +187,7 @@ class _Planner:
     def plan(self) -> Program:
         checked: list[tuple[Transform, str, tuple[int, ...]]] = []
         drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
+        decodings: list[Decoding] = []
         staged = len(self._copied.fields)
         draws = iter(self._draws)
         for transform in self._transforms:
@@ -198,6 +208,10 @@ class _Planner:
                 position = next(draws)
                 inputs = (*inputs, position)
                 drawn.append((position, transform, name, specs))
+            if isinstance(operation, Decoding):
+                decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
+                self._present[name] = (*outputs, *inputs[1:-1])
+                continue
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
@@ -216,6 +230,7 @@ class _Planner:
             tuple(self._steps),
             Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
             tuple(len(self._present[name]) - 1 for name in self._names),
+            tuple(decodings),
         )
 
     def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:

@@ -1,11 +1,13 @@
-"""Pictures for a GPU: workers decode the region that is needed, and one kernel does everything else.
+"""Pictures for a GPU: workers decode the region that is needed, and kernels do everything else.
 
-The kernel makes the same pixels of a region as Pillow makes of the picture, so a batch is the same on a CPU.
+They make the same pixels of a region as Pillow makes of the picture, so a batch is the same on a CPU. One
+kernel does everything, unless colors change. A second kernel then changes them and normalizes, because a
+change of contrast needs the mean of the whole picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,29 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import SampleError
+from gpuloader.fields.encoded import Encoded, Part
 from gpuloader.fields.regions import NUMBERS, Region
 from gpuloader.kernels.dtypes import resolve_target
+from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor, recolor_on_host
 from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.resizing import Interpolation
 from gpuloader.kernels.windows import join_shape
 from gpuloader.sources.pictures.decoding import Pixels, shrink_size
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
-from gpuloader.transforms.coloring import ColorJitter
-from gpuloader.transforms.operations import KernelCall, Plain, Spec, no_rows
+from gpuloader.transforms.coloring import ColorJitter, number_changes
+from gpuloader.transforms.operations import Chain, KernelCall, Plain, Spec, no_rows
 from gpuloader.transforms.pictures import Normalize
 from gpuloader.transforms.planning import (
     PictureTransform,
     Plan,
     find_geometry,
     finish_plan,
+    merge_plan,
     plan_picture,
 )
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize, both
 
-Part = tuple[int, int, int, int]
-"""Top, left, bottom and right of a part of a picture."""
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Resample(Plain):
         Height and width of the result.
     interpolation : str
         The filter, 'bilinear' or 'bicubic'.
+    changes, contrasts : int
+        How many changes of color there are at most, and how many of them are of contrast.
     normalize : Normalize or None
         The normalization to compute in the same pass; None leaves uint8 pixels in the layout HWC.
     """
@@ -58,42 +64,65 @@ class Resample(Plain):
     field: str | None
     size: tuple[int, int]
     interpolation: Interpolation = "bilinear"
+    changes: int = 0
+    contrasts: int = 0
     normalize: Normalize | None = None
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
         """Return the name of the field, among fields of these names and levels."""
-        staged = [name for name, level in zip(names, levels, strict=True) if level == 2]
-        return self.field if self.field is not None or not staged else staged[0]
+        return find_staged(self.field, names, levels)
 
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall | Chain:
         """Return the computation for a batch."""
-        if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS,):
+        if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of pictures")
         (_, channels), (splits,) = inputs[0][0], inputs[1][0]
-        last = self.normalize
-        axes: tuple[int, ...] | None = None
-        options: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
+        pixels = (splits - 1, *self.size, channels), np.dtype(np.uint8)
+        plain: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
+        options, output, last, axes = plain, pixels, self.normalize, None
         if last is not None:
             layout, axes = last.arrangement
+            _, held = resolve_target(last.dtype, ("float16", "bfloat16", "float32"))
             options = {"mean": last.mean, "std": last.std, "scale": last.scale}
             options |= {"out_layout": layout, "dtype": last.dtype}
-        _, held = resolve_target(options["dtype"], ("float16", "bfloat16", "float32", "uint8"))
-        output = (splits - 1, *join_shape(channels, *self.size, options["out_layout"])), held
+            output = (splits - 1, *join_shape(channels, *self.size, layout)), held
         names = "values", "row_splits", "geometry"
         empty = {
             name: no_rows(spec, int(name == "row_splits")) for name, spec in zip(names, inputs, strict=True)
         }
-        options |= {"size": self.size, "interpolation": self.interpolation}
-        return KernelCall.settle(empty, output, resample, resample_on_host, axes=axes, **options)
+        made = partial(KernelCall.settle, empty, size=self.size, interpolation=self.interpolation)
+        if not self.changes:
+            return made(output, resample, resample_on_host, axes=axes, **options)
+        first, sums = made(pixels, resample, resample_on_host, **plain), self._find_sums(splits - 1)
+        given = {"pictures": no_rows(pixels), "numbers": empty["geometry"], "sums": no_rows(sums)}
+        colors = {"first": NUMBERS, "contrasts": self.contrasts, "axes": axes, **options}
+        second = KernelCall.settle(given, output, recolor, recolor_on_host, **colors)
+        return Chain(((first, (0, 1, 2), 4), (second, (4, 2, 5), 3)), (output,), (pixels, sums))
+
+    def _find_sums(self, samples: int) -> Spec:
+        return (samples, self.contrasts, PARTS), np.dtype(np.uint64)
+
+
+def find_staged(field: str | None, names: Sequence[str], levels: Sequence[int]) -> str | None:
+    """Return a field's name; if it is None, that of the first field of pictures for a GPU.
+
+    >>> find_staged(None, ["label", "image"], [0, 2])
+    'image'
+    """
+    staged = [
+        name for name, level in zip(names, levels, strict=True) if level in (Region.level, Encoded.level)
+    ]
+    return field if field is not None or not staged else staged[0]
 
 
 def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -> Resample | None:
     """Return the transform that makes the pictures of a field on a GPU; None if workers must make them.
 
-    Workers must, if the pictures' size is not known before they are read, or if a transform is the user's.
+    Workers must, if the pictures' size is not known before they are read, if a transform is the user's, or
+    if the contrast changes too often.
 
     >>> plan_resampling("image", [RandomResizedCrop("image", 224, filter="bicubic"), RandomFlip("image")])
-    Resample(field='image', size=(224, 224), interpolation='bicubic', normalize=None)
+    Resample(field='image', size=(224, 224), interpolation='bicubic', changes=0, contrasts=0, normalize=None)
     """
     known = CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
     if not all(isinstance(transform, known) for transform in transforms):
@@ -107,7 +136,16 @@ def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -
             size = both(transform.size)
         elif isinstance(transform, Resize):
             size = both(transform.size) if isinstance(transform.size, tuple | list) else None
-    return None if size is None else Resample(field, size, interpolation)
+    changes = _list_changes(transforms)
+    contrasts = changes.count("contrast")
+    if size is None or contrasts > MOST_CONTRASTS:
+        return None
+    return Resample(field, size, interpolation, len(changes), contrasts)
+
+
+def _list_changes(transforms: Sequence[PictureTransform]) -> list[str]:
+    """Return what transforms change of a picture's colors, at most."""
+    return [name for one in transforms if isinstance(one, ColorJitter) for name in one.changes]
 
 
 def fuse_resampling(transforms: Sequence[Transform]) -> list[Transform]:
@@ -140,7 +178,7 @@ def stage_picture(
     """Return what a GPU needs to make a picture: the region that its transforms read, and its geometry.
 
     An encoded picture is decoded only when the region is written. A picture that takes more than one pass, as
-    after a change of color, is made then.
+    one that is resized after a change of color, is made then.
 
     Parameters
     ----------
@@ -162,18 +200,37 @@ def stage_picture(
     """
     picture = as_picture(value)
     plan = plan_picture(size_of(picture), transforms, rng)
-    first, *others = plan
-    assert isinstance(first, Geometry)
-    if others or first.filter not in (None, interpolation):
+    return stage_plan(picture, plan, transforms, interpolation)
+
+
+def find_pass(
+    plan: Plan, transforms: Sequence[PictureTransform], interpolation: str
+) -> tuple[Geometry, Floats] | None:
+    """Return the geometry and the changes of color by which kernels make a picture; None if they cannot."""
+    merged = merge_plan(plan)
+    if merged is None or merged[0].filter not in (None, interpolation):
+        return None
+    return merged[0], number_changes(merged[1], len(_list_changes(transforms)))
+
+
+def stage_plan(
+    picture: Any, plan: Plan, transforms: Sequence[PictureTransform], interpolation: str
+) -> Region:
+    """Return what a GPU needs to make a picture, which is what `as_picture` returned, by its plan."""
+    found = find_pass(plan, transforms, interpolation)
+    if found is None:
         made = find_geometry(plan)
+        whole = Geometry.of(made.height, made.width)
+        unchanged = number_changes((), len(_list_changes(transforms)))
         if not isinstance(picture, Picture):
-            return cut_region(finish_plan(picture, plan), Geometry.of(made.height, made.width))
-        _, numbers = _find_part((made.height, made.width), Geometry.of(made.height, made.width))
+            return cut_region(finish_plan(picture, plan), whole, unchanged)
+        _, numbers = find_part((made.height, made.width), whole, unchanged)
         return Region((made.height * made.width, 3), numbers, partial(_make_into, picture, plan))
+    geometry, changes = found
     if not isinstance(picture, Picture):
-        return cut_region(np.asarray(picture), first)
-    shrink, first = picture.plan_decoding(first)
-    part, numbers = _find_part(shrink_size(size_of(picture), shrink), first)
+        return cut_region(np.asarray(picture), geometry, changes)
+    shrink, geometry = picture.plan_decoding(geometry)
+    part, numbers = find_part(shrink_size(size_of(picture), shrink), geometry, changes)
     top, left, bottom, right = part
     return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, picture, shrink, part))
 
@@ -187,26 +244,32 @@ def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> N
     top, left, bottom, right = part
     out = target.reshape(bottom - top, right - left, 3)
     is_whole = out.shape[:2] == shrink_size(size_of(picture), shrink)
-    pixels = picture.decode_at(shrink, "RGB", out if is_whole else None)
+    pixels = picture.decode_at(shrink, out if is_whole else None)
     if pixels is not out:
         out[...] = np.asarray(pixels)[top:bottom, left:right]
 
 
-def cut_region(pixels: Pixels, geometry: Geometry) -> Region:
-    """Return the region of a picture that a geometry reads, copied.
+def cut_region(pixels: Pixels, geometry: Geometry, changes: Iterable[float] = ()) -> Region:
+    """Return the region of a picture that a geometry reads, copied; see `number_changes` for the changes.
 
     >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear")
     >>> region = cut_region(np.zeros((40, 60, 3), np.uint8), geometry)
     >>> region.pixels.shape, region.geometry.astype(int).tolist()
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
-    (top, left, bottom, right), numbers = _find_part(pixels.shape[:2], geometry)
+    (top, left, bottom, right), numbers = find_part(pixels.shape[:2], geometry, changes)
     region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(pixels.shape[2:] or (1,)))
     return Region(region.shape, numbers, region)
 
 
-def _find_part(size: tuple[int, ...], geometry: Geometry) -> tuple[Part, NDArray[np.float32]]:
-    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernel."""
+def find_part(
+    size: tuple[int, ...], geometry: Geometry, changes: Iterable[float] = ()
+) -> tuple[Part, Floats]:
+    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernels.
+
+    >>> find_part((40, 60), Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear"))[0]
+    (8, 18, 20, 30)
+    """
     tall, wide = size
     top, left, bottom, right = geometry.find_region()
     # One more on each side, because the kernel and Pillow round the edges of the box to float32.
@@ -214,5 +277,5 @@ def _find_part(size: tuple[int, ...], geometry: Geometry) -> tuple[Part, NDArray
     bottom, right = max(min(bottom + 1, tall), top + 1), max(min(right + 1, wide), left + 1)
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
-    numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn)
+    numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn, *changes)
     return (top, left, bottom, right), np.array(numbers, np.float32)

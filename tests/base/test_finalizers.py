@@ -6,6 +6,7 @@ import gc
 import operator
 import os
 import sys
+import sysconfig
 import threading
 from collections import deque
 from functools import partial
@@ -196,7 +197,9 @@ class TestAFinalizer:
         cycle.append(cycle)
         del cycle
         gc.collect()
-        assert (called, asked) == ([1], [False])
+        assert called == [1]
+        # A free-threaded interpreter may collect the second one first.
+        assert asked == [False] or (asked == [True] and sysconfig.get_config_var("Py_GIL_DISABLED"))
 
     def test_calls_the_function_again_after_an_interrupt_has_cut_it_short(self):
         called = []

@@ -16,9 +16,10 @@ from dataclasses import replace
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.peers import find_peer
 
-loading, read = find_peer(sys.argv[1]).load(), {}
+peer = find_peer(sys.argv[1])
+loading, read = peer.load(), {}
 for case in CASES.values():
-    if case.needs is None or importlib.util.find_spec(case.needs):
+    if case.name in peer.cases and (case.needs is None or importlib.util.find_spec(case.needs)):
         loaders = loading.open_loaders(replace(case, length=2 * (case.batch_size or 1)))
         read[case.name] = {
             way: [float(loading.touch(batch)) for batch in loader] for way, loader in loaders.items()

@@ -1,5 +1,7 @@
 """Batches of a reader's samples: the first settles the fields, and no slot is lost."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,62 @@ def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypa
     stager = SampleStager(None, Ring(2, 1), Meter(), 2, drop_last=False)
     assert len(stage_all(stager, pairs(7))) == 4
     assert len(written) == 1
+
+
+UNLIKE = [
+    ([1, 2],),
+    ([1.5, 2.5],),
+    ([1, 2, 3],),
+    (np.arange(2, dtype="i4"),),
+    (np.arange(3, dtype="f4"),),
+    (7,),
+    (np.float32(7),),
+    (np.ones((2, 3)), 1),
+    (np.ones((2, 3)), [1, 2]),
+    (np.ones((3, 2)), 1),
+    (np.ones((2, 3)), 1, 2),
+    (np.ones((2, 3)), 1, np.int8(2)),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_without_feeds_every_batch_has_the_fields_of_its_own_first_sample(size):
+    for samples in itertools.permutations(UNLIKE, 2):
+        stager = SampleStager(None, Ring(2, 1), Meter(), size, drop_last=False)
+        items = iter([sample for sample in (*samples, samples[0]) for _ in range(size)])
+        for number, sample in enumerate((*samples, samples[0])):
+            staged = stager(items, number)
+            for view, value in zip(staged.slot.views(staged.layout), sample, strict=True):
+                assert view.dtype == np.asarray(value).dtype
+                np.testing.assert_array_equal(view, np.stack([value] * size))
+            stager._ring.release(staged.slot)
+
+
+class Named(tuple):
+    """A class of a user's for samples."""
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3, 4])
+def test_every_sample_has_one_value_per_field(fields):
+    good = tuple(range(fields))
+    stager = SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)
+    kinds = [good, [*good], Named(good), tuple(np.array(value) for value in good)]
+    assert stage_all(stager, kinds) == [[[value] * 4 for value in good]]
+    for bad, message in [
+        (good[:-1], f"expected {fields} fields .* got {fields - 1}"),
+        ((*good, 0), f"expected {fields} fields .* got {fields + 1}"),
+        (dict.fromkeys(good), "expected a tuple with one value per field, got dict"),
+        ("abcd"[:fields], "expected a tuple with one value per field, got str"),
+        (np.arange(fields), "expected a tuple with one value per field, got ndarray"),
+        (None, "expected a tuple with one value per field, got NoneType"),
+    ]:
+        with pytest.raises(SampleError, match=message) as caught:
+            stager(iter([good, good, bad, good]), 1)
+        assert caught.value.index == 2
+    for bad in ({}, "a", None, (), []):
+        with pytest.raises(SampleError, match=r"expected (a tuple with )?one value") as caught:
+            SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)(iter([bad, good]), 0)
+        assert caught.value.index == 0
 
 
 @pytest.mark.parametrize("make", [lambda *given: SampleStager(*given, 3, drop_last=False), SampleListStager])

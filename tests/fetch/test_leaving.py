@@ -383,7 +383,7 @@ def test_an_interrupt_in_the_middle_of_a_message_ends_the_epoch(
     monkeypatch, module, name, is_meant, persistent
 ):
     """Half a message is worse than none: what follows would be taken for the rest of it."""
-    one = loader(Faulty(), start_method="fork", persistent_workers=persistent)
+    one, before = loader(Faulty(), start_method="fork", persistent_workers=persistent), faulty.offspring()
     epoch, real, met = iter(one), getattr(module, name), []
 
     def interrupted(*arguments):
@@ -396,9 +396,11 @@ def test_an_interrupt_in_the_middle_of_a_message_ends_the_epoch(
     monkeypatch.setattr(module, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(epoch)
+    started = faulty.offspring() - before
     with pytest.raises(LoaderError, match="interrupted in the middle of a message"):
         next(epoch)
     assert list(epoch) == []
+    wait_until(lambda: not any(is_running(pid) for pid in started))  # nor do they persist
     assert indices(one) == plain()
     one.close()
 

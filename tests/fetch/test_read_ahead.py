@@ -165,6 +165,67 @@ def test_an_epoch_that_is_left_at_its_last_batch_waits_for_no_garbage_collection
         gc.enable()
 
 
+@pytest.mark.parametrize("way", [True, "thread", False])
+@pytest.mark.parametrize("fails", [None, 3])
+def test_an_epoch_that_has_ended_waits_for_no_garbage_collection(way, fails):
+    """The exception that ends it knows the frames of the loop, and so the epoch."""
+    gc.collect()
+    gc.disable()
+    try:
+        epoch = iter(load(Numbers(5, fails=fails), use_buffer_reader=way))
+        with suppress(SampleError):
+            for _ in epoch:
+                pass
+        left = weakref.ref(epoch)
+        del epoch
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("place", "read"), [("cpu", [0]), (CustomPlace(SimulatedDevice()), [0, 1])])
+def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(monkeypatch, place, read):
+    """Its copy then runs while the loop computes; in host memory, reading it early would gain nothing."""
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+        monkeypatch.setattr(module, name, 10**12)
+    numbers = Numbers(6)
+    loader = DataLoader(numbers, places=place, batch_size=1)
+    epoch = iter(loader)
+    for number in range(3):
+        assert np.asarray(next(epoch)).tolist() == [number]
+        assert numbers.read == [*range(number), *(number + ahead for ahead in read)]
+    assert len(list(epoch)) == 3
+
+
+def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(monkeypatch):
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+        monkeypatch.setattr(module, name, 10**12)
+    numbers = Numbers(30, 0.002)
+    epoch = iter(load(Stream(numbers)))
+    for number in range(10):
+        assert next(epoch).item() == number
+        wait_until(lambda number=number: len(numbers.read) > number + 1)  # nobody has asked for it
+    assert loop(epoch) == list(range(10, 30))
+    assert numbers.readers == {"gpuloader-reader"}
+
+
+def test_an_interrupt_while_the_thread_starts_loses_no_batch(monkeypatch):
+    start, interrupted = read_ahead.start_thread, []
+
+    def start_thread(*arguments):
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return start(*arguments)
+
+    monkeypatch.setattr(read_ahead, "start_thread", start_thread)
+    epoch, found = iter(load(Numbers(12, LONG))), []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(batch.item() for batch in epoch)
+    found += (batch.item() for batch in epoch)
+    assert found == list(range(12))
+
+
 def test_a_batch_is_delivered_although_the_next_takes_long():
     """A short batch is not kept back to be handed over with the next one."""
     release = threading.Event()

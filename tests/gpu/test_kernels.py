@@ -21,6 +21,7 @@ from gpuloader.kernels.mix import (
 from gpuloader.kernels.normalize import normalize, normalize_on_host
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
+from gpuloader.kernels.recolor import recolor, recolor_on_host
 from gpuloader.kernels.resample import resample, resample_on_host
 from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
 from gpuloader.kernels.spin import spin
@@ -144,6 +145,34 @@ def test_crop(samples, height, width, channels, size, layout, dtype, offset):
     out = to_device(np.zeros_like(expected), offset)
     assert crop(to_device(images), size, to_device(windows), layout=layout, out=out) is out
     check(out, expected)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8"])
+@pytest.mark.parametrize("out_layout", ["HWC", "CHW"])
+@pytest.mark.parametrize(
+    ("samples", "height", "width", "channels"),
+    [(6, 224, 224, 3), (3, 33, 47, 1), (2, 2048, 2048, 3), (1, 1, 1, 3), (70_001, 2, 3, 3)],
+)
+def test_recolor(samples, height, width, channels, out_layout, dtype, offset):
+    draw = np.random.default_rng(samples)
+    pictures = draw.integers(0, 256, (samples, height, width, channels), np.uint8)
+    if height == 2048:  # every color, in two pictures of which each is half of them
+        colors = np.arange(2**23, dtype=np.uint32).reshape(samples, height, width) * 2 + 1
+        pictures = np.stack([colors >> 8 * part & 255 for part in range(3)], -1).astype(np.uint8)
+    kinds, amounts = draw.integers(0, 5, (samples, 6)), draw.uniform(0, 2, (samples, 6))
+    amounts[kinds == 4] = draw.integers(0, 256)
+    numbers = np.stack([kinds, amounts], -1).astype(np.float32).reshape(samples, -1)
+    contrasts = int((kinds[:, 1:] == 2).sum(1).max())
+    options = {"first": 2, "contrasts": contrasts, "out_layout": out_layout, "dtype": dtype}
+    if dtype != "uint8":
+        options |= {"mean": draw.uniform(0, 1, channels), "std": 0.3, "scale": 1 / 255}
+    expected = recolor_on_host(pictures, numbers, **options)
+    arrays = to_device(pictures, offset), to_device(numbers)
+    check(recolor(*arrays, **options), expected, dtype)
+    out = to_device(np.zeros_like(expected), offset)
+    assert recolor(*arrays, out=out, **options) is out
+    check(out, expected, dtype)
 
 
 IMAGES = [(3, 3, 64, 96), (5, 33, 47, 3), (2, 20, 7, 5), (70_001, 2, 3, 1), (2, 3, 720, 1280)]

@@ -7,6 +7,7 @@ from gpuloader import DataLoader
 from gpuloader.transforms import (
     Cast,
     CenterCrop,
+    ColorJitter,
     CutMix,
     MixUp,
     Normalize,
@@ -132,9 +133,10 @@ def test_large_pictures(size):
     "steps",
     [
         [RandomResizedCrop("0", 224), RandomFlip("0")],
+        [RandomResizedCrop("0", 224), ColorJitter("0", 0.4, 0.4, 0.4, 0.1), RandomFlip("0")],
         [Resize("0", 96, filter="bicubic"), CenterCrop("0", (80, 91))],
     ],
-    ids=["train", "validate"],
+    ids=["train", "colors", "validate"],
 )
 def test_pictures_of_any_size(steps, kind):
     """The kernel makes of staged regions what Pillow makes of the pictures."""
@@ -144,6 +146,7 @@ def test_pictures_of_any_size(steps, kind):
     pictures = [(draw.integers(0, 256, (*size, 3), np.uint8), label) for label, size in enumerate(sizes)]
     normalize = Normalize("0", MEAN, STD, scale=1 / 255)
     check_equal(pictures, [*steps, normalize], num_workers=2, worker_type=kind)
+    check_equal(pictures, steps)
 
 
 def test_kernels_run_before_the_batch_is_handed_over(torch):

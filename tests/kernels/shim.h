@@ -111,6 +111,10 @@ inline double __ddiv_rn(double one, double other) {
     return one / other;
 }
 
+inline float __fdiv_rn(float one, float other) {
+    return one / other;
+}
+
 #ifdef GPULOADER_BARRIERS
 #include <ucontext.h>
 

@@ -1,4 +1,5 @@
 import shutil
+import threading
 
 import pytest
 
@@ -82,7 +83,15 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
         def get_function(self, entry):
             return entry
 
+    class Kernel:
+        def __init__(self, source, name, options):
+            self.name, self.compiled = name, 0
+
+        def compile(self):
+            self.compiled += 1
+
     monkeypatch.setattr(cupy, "RawModule", Module)
+    monkeypatch.setattr(cupy, "RawKernel", Kernel)
     current = [0]
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: current[0])
     compiling._load.cache_clear()
@@ -91,6 +100,7 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
         assert load("gather", "gather<uint4>") == "gather<uint4>"
         assert modules[0]["name_expressions"] == ("gather<uint4>",)
         assert load("shuffle", "hash_numbers").name == "hash_numbers"
+        assert load("shuffle", "hash_numbers").compiled == 1
         first = load("spin")
         assert first.name == "spin"
         assert load("spin") is load("spin", "spin") is first
@@ -102,6 +112,33 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
         assert load("spin") is first
     finally:
         compiling._load.cache_clear()
+
+
+def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    begun, go_on, made, found = threading.Event(), threading.Event(), [], []
+
+    class Kernel:
+        def __init__(self, source, name, options):
+            made.append(self)
+
+        def compile(self):
+            begun.set()
+            assert go_on.wait(10)
+
+    monkeypatch.setattr(cupy, "RawKernel", Kernel)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 7)
+    threads = [threading.Thread(target=lambda: found.append(compiling.load_kernel("spin"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    assert not found
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    compiling._load.cache_clear()
+    assert len(made) == 1
+    assert found == made * 3
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):

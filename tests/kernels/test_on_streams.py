@@ -5,15 +5,17 @@ comes. That tests their arguments, their order on the copy stream, and their res
 """
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, TensorDataset, cuda_places
+from gpuloader import DataLoader, Dataset, LoaderError, TensorDataset, cuda_places
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.transforms import (
     Cast,
+    ColorJitter,
     CutMix,
     MixUp,
     Normalize,
@@ -21,8 +23,11 @@ from gpuloader.transforms import (
     Pad,
     RandomCropFlip,
     RandomErasing,
+    RandomFlip,
+    RandomResizedCrop,
 )
 from gpuloader.transforms.operations import Plain
+from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim
 
@@ -94,6 +99,17 @@ CASES = {
         ],
         {},
     ),
+    "colors": (
+        list(zip(PICTURES, LABELS, strict=True)),
+        [
+            RandomResizedCrop("0", (6, 5)),
+            ColorJitter("0", 0.3, 0.3, 0.3, 0.1),
+            RandomFlip("0"),
+            ColorJitter("0", contrast=0.5),
+            Normalize("0", 0.5, 0.25, scale=1 / 255, dtype="float16"),
+        ],
+        {},
+    ),
     "nothing": (TensorDataset(PICTURES, LABELS), [], {}),
     "words": (
         Words(),
@@ -135,10 +151,13 @@ def assert_same(found, wanted):
         (case, cache)
         for case in CASES
         for cache in (None, "host", "device")
-        if case != "words" or cache is None
+        if case not in ("words", "colors") or cache is None
     ],
 )
-def test_batches_are_those_of_a_host(runtime, case, cache):
+def test_batches_are_those_of_a_host(runtime, kernels, case, cache):
+    if case == "colors":
+        pytest.importorskip("PIL", reason="Pillow is not installed")
+        kernels.shape = (1, 1), (8,)  # threads that wait at barriers take long here
     dataset, steps, options = CASES[case]
     wanted = epochs(dataset, "cpu", transforms=steps, **options)
     for places in ("gpu:0", cuda_places()):
@@ -226,6 +245,108 @@ class TestLaunchesAreRepeated:
             [np.array(field) for field in batch] for batch in DataLoader(dataset, places="cpu", **options)
         ]
         assert_same(found, wanted)
+
+
+class Slow(Dataset):
+    """Calls a function before it returns a sample."""
+
+    def __init__(self, before):
+        self.before = before
+
+    def __getitem__(self, index):
+        self.before(index)
+        return PICTURES[index], LABELS[index]
+
+    def __len__(self):
+        return COUNT
+
+
+class Compiler:
+    """Says when a kernel is asked for, and in which threads; holds up the loader's own thread until told."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.wanted = []
+        load = launching.load_kernel
+
+        def wait_and_load(name, entry=None):
+            self.wanted.append((threading.current_thread().name, name))
+            if threading.current_thread().name == "gpuloader-compiler":
+                self.begun.set()
+                assert self.go_on.wait(10)
+            return load(name, entry)
+
+        monkeypatch.setattr(launching, "load_kernel", wait_and_load)
+
+    def names(self, ahead):
+        return {name for thread, name in self.wanted if (thread == "gpuloader-compiler") == ahead}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+class TestCompilingAhead:
+    steps = CASES["everything"][1]
+
+    def load(self, before, workers, **options):
+        options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread", **options}
+        return DataLoader(Slow(before), places="gpu:0", transforms=self.steps, seed=3, **options)
+
+    def test_begins_with_the_first_sample_and_holds_up_none(self, runtime, monkeypatch, workers):
+        """The first batch waits for the compiler to begin, and the compiler for the first batch's samples."""
+        compiler, read = Compiler(monkeypatch), []
+
+        def before(index):
+            if index:
+                assert compiler.begun.wait(10)
+            read.append(index)
+            if len(read) == 6:
+                compiler.go_on.set()
+
+        found = []
+        for batch in self.load(before, workers):
+            runtime.finish()
+            found.append([np.array(shim.read(field)) for field in batch])
+        assert compiler.names(ahead=True) == compiler.names(ahead=False) == {"normalize", "one_hot"}
+        wanted = DataLoader(
+            TensorDataset(PICTURES, LABELS), places="cpu", batch_size=6, transforms=self.steps, seed=3
+        )
+        assert_same(found, [list(map(np.array, batch)) for batch in wanted])
+
+    def test_ends_with_the_first_step_and_does_not_begin_again(self, runtime, monkeypatch, workers):
+        compiler = Compiler(monkeypatch)
+        compiler.go_on.set()
+        loader = self.load(lambda index: None, workers)
+        for _ in range(2):
+            for _ in loader:
+                assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+        assert len([name for thread, name in compiler.wanted if thread == "gpuloader-compiler"]) == 2
+
+    def test_ends_with_a_loop_that_fails_at_once(self, runtime, monkeypatch, workers):
+        compiler = Compiler(monkeypatch)
+
+        def before(index):
+            if index:
+                assert compiler.begun.wait(10)
+                threading.Timer(0.05, compiler.go_on.set).start()
+                raise OSError("unplugged")
+
+        with nothing_left_behind():
+            with pytest.raises(Exception, match="unplugged"):
+                list(self.load(before, workers))
+            assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+            assert len(compiler.wanted) == 1  # nothing else was compiled
+
+    def test_an_error_is_raised_where_the_kernel_is_launched(self, runtime, monkeypatch, workers):
+        compiler, load = Compiler(monkeypatch), launching.load_kernel
+        compiler.go_on.set()
+
+        def fail(name, entry=None):
+            load(name, entry)
+            raise cupy.cuda.compiler.CompileException("no such type", "source", name, (), "nvrtc")
+
+        monkeypatch.setattr(launching, "load_kernel", fail)
+        with pytest.raises(LoaderError, match="no such type"):
+            list(self.load(lambda index: index and compiler.begun.wait(10), workers))
+        assert compiler.names(ahead=True)
 
 
 @pytest.mark.parametrize("split", ["batches", "shards"])

@@ -223,7 +223,7 @@ def test_decode_turns_bytes_into_pixels():
     assert batch["name"] == ["x"] * 3
     [batch] = DataLoader(dataset, places="cpu", batch_size=3)
     assert batch["image"] == data
-    with pytest.raises(ValueError, match="decode must be one of 'image' or None, got 'jpg'"):
+    with pytest.raises(ValueError, match="decode must be one of 'image', 'device' or None, got 'jpg'"):
         DataLoader(dataset, decode="jpg")
 
 

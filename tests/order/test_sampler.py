@@ -262,10 +262,10 @@ def test_a_numpy_generator_draws(make, replacement):
 
 def test_numpys_seed_stands_for_the_same_order_in_every_release():
     """NumPy keeps what a `RandomState` draws, so the order of a program that seeds it must stay, too."""
-    np.random.seed(0)
-    assert list(RandomSampler(range(10))) == [6, 8, 9, 3, 1, 2, 5, 4, 7, 0]
-    sampler = SubsetRandomSampler(range(10), np.random.RandomState(0))
-    assert ordered(sampler) == Shuffled(10, 900450186894289455, 0).slice(0, 10).tolist()
+    np.random.seed(1)
+    assert list(RandomSampler(range(10))) == [9, 1, 3, 2, 0, 5, 7, 4, 6, 8]
+    sampler = SubsetRandomSampler(range(10), np.random.RandomState(1))
+    assert ordered(sampler) == Shuffled(10, 7692698082559361259, 0).slice(0, 10).tolist()
 
 
 def test_weights_may_be_any_list_of_numbers():

@@ -88,7 +88,9 @@ class TestHostSlots:
         def compute(arrays, stream):
             held.append(runtime.block_stream(stream.ptr))
 
-        program = SimpleNamespace(room=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), run_on_device=compute)
+        program = SimpleNamespace(
+            room=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), decodings=(), run_on_device=compute
+        )
         programmer = SimpleNamespace(program=lambda *_, drawn: program, sources=None)
         road = Road(runtime, monkeypatch, programmer=programmer)
         landing = road.issue()

@@ -10,12 +10,15 @@ import pytest
 import gpuloader.collate.pictures as collate_pictures
 from gpuloader import DataLoader, IterableDataset
 from gpuloader.base.errors import PictureError, SampleError
+from gpuloader.fields.regions import NUMBERS
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     CenterCrop,
     ColorJitter,
+    MixUp,
     Normalize,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     Resize,
@@ -50,6 +53,8 @@ def files():
     ]
 
 
+JITTER = ColorJitter("image", brightness=0.4, contrast=0.5, saturation=0.8, hue=0.3)
+JITTER_HUE = ColorJitter("image", hue=(0.2, 0.5))
 CHAINS = {
     "train": [RandomResizedCrop("image", 32), RandomFlip("image")],
     "bicubic": [RandomResizedCrop("image", (40, 24), filter="bicubic"), RandomFlip("image", axis="vertical")],
@@ -57,6 +62,11 @@ CHAINS = {
     "margin": [CenterCrop("image", 90)],
     "scaled": [RandomResizedCrop("image", 16, scaled=True)],
     "color": [RandomResizedCrop("image", 32), ColorJitter("image", 0.4, 0.4), RandomFlip("image")],
+    "colors": [RandomResizedCrop("image", (17, 40)), RandomFlip("image"), JITTER],
+    "hue": [JITTER_HUE, RandomFlip("image"), CenterCrop("image", 40)],
+    "colors twice": [Resize("image", (20, 30)), JITTER, JITTER_HUE, RandomFlip("image", p=1), JITTER],
+    "colors first": [JITTER, RandomResizedCrop("image", 32)],
+    "contrast often": [CenterCrop("image", 20), *[ColorJitter("image", contrast=(1.01, 1.1))] * 9],
     "two passes": [Resize("image", (50, 50), filter="bicubic"), RandomResizedCrop("image", 32)],
 }
 NORMALIZE = Normalize("image", [0.5, 0.4, 0.3], [0.2, 0.3, 0.4], scale=1 / 255)
@@ -89,7 +99,7 @@ def test_the_pixels_are_those_of_a_cpu(files, chain, normalized, staged):
     expected, _ = read(files, "cpu", transforms)
     assert not staged
     found, _ = read(files, simulated_places(1), transforms)
-    assert len(staged) == 2 * len(files)
+    assert len(staged) == (0 if chain == "contrast often" else 2 * len(files))
     assert len(found) == len(expected) == 4
     for (image, label), (there, other) in zip(found, expected, strict=True):
         assert (image.dtype, image.shape) == (there.dtype, there.shape)
@@ -152,6 +162,58 @@ def test_a_picture_behind_another_field_is_found(files, staged):
         batches += [np.asarray(image).tobytes() for _, image in loader]
     assert batches[0] == batches[1]
     assert len(staged) == len(files)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "steps"),
+    [
+        ([JITTER], 4),
+        ([JITTER_HUE], 1),
+        ([RandomFlip("image", p=1), JITTER, RandomFlip("image", p=1), JITTER_HUE], 5),
+        ([JITTER, CenterCrop("image", 16)], 4),  # of the same size
+        ([JITTER_HUE, CenterCrop("image", 9)], 0),
+        ([JITTER, Resize("image", (40, 30))], 0),
+        ([ColorJitter("image")], 0),
+    ],
+)
+def test_colors_change_on_the_gpu_unless_the_picture_does_later(files, transforms, steps, staged):
+    chain = [Resize("image", (16, 16)), *transforms]
+    expected, _ = read(files, "cpu", chain)
+    found, _ = read(files, simulated_places(1), chain)
+    assert equal(found, expected)
+    assert {np.count_nonzero(region.geometry[NUMBERS::2]) for region in staged} == {steps}
+
+
+def test_grey_pictures_get_no_colors(staged):
+    pictures = [np.random.default_rng(number).integers(0, 256, (20, 30), np.uint8) for number in range(4)]
+    jitter = ColorJitter(None, brightness=0.4, contrast=0.5, saturation=0.8, hue=0.3)
+    steps = [Resize(None, (7, 9)), jitter]
+    batches = [
+        next(iter(DataLoader(pictures, places=places, batch_size=4, seed=1, transforms=steps)))
+        for places in ("cpu", simulated_places(1))
+    ]
+    np.testing.assert_array_equal(*batches)
+    assert len(staged) == 4
+
+
+def test_a_gpu_resumes_what_a_cpu_began(files):
+    steps = [
+        RandomResizedCrop("image", 16),
+        JITTER,
+        NORMALIZE,
+        RandomErasing("image"),
+        MixUp("image", "label", 9),
+    ]
+
+    def make(places):
+        return DataLoader(files, places=places, batch_size=2, shuffle=True, seed=3, transforms=steps)
+
+    begun, resumed = make("cpu"), make(simulated_places(1))
+    batches = iter(begun)
+    next(batches)
+    resumed.load_state_dict(begun.state_dict())
+    expected = [[np.array(one).tobytes() for one in batch.values()] for batch in batches]
+    assert [[np.asarray(one).tobytes() for one in batch.values()] for batch in resumed] == expected
 
 
 def test_pictures_of_a_size_that_is_not_known_are_made_by_workers(files, staged):

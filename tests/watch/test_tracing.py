@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, trace
+from gpuloader import DataLoader, IterableDataset, trace
 from gpuloader.base.errors import MissingPackage
 from gpuloader.testing import simulated_places
 from gpuloader.watch.tracing import Span, chrome_trace, span
@@ -201,10 +201,16 @@ class Numbers:
         return np.full(4, index)
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (Numbers()[index] for index in range(24))
+
+
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_each_worker_has_a_row_of_its_own(worker_type):
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+def test_each_worker_has_a_row_of_its_own(worker_type, kind):
     with trace() as spans:
-        list(DataLoader(Numbers(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type))
+        list(DataLoader(kind(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type))
     rows = {one.thread for one in spans if one.name == "fetch"}
     assert rows == {"gpuloader-worker-0", "gpuloader-worker-1"}
     consumer = [one for one in spans if one.thread == "MainThread"]

@@ -41,7 +41,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
         case "pictures":
             files = tf.data.Dataset.from_tensor_slices((dataset.files, list(range(len(dataset.files)))))
             chosen = files.repeat().take(case.length).shuffle(case.length)
-            made = chosen.map(_augment, num_parallel_calls=auto).batch(case.size)
+            made = chosen.map(augment, num_parallel_calls=auto).batch(case.size)
             return {"its own decoder": made.prefetch(auto)}
         case "waits":
             return {workers(16, "thread"): _call(case, dataset, 16)}
@@ -77,7 +77,7 @@ def _decode(index: Any, file: Any) -> tuple[Any, Any]:
     return tf.cast(picture, tf.uint8), index
 
 
-def _augment(file: Any, label: Any) -> tuple[Any, Any]:
+def augment(file: Any, label: Any, side: int = Pictures.SIZE) -> tuple[Any, Any]:
     """Return a random window of a file, as in TensorFlow's own training programs: only it is decoded."""
     import tensorflow as tf
 
@@ -88,7 +88,7 @@ def _augment(file: Any, label: Any) -> tuple[Any, Any]:
     )
     window = tf.concat([begin[:2], extent[:2]], 0)
     picture = tf.image.decode_and_crop_jpeg(file, window, channels=3)
-    picture = tf.image.random_flip_left_right(tf.image.resize(picture, (Pictures.SIZE, Pictures.SIZE)))
+    picture = tf.image.random_flip_left_right(tf.image.resize(picture, (side, side)))
     picture = (picture / 255 - Pictures.MEAN) / Pictures.STD
     return tf.transpose(picture, (2, 0, 1)), label
 

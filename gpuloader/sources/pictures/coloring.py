@@ -51,6 +51,14 @@ def _shift_hue(image: Any, turns: float) -> Any:
         return image
     pillow = load_pillow()
     hue, saturation, value = image.convert("HSV").split()
-    shift = int(turns * 255) % 256
-    turned = np.asarray(hue) + np.uint8(shift)
+    turned = np.asarray(hue) + np.uint8(find_shift(turns))
     return pillow.merge("HSV", (pillow.fromarray(turned), saturation, value)).convert("RGB")
+
+
+def find_shift(turns: float) -> int:
+    """Return a shift of hue as a byte, as torchvision rounds it.
+
+    >>> find_shift(0.5), find_shift(-0.1)
+    (127, 231)
+    """
+    return int(turns * 255) % 256

@@ -169,7 +169,7 @@ def decode(data: bytes, header: Header, file: str = "") -> Pixels:
     """
     with _reporting(file):
         if header.is_turbo:
-            pixels = _decode_turbo(data, header, "RGB", None)
+            pixels = _decode_turbo(data, header, None)
             if pixels is not None:
                 return _turn(pixels, header.orientation)
         return _turn(np.array(_convert(data)), header.orientation)
@@ -180,7 +180,6 @@ def decode_briefly(
     header: Header,
     file: str = "",
     shrink: int = _EIGHTHS,
-    colors: str = "RGBX",
     out: Pixels | None = None,
 ) -> Pixels | Any:
     """Return the pixels of an encoded picture for use until this thread decodes the next one.
@@ -195,20 +194,17 @@ def decode_briefly(
         The file to name in errors.
     shrink : int
         The eighths of its size to which the decoder may shrink it, if it can.
-    colors : str
-        'RGBX' for pixels as Pillow has them in memory, or 'RGB'.
     out : numpy.ndarray or None
         Memory of the result's size to decode into if possible, contiguous; None has the thread's own.
 
     Returns
     -------
     numpy.ndarray or PIL.Image.Image
-        Pixels of shape (height, width, 4), of which the last is padding, or (height, width, 3) for
-        'RGB'; or an image of mode RGB.
+        Pixels of shape (height, width, 3), or an image of mode RGB.
     """
     with _reporting(file):
         if header.is_turbo:
-            pixels = _decode_turbo(data, header, colors, _scratch, shrink, out)
+            pixels = _decode_turbo(data, header, _scratch, shrink, out)
             if pixels is not None:
                 return _turn(pixels, header.orientation)
         image = _convert(data, header, shrink)
@@ -218,7 +214,6 @@ def decode_briefly(
 def _decode_turbo(
     data: bytes,
     header: Header,
-    colors: str,
     scratch: _Scratch | None,
     shrink: int = _EIGHTHS,
     out: Pixels | None = None,
@@ -226,11 +221,11 @@ def _decode_turbo(
     """Return pixels in the stored orientation; None if the data is damaged, so that Pillow decides."""
     height, width = shrink_size((header.height, header.width), shrink)
     options = {} if shrink == _EIGHTHS else {"min_height": height, "min_width": width, "min_factor": 1}
-    buffer = None if scratch is None else scratch.take((height, width, len(colors)))
+    buffer = None if scratch is None else scratch.take((height, width, 3))
     if out is not None and header.orientation == 1:
         buffer = out
     try:
-        pixels: Pixels = load_turbo().decode_jpeg(data, colors, buffer=buffer, **options)
+        pixels: Pixels = load_turbo().decode_jpeg(data, "RGB", buffer=buffer, **options)
     except ValueError:
         return None
     return pixels

@@ -11,8 +11,7 @@ from gpuloader.sources.pictures.decoding import Pixels, load_pillow
 from gpuloader.sources.pictures.geometry import Geometry
 
 _STRIP = 4 << 20  # bytes of a picture that are copied at once for the first pass
-_MODES = {1: "L", 3: "RGB", 4: "RGB"}
-_RAW = {1: "L", 3: "RGB", 4: "RGBX"}
+_MODES = {1: "L", 3: "RGB"}
 
 
 def resample(picture: Pixels | Any, geometry: Geometry) -> Any:
@@ -24,8 +23,7 @@ def resample(picture: Pixels | Any, geometry: Geometry) -> Any:
     Parameters
     ----------
     picture : numpy.ndarray or PIL.Image.Image
-        uint8 pixels of shape (height, width, channels) with 1 or 3 channels, or 4 of which the last is
-        padding; or an image of mode L or RGB.
+        uint8 pixels of shape (height, width, channels) with 1 or 3 channels, or an image of mode L or RGB.
     geometry : Geometry
         What to take from the picture.
 
@@ -98,9 +96,8 @@ def _take(picture: Pixels | Any, top: int, left: int, height: int, width: int) -
     # The decoder for raw data copies rows from anywhere in memory, so only this part is touched.
     start = (top * wide + left) * channels
     data = picture.reshape(-1)[start : start + ((height - 1) * wide + width) * channels]
-    return load_pillow().frombytes(
-        _MODES[channels], (width, height), data, "raw", _RAW[channels], wide * channels, 1
-    )
+    mode = _MODES[channels]
+    return load_pillow().frombytes(mode, (width, height), data, "raw", mode, wide * channels, 1)
 
 
 def as_pixels(image: Any) -> Pixels:

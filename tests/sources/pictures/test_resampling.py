@@ -36,20 +36,19 @@ def cases(draw):
 
 
 @settings(max_examples=150, deadline=None)
-@given(cases(), st.sampled_from([1, 3, 4]), st.booleans(), st.booleans())
+@given(cases(), st.sampled_from([1, 3]), st.booleans(), st.booleans())
 def test_a_window_of_a_resized_part_equals_pillows(case, channels, flip, flop):
     (height, width), cut, size, (top, left, tall, wide), kind = case
     pixels = make_pixels(height, width, channels)
-    shown = pixels[..., :3] if channels == 4 else pixels
     geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
-    whole = by_pillow(shown, geometry.box, size, kind)
-    expected = np.zeros((tall, wide, shown.shape[2]), np.uint8)  # what lies outside is black
+    whole = by_pillow(pixels, geometry.box, size, kind)
+    expected = np.zeros((tall, wide, pixels.shape[2]), np.uint8)  # what lies outside is black
     for y in range(max(top, 0), min(top + tall, size[0])):
         for x in range(max(left, 0), min(left + wide, size[1])):
             expected[y - top, x - left] = whole[y, x]
     expected = expected[:, ::-1] if flip else expected
     expected = expected[::-1] if flop else expected
-    for picture in (pixels, pillow.fromarray(shown.squeeze(2) if channels == 1 else shown)):
+    for picture in (pixels, pillow.fromarray(pixels.squeeze(2) if channels == 1 else pixels)):
         got = as_pixels(resample(picture, geometry.mirrored(flip=flip, flop=flop)))
         np.testing.assert_array_equal(got, expected)
 

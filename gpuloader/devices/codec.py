@@ -1,0 +1,191 @@
+"""nvImageCodec: decodes JPEG files on a GPU, with nvJPEG. Only this module imports it.
+
+Why it is called the way it is:
+
+- It decodes only into memory of its own, so pictures are copied into the batch afterwards, within the GPU.
+- The GPU's JPEG engine has been seen to write its result when it is called, before earlier work on the same
+  stream has run (nvJPEG 12.3 to 13.2 on an H100; torchcodec's pull request 1634). So it gets a stream without
+  other work, and memory is not given back before the host knows that nothing reads it any more.
+- Backends on the CPU are left out: they would decode in the thread that asks for batches, without a word.
+- Chroma is interpolated as libjpeg-turbo does it ("fancy upsampling"). Before nvJPEG 13.2, the outermost
+  pixels of a region are wrong with that, so regions are decoded a little larger.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuloader.base.errors import LoaderError, MissingPackage, describe_error
+from gpuloader.base.installing import install_command
+from gpuloader.base.platforms import usable_cores
+from gpuloader.devices.base import DevicePicture
+from gpuloader.fields.encoded import Code
+
+OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"
+_MARGIN = 2  # pixels
+_ANY_MEMORY = 4  # cudaMemcpyDefault
+_UPRIGHT = 1
+# A gray JPEG file of 8 x 8 pixels.
+_TRIAL = base64.b85decode(
+    "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-S6^ahXlFi6ad~iL"
+    "cwA*?WB<Sa3kU!R00;pA5di<h02BZL00000000000000000000|HJ?k5CH%H0000000000000000095m00;pA002J#KmXY"
+)
+
+
+class Runtime(Protocol):
+    """What is needed of CuPy's ``cupy.cuda.runtime``."""
+
+    def runtimeGetVersion(self) -> int:  # noqa: N802
+        """Return the CUDA version that CuPy is built for, as 1000 major + 10 minor."""
+
+    def memcpy2DAsync(  # noqa: N802
+        self, dst: int, dpitch: int, src: int, spitch: int, width: int, height: int, kind: int, stream: int
+    ) -> None:
+        """Enqueue a copy of rows."""
+
+
+def open_codec(index: int, runtime: Runtime) -> JpegCodec:
+    """Return the decoder of a GPU, which has decoded a file as a trial.
+
+    Raises
+    ------
+    MissingPackage
+        nvImageCodec is not installed.
+    LoaderError
+        It cannot decode on this GPU.
+    """
+    extra = f"nvimgcodec-cu{max(runtime.runtimeGetVersion() // 1000, 12)}"
+    try:
+        from nvidia import nvimgcodec
+    except ImportError as error:
+        raise MissingPackage(
+            f"decode='device' needs nvImageCodec on gpu:{index}, which is not importable ({error}): "
+            f"{install_command(extra)}, or pass decode='image'",
+            name="nvidia-nvimgcodec",
+        ) from None
+    kinds = nvimgcodec.BackendKind
+    backends = [
+        nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
+    ]
+    codec = None
+    try:
+        codec = JpegCodec(nvimgcodec, index, backends, runtime)
+        [found] = codec.decode([Code(np.frombuffer(_TRIAL, np.uint8), (0, 0, 8, 8), _UPRIGHT)], None)
+        problem = "" if found is not None else "a trial failed"
+    except (RuntimeError, LoaderError) as error:
+        problem = describe_error(error)
+    if problem or codec is None:
+        raise LoaderError(
+            f"gpu:{index}: nvImageCodec {nvimgcodec.__version__} cannot decode JPEG files: {problem}; nvJPEG "
+            f"or a newer driver may be missing: {install_command(extra)}, or pass decode='image'"
+        )
+    return codec
+
+
+class JpegCodec:
+    """nvImageCodec's decoder; any thread may call it, one at a time decodes.
+
+    Parameters
+    ----------
+    module : module
+        ``nvidia.nvimgcodec``.
+    index : int
+        The GPU's index.
+    backends : list of nvidia.nvimgcodec.Backend
+        What may decode.
+    runtime : Runtime
+        CUDA's calls.
+    """
+
+    def __init__(self, module: Any, index: int, backends: Sequence[Any], runtime: Runtime) -> None:
+        self.name = f"gpu:{index}"
+        self._module = module
+        self._runtime = runtime
+        # nvImageCodec leaves one core to the thread that calls it.
+        threads = max(usable_cores() - 1, 1)
+        self._decoder = module.Decoder(
+            device_id=index, max_num_cpu_threads=threads, backends=list(backends), options=OPTIONS
+        )
+        self._params = [
+            module.DecodeParams(apply_exif_orientation=turns, color_spec=module.ColorSpec.SRGB)
+            for turns in (False, True)
+        ]
+        self._lock = threading.Lock()
+
+    def decode(self, codes: Sequence[Code], stream: Any) -> list[DevicePicture | None]:
+        """Decode as `Codec.decode` does; None as the stream is the device's default stream."""
+        found: list[DevicePicture | None] = [None] * len(codes)
+        with self._lock:
+            for turns in (False, True):
+                chosen = [
+                    number for number, code in enumerate(codes) if (code.orientation > _UPRIGHT) == turns
+                ]
+                opened = [(number, *self._open(codes[number])) for number in chosen]
+                sources = [one for one in opened if one[1] is not None]
+                images = self._decode([source for _, source, _ in sources], turns=turns, stream=stream)
+                for (number, _, frame), image in zip(sources, images, strict=True):
+                    if image is not None:
+                        found[number] = self._take(image, codes[number], frame)
+        return found
+
+    def _open(self, code: Code) -> tuple[Any, tuple[int, int, int, int]]:
+        """Return a picture's source, None if it has no header; and which part of the picture it decodes."""
+        top, left, bottom, right = code.part
+        try:
+            source = self._module.CodeStream(code.data)
+            size = source.height, source.width
+            tall, wide = size[::-1] if code.orientation > 4 else size
+            if bottom > tall or right > wide:
+                return None, code.part  # it takes the file for another picture than the CPU's decoder does
+            frame = (
+                max(top - _MARGIN, 0),
+                max(left - _MARGIN, 0),
+                min(bottom + _MARGIN, tall),
+                min(right + _MARGIN, wide),
+            )
+            if frame != (0, 0, tall, wide):
+                source = source.get_sub_code_stream(region=self._module.Region(*frame))
+        except RuntimeError:
+            return None, code.part
+        return source, frame
+
+    def _decode(self, sources: list[Any], *, turns: bool, stream: Any) -> list[Any]:
+        if not sources:
+            return []
+        handle = 0 if stream is None else stream.ptr
+        try:
+            images: list[Any] = self._decoder.decode(sources, params=self._params[turns], cuda_stream=handle)
+        except RuntimeError as error:
+            raise LoaderError(f"{self.name}: nvImageCodec failed: {describe_error(error)}") from error
+        return images
+
+    def _take(self, image: Any, code: Code, frame: tuple[int, int, int, int]) -> DevicePicture | None:
+        """Return the region that a code asks for, within the part of the picture that was decoded."""
+        height, width, channels = code.shape
+        first, near, last, far = frame
+        if tuple(image.shape) != (last - first, far - near, channels):
+            return None
+        on_device = image.buffer_kind == self._module.ImageBufferKind.STRIDED_DEVICE
+        interface = image.__cuda_array_interface__ if on_device else image.__array_interface__
+        pitch = interface["strides"][0] if interface.get("strides") else (far - near) * channels
+        address = interface["data"][0] + (code.part[0] - first) * pitch + (code.part[1] - near) * channels
+        return DevicePicture(address, pitch, height, width * channels, image)
+
+    def copy(self, target: Any, picture: DevicePicture, stream: Any, offset: int) -> None:
+        """Issue one `cudaMemcpy2DAsync`."""
+        width = picture.width
+        self._runtime.memcpy2DAsync(
+            target.address + offset,
+            width,
+            picture.address,
+            picture.pitch,
+            width,
+            picture.height,
+            _ANY_MEMORY,
+            stream.ptr,
+        )

@@ -1,0 +1,15 @@
+// channels.cuh: what becomes of a finished byte of each channel. The host's part is in channels.py.
+
+struct Channels {
+    float factor[4];
+    float offset[4];
+};
+
+template <typename Target>
+__device__ inline void finish(int byte, float factor, float offset, Target& result) {
+    encode(multiply_add(static_cast<float>(byte), factor, offset), result);
+}
+
+__device__ inline void finish(int byte, float, float, unsigned char& result) {
+    result = static_cast<unsigned char>(byte);
+}

@@ -1,0 +1,267 @@
+"""nvImageCodec: over a stand-in with its interface, and the real one with its CPU decoders if it is there."""
+
+import ctypes
+import hashlib
+import importlib.util
+import io
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, PictureError
+from gpuloader.base.errors import LoaderError, MissingPackage
+from gpuloader.devices import codec as codecs
+from gpuloader.devices.codec import JpegCodec
+from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import CUDAPlace
+from gpuloader.fields.encoded import Code
+from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
+from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy
+from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
+
+nvimgcodec = pytest.importorskip("tests.fakes_nvimgcodec", reason="Pillow is not installed")
+
+STEPS = [RandomResizedCrop("image", 24), RandomFlip("image"), Normalize("image", 0.5, 0.25, scale=1 / 255)]
+
+
+def make_files(count=12):
+    forms = [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("JPEG", {"subsampling": 0})]
+    files = []
+    for number in range(count):
+        form, options = forms[number % len(forms)]
+        data = encode(make_pixels(50 + 3 * number, 80 - 2 * number, seed=number), form, **options)
+        files.append({"image": data, "label": number})
+    return files
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    fake = FakeRuntime(devices=2)
+    run_twins(monkeypatch, fake)
+    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
+        yield fake
+
+
+def install(monkeypatch, module):
+    """Let ``from nvidia import nvimgcodec`` return a module, or raise ImportError for None."""
+    package = ModuleType("nvidia")
+    package.__path__ = []
+    if module is not None:
+        package.nvimgcodec = module
+    monkeypatch.setitem(sys.modules, "nvidia", package)
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", module)
+
+
+def load(places, samples, **options):
+    options = {"batch_size": 4, "seed": 3, "decode": "device", "transforms": STEPS, **options}
+    return DataLoader(samples, places=places, **options)
+
+
+def digest(array):
+    return hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def expect(samples, **options):
+    return [digest(batch["image"]) for batch in load("cpu", samples, decode="image", **options)]
+
+
+def collect(runtime, loader):
+    """Return the pixels of all batches; the last one is still used while the next is made."""
+    found, before = [], None
+    for batch in loader:
+        if before is not None:
+            runtime.finish()
+            found.append(digest(read(before)))
+        before = batch["image"]
+    runtime.finish()
+    return [*found, digest(read(before))]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_batches_are_those_of_a_cpu_place(runtime, monkeypatch, late, prefetch):
+    module = nvimgcodec.make_module(runtime, late=late)
+    install(monkeypatch, module)
+    samples = make_files(40)
+    assert collect(runtime, load("gpu:0", samples, prefetch=prefetch)) == expect(samples)
+    counts = [count for count, _, _ in module.calls[1:]]
+    assert sum(counts) == 30  # three of four files are JPEG
+    assert len(counts) == 10
+    streams = {stream for _, _, stream in module.calls[1:]}
+    assert len(streams) == 1
+    assert streams != {0}
+
+
+def test_what_it_is_asked_for(runtime, monkeypatch):
+    module = nvimgcodec.make_module(runtime)
+    install(monkeypatch, module)
+    load("gpu:1", make_files(4))
+    kinds = nvimgcodec.BackendKind
+    assert module.made.device_id == 1
+    assert kinds.CPU_ONLY not in module.made.backends
+    assert set(module.made.backends) == {kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU}
+    assert ":fancy_upsampling=1" in module.made.options
+    assert open_device(CUDAPlace(1)).codec() is open_device(CUDAPlace(1)).codec()
+
+
+def test_what_it_refuses_the_cpu_decodes(runtime, monkeypatch):
+    samples = make_files()
+    refused = {samples[number]["image"] for number in (0, 5)}
+    install(monkeypatch, nvimgcodec.make_module(runtime, refuses=lambda data: data in refused))
+    assert collect(runtime, load("gpu:0", samples)) == expect(samples)
+
+
+@pytest.mark.parametrize("count", [2])
+def test_each_gpu_decodes_its_batches(runtime, monkeypatch, count):
+    module = nvimgcodec.make_module(runtime, late=True)
+    install(monkeypatch, module)
+    samples = make_files(16)
+    found = []
+    for step in load([f"gpu:{index}" for index in range(count)], samples):
+        runtime.finish()
+        found += [digest(read(batch["image"])) for batch in step]
+    assert found == expect(samples)
+
+
+def test_a_broken_file_is_an_error_that_names_it(runtime, monkeypatch):
+    install(monkeypatch, nvimgcodec.make_module(runtime))
+    samples = make_files()
+    data = samples[5]["image"]
+    start = data.rindex(b"\xff\xda")
+    samples[5]["image"] = data[: start + 2] + b"\x00\x06\x00\x00\x3f\x00" + data[start + 14 :]
+    with pytest.raises(PictureError, match="batch 1, sample 1, dataset index 5, field 'image'"):
+        list(load("gpu:0", samples))
+    runtime.finish()
+
+
+def test_without_the_package_the_error_names_the_extra(runtime, monkeypatch):
+    install(monkeypatch, None)
+    with pytest.raises(MissingPackage, match=r"nvImageCodec.*\[nvimgcodec-cu13\]"):
+        load("gpu:0", make_files(4))
+    runtime.built = 12090
+    with pytest.raises(MissingPackage, match=r"\[nvimgcodec-cu12\]"):
+        load("gpu:0", make_files(4))
+    assert expect(make_files(4))
+    load("cpu", make_files(4))  # where the CPU decodes, nothing is missing
+
+
+def test_a_decoder_that_decodes_nothing_is_refused(runtime, monkeypatch):
+    install(monkeypatch, nvimgcodec.make_module(runtime, refuses=lambda data: True))
+    with pytest.raises(LoaderError, match=r"gpu:0: nvImageCodec 0.9.0 cannot decode JPEG files: a trial"):
+        load("gpu:0", make_files(4))
+
+
+def test_a_decoder_that_cannot_be_made_is_refused(runtime, monkeypatch):
+    module = nvimgcodec.make_module(runtime)
+
+    def fail(**options):
+        raise RuntimeError("Internal error - Could not create decoder. Code: 8")
+
+    module.Decoder = fail
+    install(monkeypatch, module)
+    with pytest.raises(LoaderError, match=r"Could not create decoder"):
+        load("gpu:0", make_files(4))
+
+
+def test_a_failure_while_decoding_is_a_loader_error(runtime, monkeypatch):
+    module = nvimgcodec.make_module(runtime)
+    install(monkeypatch, module)
+    loader = load("gpu:0", make_files(8))
+
+    def fail(*args, **options):
+        raise RuntimeError("CUDA error 700")
+
+    monkeypatch.setattr(module.Decoder, "decode", fail)
+    with pytest.raises(LoaderError, match=r"gpu:0: nvImageCodec failed: .*CUDA error 700"):
+        list(loader)
+
+
+def test_a_picture_that_it_takes_for_another_is_left_to_the_cpu(runtime, monkeypatch):
+    module = nvimgcodec.make_module(runtime)
+    codec = make_codec(module)
+    data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
+    assert codec.decode([Code(data, (0, 0, 40, 40), 1)], None) == [None]
+    assert codec.decode([Code(np.zeros(9, np.uint8), (0, 0, 4, 4), 1)], None) == [None]
+
+
+def make_codec(module, backends=()):
+    """Return a codec whose copies between memories run at once."""
+
+    def copy(dst, dpitch, src, spitch, width, height, kind, stream):
+        for row in range(height):
+            ctypes.memmove(dst + row * dpitch, src + row * spitch, width)
+
+    return JpegCodec(module, -99999, backends, SimpleNamespace(memcpy2DAsync=copy))
+
+
+def take(codec, codes):
+    """Return the pixels that a codec decodes, None for each that it does not."""
+    found = []
+    stream = SimpleNamespace(ptr=0)
+    for code, picture in zip(codes, codec.decode(codes, stream), strict=True):
+        if picture is None:
+            found.append(None)
+            continue
+        pixels = np.zeros(code.shape, np.uint8)
+        target = SimpleNamespace(address=pixels.ctypes.data - 8)
+        codec.copy(target, picture, stream, 8)
+        found.append(pixels)
+    return found
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def codec(request):
+    """Return a codec over the stand-in, and one over the real package, if it is there, with CPU decoders."""
+    if request.param == "stand-in":
+        return make_codec(nvimgcodec.make_module())
+    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.nvimgcodec") is None:
+        pytest.skip("nvImageCodec is not installed")
+    from nvidia import nvimgcodec as real
+
+    return make_codec(real, [real.Backend(real.BackendKind.CPU_ONLY)])
+
+
+PARTS = [(0, 0, 50, 70), (1, 1, 50, 70), (0, 0, 9, 9), (13, 7, 41, 60), (49, 69, 50, 70), (16, 16, 32, 32)]
+
+
+@pytest.mark.parametrize("orientation", [None, *range(1, 9)])
+def test_regions_are_those_of_the_upright_picture(codec, orientation):
+    exif = pillow.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    height, width = (70, 50) if (orientation or 1) > 4 else (50, 70)
+    data = encode(make_pixels(height, width, seed=3), exif=exif, quality=90)
+    from PIL import ImageOps
+
+    turned = np.asarray(ImageOps.exif_transpose(pillow.open(io.BytesIO(data))))
+    code = np.frombuffer(data, np.uint8)
+    codes = [Code(code, part, orientation or 1) for part in PARTS]
+    for part, found in zip(PARTS, take(codec, codes), strict=True):
+        top, left, bottom, right = part
+        np.testing.assert_array_equal(found, turned[top:bottom, left:right])
+    if height < width:  # as it is stored, whatever Exif says
+        [found] = take(codec, [Code(code, (3, 4, 30, 40), 1)])
+        np.testing.assert_array_equal(found, decoded_by_pillow(data)[3:30, 4:40])
+
+
+def test_kinds_of_files(codec):
+    good = [
+        encode(make_pixels(40, 60, seed=1), **options)
+        for options in ({}, {"progressive": True}, {"subsampling": 0}, {"subsampling": 1}, {"quality": 20})
+    ]
+    good.append(encode(pillow.fromarray(make_pixels(40, 60)).convert("L")))
+    bad = [b"", b"\xff\xd8garbage", good[0][:150]]
+    codes = [Code(np.frombuffer(data, np.uint8), (5, 6, 35, 50), 1) for data in [*good, *bad]]
+    found = take(codec, codes)
+    assert [one is None for one in found] == [False] * len(good) + [True] * len(bad)
+    for data, pixels in zip(good, found, strict=False):
+        np.testing.assert_array_equal(pixels, decoded_by_pillow(data)[5:35, 6:50])
+
+
+def test_the_trial_is_a_gray_picture():
+    pixels = decoded_by_pillow(codecs._TRIAL)
+    assert pixels.shape == (8, 8, 3)
+    assert (pixels == 128).all()
