@@ -250,8 +250,9 @@ class Lane:
             from gpuloader.pipeline.decoding import BatchDecoder
 
             self._decoder = BatchDecoder(self.device, urgent=self._urgent)
-        decoded, skipped = self._decoder.decode(staged, program)
-        self._meter.skipped += skipped
+        before = staged.skipped
+        decoded = self._decoder.decode(staged, program)
+        self._meter.skipped += staged.skipped - before
         return decoded
 
     def _copy(

@@ -84,12 +84,12 @@ def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
 
 @pytest.mark.parametrize("size", [1, 5, 12])
 def test_threads_gather_the_rows_of_large_arrays(size):
-    """Also more of them than a batch has rows, or megabytes."""
+    """Also more of them than a batch has rows, or megabytes, and where processes would have to be told."""
     rows = TensorDataset(np.arange(12 << 18, dtype=np.float32).reshape(12, -1))
     options = {"places": "cpu", "batch_size": size, "shuffle": True, "seed": 3}
     plain = DataLoader(rows, **options)
-    for count in (1, 3, 8):
-        threads = DataLoader(rows, num_workers=count, worker_type="thread", **options)
+    for count, kind in ((1, "thread"), (3, "process"), (8, "thread")):
+        threads = DataLoader(rows, num_workers=count, worker_type=kind, **options)
         epoch = iter(threads)
         found = [next(epoch)]
         assert len(loader_threads()) == count

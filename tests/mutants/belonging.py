@@ -34,7 +34,8 @@ MORE: dict[str, str] = {
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
     "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
-    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options loader/numa",
+    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/numa loader/state loader/late_ranks "
+    "loader/attributes loader/options",
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
     "fetch/worker_options.py": "loader/options",

@@ -241,6 +241,12 @@ def test_the_workers_of_every_epoch_are_the_servers_if_nobody_chooses_otherwise(
     assert [{*batch.tolist()} for _ in range(3) for batch in one] == [{server_pid()}] * 3
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_server_is_started_for_processes_that_start_otherwise(own_server, method):
+    assert indices(loader(Faulty(), start_method=method)) == plain()
+    assert fork_server._server is None
+
+
 def test_a_server_that_was_killed_is_replaced(own_server):
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()
