@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "collate/assembly.py": "sources/sample_fields",
+    "collate/assembly.py": "sources/sample_fields loader/forms loader/pictures",
     "collate/batches.py": "loader/generator_loader bad_input",
     "collate/blank.py": "collate/structure loader/forms",
     "collate/block_assembly.py": "collate/blocks",
