@@ -6,10 +6,11 @@ import atexit
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.consumer import Endless
@@ -17,6 +18,7 @@ from gpuloader.bench.measure import Candidate
 from gpuloader.bench.peers import find_peer
 from gpuloader.bench.samples import Pictures
 from gpuloader.bench.sides import Here
+from gpuloader.devices.base import DevicePicture
 
 CASE = CASES["pictures"]
 WORKERS = 2
@@ -36,7 +38,31 @@ def open_road(root: str, side: str) -> Here:
     stack = contextlib.ExitStack()
     stack.enter_context(counted_cuda())
     atexit.register(stack.close)
-    return Here(lambda: _open_ours(root, int(side), "gpu:0", "to a GPU", lambda batch: batch))
+    ours = partial(_open_ours, root, int(side), "gpu:0", "to a GPU", lambda batch: batch)
+    return Here(lambda: ours() | _open_decoding(root, int(side)))
+
+
+def _open_decoding(root: str, side: int) -> dict[str, Candidate]:
+    """Return the way to a GPU that decodes and takes no time for it."""
+    from gpuloader import ImageFolder
+
+    files, name, options = read_files(root), "to a GPU that decodes", {"decode": "device"}
+    with mock.patch("gpuloader.devices.cuda.open_codec", return_value=_IdleCodec()):
+        loaders = {
+            f"{name}{MEMORY}": load(files, "0", side, "gpu:0", **options),
+            f"{name}{DISK}": load(ImageFolder(root), "image", side, "gpu:0", **options),
+        }
+    return _candidates(loaders, lambda batch: batch)
+
+
+class _IdleCodec:
+    """Decodes nothing, in no time."""
+
+    def decode(self, codes: Sequence[Any], stream: Any) -> list[DevicePicture | None]:  # noqa: ARG002
+        return [DevicePicture(0, 0, 0, 0, None) for _ in codes]
+
+    def copy(self, *_: Any) -> None:
+        pass
 
 
 def _open_ours(
@@ -135,7 +161,14 @@ def list_files(root: str) -> list[Path]:
 
 
 def load(
-    dataset: Any, field: str, side: int, places: str, *, scaled: bool = False, workers: int = WORKERS
+    dataset: Any,
+    field: str,
+    side: int,
+    places: str,
+    *,
+    scaled: bool = False,
+    workers: int = WORKERS,
+    **options: Any,
 ) -> Any:
     """Return a loader of gpuloader for random windows of pictures, mirrored and normalized."""
     from gpuloader import DataLoader
@@ -155,6 +188,7 @@ def load(
         worker_type="thread",
         persistent_workers=True,
         transforms=steps,
+        **options,
     )
 
 

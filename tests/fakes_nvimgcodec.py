@@ -2,7 +2,8 @@
 
 It has the parts of the interface that the package uses, with the real names of parameters, the real results
 for what it cannot decode, and what is dangerous about the real one: memory of images that are gone is used
-again at once, the JPEG engine writes when it is called, and other decoders when their stream gets there.
+again at once, the JPEG engine writes when it is called, other decoders when their stream gets there, and the
+outermost pixels of a region are wrong.
 """
 
 import io
@@ -89,6 +90,17 @@ class Image:
         }
 
 
+def cut(pixels, region):
+    """Return a region; as before nvJPEG 13.2, its edges are wrong unless they are those of the picture."""
+    (top, left), (bottom, right) = region.start, region.end
+    part = pixels[top:bottom, left:right].copy()
+    part[: top > 0] ^= 255
+    part[len(part) - (bottom < pixels.shape[0]) :] ^= 255
+    part[:, : left > 0] ^= 255
+    part[:, part.shape[1] - (right < pixels.shape[1]) :] ^= 255
+    return part
+
+
 def make_module(runtime=None, *, late=False, refuses=lambda data: False):
     """Return the module; `late` decoders write when their stream gets there, and some data they refuse."""
     module = ModuleType("nvidia.nvimgcodec")
@@ -103,6 +115,7 @@ def make_module(runtime=None, *, late=False, refuses=lambda data: False):
 
         def decode(self, srcs, *, images=None, params=None, cuda_stream=0):
             calls.append((len(srcs), params.apply_exif_orientation, cuda_stream))
+            module.regions = [source.region for source in srcs]
             return [self._decode(source, params, cuda_stream) for source in srcs]
 
         def _decode(self, source, params, stream):
@@ -115,8 +128,7 @@ def make_module(runtime=None, *, late=False, refuses=lambda data: False):
             except (OSError, RuntimeError):
                 return None
             if source.region is not None:
-                (top, left), (bottom, right) = source.region.start, source.region.end
-                pixels = pixels[top:bottom, left:right]
+                pixels = cut(pixels, source.region)
             result = Image(pixels.shape, pool)
             memory, pitch = result.memory, result.pitch  # not the image, which the stream does not keep
 

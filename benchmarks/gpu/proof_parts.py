@@ -138,7 +138,7 @@ PARTS = (
     Part(
         "kernels",
         lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiling"],  # noqa: ARG005
-        limit=240,
+        limit=420,
         least=60,
         needs_gpu=False,
         packages=("numpy",),

@@ -15,10 +15,11 @@ from gpuloader.fields.spec import Array
 from gpuloader.staging.layout import Layout
 
 
-def leave_out(staged: StagedBatch, bad: Collection[int]) -> None:
-    """Leave the samples at these positions out of a staged batch: its rows move up within the slot.
+def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
+    """Leave the samples at these positions out of a batch of `count`: its rows move up within the slot.
 
-    The bytes of `Encoded` pictures stay where they are; only their pixels are counted anew.
+    The bytes of `Encoded` pictures stay where they are; only their pixels are counted anew. Random numbers
+    that were drawn once for the whole batch stay the same.
 
     Raises
     ------
@@ -27,11 +28,6 @@ def leave_out(staged: StagedBatch, bad: Collection[int]) -> None:
     """
     fields = list(staged.layout.fields)
     views: list[Array] = staged.slot.views(staged.layout)
-    first = 0
-    count = 0
-    for level in staged.levels:
-        count = len(views[first + 1]) - 1 if level else len(views[first])
-        first += 1 + level
     rows = np.array([row for row in range(count) if row not in bad], np.int64)
     refuse_empty(len(rows), count)
     changed: list[Array | None] = []

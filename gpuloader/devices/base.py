@@ -162,11 +162,11 @@ class Device(DeviceCalls, Protocol):
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
         """Return another block like the one that has yielded `calls`, later in the same thread.
 
-        Between the blocks, the user's code may have made another device current. So only copies, `record`,
-        `wait` and `query` are allowed, which work whatever is current.
+        If the user's code may have run between the blocks, it may have made another device current. Then only
+        copies, `record`, `wait` and `query` are allowed, which work whatever is current.
         """
 
     def bus_id(self) -> str:

@@ -216,11 +216,11 @@ class CudaDevice:
             raise translate(cupy, self.index, error) or error from error
         return self._here if home == self.index else _Away(self._calls, self._context, home)
 
-    def copying(self, calls: DeviceCalls) -> _Here:
-        """Return a block for copies and events, later in the thread of the block that has yielded `calls`.
+    def again(self, calls: DeviceCalls) -> _Here:
+        """Return a block later in the thread of the one that has yielded `calls`; nothing is asked again.
 
-        CUDA takes them whichever GPU is current. If this one was, the thread has a context, so they create
-        none, and nothing is asked.
+        CUDA takes copies and events whichever GPU is current. If this one was, the thread has a context, so
+        they create none.
         """
         return self._here if calls is self._calls else self.current()
 

@@ -64,7 +64,7 @@ class HostDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
         return nullcontext(self)
 

@@ -188,7 +188,7 @@ class SimulatedDevice:
         """Return a block that changes nothing."""
         return nullcontext(self)
 
-    def copying(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
         """Return a block that changes nothing."""
         return nullcontext(self)
 

@@ -320,8 +320,13 @@ class Resident:
                 table = _Table.make(lane.device, count, partial(Programmer, self._transforms, gathers))
                 self._tables.set(lane, table)
             lane.programmer = table.programmer
+            lane.runs_only_ours = order is not None and all(map(_is_ours, self._transforms))
             if isinstance(order, Shuffled) and count:
                 lane.compute(table.permuting(order), table.memory)
+
+
+def _is_ours(transform: Transform) -> bool:
+    return type(transform).__module__.startswith("gpuloader.")
 
 
 def _count_entries(order: InOrder | Shuffled | None) -> int:

@@ -54,14 +54,10 @@ class BatchDecoder:
         self._stream = device.stream(urgent=urgent)  # of its own, as `Codec.decode` asks
         self._event = device.event()
 
-    def decode(self, staged: StagedBatch, program: Program) -> tuple[list[Decoded], int]:
-        """Decode the pictures of a staged batch, those that the device cannot decode with the CPU's decoders.
+    def decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+        """Return the pictures of each field; what the device cannot decode, the CPU's decoders do.
 
-        Returns
-        -------
-        tuple of (list of Decoded, int)
-            The pictures of each field; and how many samples were left out of the batch, whose layout is
-            another one then.
+        Samples whose pictures cannot be decoded may be left out of the batch, whose layout changes then.
 
         Raises
         ------
@@ -88,7 +84,7 @@ class BatchDecoder:
         if bad:
             self._device.synchronize(self._event)
             try:
-                leave_out(staged, bad)
+                leave_out(staged, len(decoded[0].pictures), bad)
             except SampleError as error:
                 error.batch = staged.number
                 raise
@@ -96,7 +92,7 @@ class BatchDecoder:
                 one.pictures[:] = [
                     picture for number, picture in enumerate(one.pictures) if number not in bad
                 ]
-        return decoded, len(bad)
+        return decoded
 
     def _decode(self, codes: Sequence[Code]) -> tuple[list[Pixels], list[tuple[int, PictureError]]]:
         """Return all pictures, and the positions and errors of those that are missing, black there."""

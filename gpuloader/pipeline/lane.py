@@ -93,6 +93,11 @@ class Lane:
         Where all batches are delivered; None delivers each batch in a slot of its own.
     urgent : bool
         Whether kernels on the copy stream go ahead of those on streams of normal priority.
+
+    Attributes
+    ----------
+    runs_only_ours : bool
+        Whether nothing of the user's runs between `begin` and `issue`, not even to fetch a batch.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class Lane:
         self.device = device
         self.static = static
         self.programmer = None if device.direct else programmer
+        self.runs_only_ours = False
         self._output = output or NativeOutput(device)
         self._convert = None if output is None else output.convert
         self._ring = ring
@@ -220,13 +226,12 @@ class Lane:
             self._ring.release(staged.slot)
             raise
         landing = Landing(staged, slot, mask, mask_at, decoded=decoded)
-        if program is None:
-            with self.device.current() if begun is None else self.device.copying(begun) as device:
-                self._mark_copy(device, landing, self._copy(device, landing, slot, None))
-            return landing
-        with self.device.current() as device:
+        known = begun if program is None or self.runs_only_ours else None
+        with self.device.current() if known is None else self.device.again(known) as device:
             timing = self._copy(device, landing, slot, program)
-            if self._is_resident:
+            if program is None:
+                self._mark_copy(device, landing, timing)
+            elif self._is_resident:
                 self._gather(device, landing, slot, program, timing)
             else:
                 self._mark_copy(device, landing, timing)
@@ -245,8 +250,9 @@ class Lane:
             from gpuloader.pipeline.decoding import BatchDecoder
 
             self._decoder = BatchDecoder(self.device, urgent=self._urgent)
-        decoded, skipped = self._decoder.decode(staged, program)
-        self._meter.skipped += skipped
+        before = staged.skipped
+        decoded = self._decoder.decode(staged, program)
+        self._meter.skipped += staged.skipped - before
         return decoded
 
     def _copy(

@@ -53,7 +53,7 @@ class DeviceTests:
         slot, done, memory = make_slot(), device.event(), device.alloc(LAYOUT.nbytes)
         with device.current() as calls:
             pass
-        with device.copying(calls) as again:
+        with device.again(calls) as again:
             again.copy_async(memory, slot, LAYOUT.nbytes, stream)
             again.record(done, stream)
             again.wait(stream, done)

@@ -13,6 +13,7 @@ import pytest
 from gpuloader import DataLoader, PictureError
 from gpuloader.base.errors import LoaderError, MissingPackage
 from gpuloader.devices import codec as codecs
+from gpuloader.devices import cuda
 from gpuloader.devices.codec import JpegCodec
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
@@ -185,6 +186,20 @@ def test_a_picture_that_it_takes_for_another_is_left_to_the_cpu(runtime, monkeyp
     data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
     assert codec.decode([Code(data, (0, 0, 40, 40), 1)], None) == [None]
     assert codec.decode([Code(np.zeros(9, np.uint8), (0, 0, 4, 4), 1)], None) == [None]
+    # Turned, says our reader; the decoder finds no such note in the file.
+    assert codec.decode([Code(data, (0, 0, 30, 20), 6)], None) == [None]
+
+
+def test_a_whole_picture_is_no_region(runtime, monkeypatch):
+    module = nvimgcodec.make_module(runtime)
+    codec = make_codec(module)
+    data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
+    codec.decode([Code(data, part) for part in [(0, 0, 20, 30), (1, 0, 18, 30), (0, 0, 20, 9)]], None)
+    assert [region and (region.start, region.end) for region in module.regions] == [
+        None,
+        None,
+        ((0, 0), (20, 11)),
+    ]
 
 
 def make_codec(module, backends=()):
@@ -212,16 +227,28 @@ def take(codec, codes):
     return found
 
 
-@pytest.fixture(params=["stand-in", "real"])
-def codec(request):
-    """Return a codec over the stand-in, and one over the real package, if it is there, with CPU decoders."""
-    if request.param == "stand-in":
-        return make_codec(nvimgcodec.make_module())
+def import_real():
+    """Return the real package and the list of its decoders for the CPU, which need no GPU."""
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.nvimgcodec") is None:
         pytest.skip("nvImageCodec is not installed")
     from nvidia import nvimgcodec as real
 
-    return make_codec(real, [real.Backend(real.BackendKind.CPU_ONLY)])
+    return real, [real.Backend(real.BackendKind.CPU_ONLY)]
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def codec(request):
+    """Return a codec over the stand-in, and one over the real package with its decoders for the CPU."""
+    return make_codec(nvimgcodec.make_module()) if request.param == "stand-in" else make_codec(*import_real())
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_a_whole_loop_with_the_real_package(runtime, monkeypatch, prefetch):
+    """Its CPU decoders take the place of the GPU's; all else is as on a GPU."""
+    module, backends = import_real()
+    monkeypatch.setattr(cuda, "open_codec", lambda index, calls: JpegCodec(module, -99999, backends, calls))
+    samples = make_files(40)
+    assert collect(runtime, load("gpu:0", samples, prefetch=prefetch)) == expect(samples)
 
 
 PARTS = [(0, 0, 50, 70), (1, 1, 50, 70), (0, 0, 9, 9), (13, 7, 41, 60), (49, 69, 50, 70), (16, 16, 32, 32)]

@@ -161,6 +161,33 @@ def test_rows_that_are_on_the_device_need_one_event_a_batch(runtime):
             del batch
             runtime.finish()
     assert runtime.calls["eventRecord"] <= 2.25 * COUNT  # few copies are timed, by one more
+    assert runtime.calls["getDevice"] <= COUNT + 12  # nothing but the package runs between the two blocks
+
+
+class Straying(RandomCropFlip):
+    """A user's transform, which makes another device current."""
+
+    def draw(self, words, inputs):
+        cuda.cupy.cuda.runtime.setDevice(1)
+        return super().draw(words, inputs)
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_kernels_have_their_device_whatever_a_transform_of_the_user_does(runtime, monkeypatch, cache):
+    runtime.devices = 2
+    launch, wrong = runtime.launch, []
+
+    def checking(work, stream):
+        if runtime.current != runtime.device_of[stream]:
+            wrong.append(runtime.current)
+        launch(work, stream)
+
+    monkeypatch.setattr(runtime, "launch", checking)
+    for images, _ in load(cache=cache, transforms=[Straying("0", (5, 4))]):
+        runtime.finish()
+        assert images.device.id == 0
+        runtime.setDevice(0)
+    assert not wrong
 
 
 def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch):

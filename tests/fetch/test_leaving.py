@@ -88,6 +88,18 @@ def test_two_epochs_of_one_loader_at_once(options, kind):
     one.close()
 
 
+@pytest.mark.parametrize("options", PROCESSES[:1])
+def test_of_two_epochs_at_once_the_workers_of_one_persist(options):
+    one, before = loader(Faulty(), **options), faulty.offspring()
+    for _ in range(2):
+        for first, second in zip(one, one, strict=True):
+            assert first[:, 0].tolist() == second[:, 0].tolist()
+        workers = faulty.offspring() - before
+        wait_until(lambda workers=workers: sum(map(is_running, workers)) == 2)
+    one.close()
+    wait_until(lambda: not any(map(is_running, workers)))
+
+
 @pytest.mark.parametrize("options", WORKERS)
 def test_several_threads_loop_over_one_loader(options):
     one = loader(Faulty(100), **options)

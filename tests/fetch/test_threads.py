@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, SampleError, get_worker_info
+from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
 from gpuloader.collate.assembly import Assembler
 from gpuloader.collate.form import Collation
 from gpuloader.fetch.jobs import Job
+from gpuloader.fetch.threads import crew
 from gpuloader.fetch.threads.workers import _Parts
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
@@ -83,17 +84,17 @@ def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
 
 @pytest.mark.parametrize("size", [1, 5, 12])
 def test_threads_gather_the_rows_of_large_arrays(size):
-    """Also more of them than a batch has rows, or megabytes."""
-    rows = np.arange(12 << 18, dtype=np.float32).reshape(12, -1)
+    """Also more of them than a batch has rows, or megabytes, and where processes would have to be told."""
+    rows = TensorDataset(np.arange(12 << 18, dtype=np.float32).reshape(12, -1))
     options = {"places": "cpu", "batch_size": size, "shuffle": True, "seed": 3}
     plain = DataLoader(rows, **options)
-    for count in (1, 3, 8):
-        threads = DataLoader(rows, num_workers=count, worker_type="thread", **options)
+    for count, kind in ((1, "thread"), (3, "process"), (8, "thread")):
+        threads = DataLoader(rows, num_workers=count, worker_type=kind, **options)
         epoch = iter(threads)
         found = [next(epoch)]
         assert len(loader_threads()) == count
         found += epoch
-        for one, other in zip(found, plain, strict=True):
+        for [one], [other] in zip(found, plain, strict=True):
             np.testing.assert_array_equal(one, other)
         plain.set_epoch(0)
 
@@ -101,6 +102,38 @@ def test_threads_gather_the_rows_of_large_arrays(size):
 class Stream(IterableDataset):
     def __iter__(self):
         return (np.full(3, index) for index in range(COUNT))
+
+
+def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
+    """It is waited for, so that its slots come back and the next epoch can use them."""
+    reached, release, read = threading.Event(), threading.Event(), []
+
+    class Held(Samples):
+        def __getitem__(self, index):
+            if index:
+                reached.set()
+                release.wait(30)
+                time.sleep(0.05)
+            read.append(index)
+            return super().__getitem__(index)
+
+    def monotonic():
+        """Let the sample go once the threads have been told that the epoch is over."""
+        release.set()
+        return time.monotonic()
+
+    options = {"places": "cpu", "batch_size": 1, "prefetch_factor": 8}
+    loader = DataLoader(Held(), num_workers=1, worker_type="thread", **options)
+    epoch = iter(loader)
+    next(epoch)
+    reached.wait(30)
+    monkeypatch.setattr(crew, "monotonic", monotonic)
+    epoch.close()
+    assert not loader_threads()
+    assert read == [0, 1]
+    [road] = loader._loading._idle
+    road.ring.drain()
+    assert road.ring.free == road.ring.count
 
 
 class Uneven(IterableDataset):

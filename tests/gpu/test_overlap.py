@@ -50,7 +50,7 @@ def test_a_host_slot_is_free_while_kernels_run_on_its_batch():
     epoch = iter(DataLoader(rows, places="gpu:0", batch_size=1, transforms=[Slow()]))
     next(epoch)
     [lane] = epoch._epoch._remains.road.lanes
-    copied, landing = lane._copying[-1]
+    copied, landing, _ = lane._copying[-1]
     copied.synchronize()
     lane.drain()
     assert not lane._copying

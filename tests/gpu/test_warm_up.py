@@ -1,12 +1,15 @@
 """A loader that is warm: kernels are compiled, memory is there, and the copy stream has its priority."""
 
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from gpuloader import CUDAPlace, DataLoader, TensorDataset
+from gpuloader import CUDAPlace, DataLoader, Dataset, TensorDataset
 from gpuloader.devices.opening import open_device
+from gpuloader.kernels import compiling
 from gpuloader.transforms import Cast, Normalize
 
 
@@ -31,6 +34,37 @@ def test_the_loop_compiles_and_allocates_nothing(options, monkeypatch):
         labels = sums.pop().sum()
     assert cupy.cuda.runtime.memGetInfo()[0] >= free - (4 << 20)  # CuPy's pool, for the sums
     assert float(labels) == sum(range(56, 64))
+
+
+def test_a_thread_compiles_while_the_first_batch_is_read(monkeypatch):
+    import cupy
+
+    made, module = [], cupy.RawModule
+
+    def make(**options):
+        made.append(threading.current_thread().name)
+        return module(**options)
+
+    class Slow(Dataset):
+        def __getitem__(self, index):
+            deadline = time.monotonic() + 60
+            while index and not made and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return np.full((4, 4, 3), index, np.uint8)
+
+        def __len__(self):
+            return 8
+
+    monkeypatch.setattr(cupy, "RawModule", make)
+    compiling._load.cache_clear()
+    try:
+        loader = DataLoader(Slow(), places="gpu:0", batch_size=4, transforms=[Cast("0", "float32", 0.5)])
+        for number, images in enumerate(loader):
+            assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+            np.testing.assert_array_equal(images[:, 0, 0, 0].get(), (np.arange(4) + 4 * number) / 2)
+    finally:
+        compiling._load.cache_clear()
+    assert made == ["gpuloader-compiler"]
 
 
 @pytest.mark.parametrize(

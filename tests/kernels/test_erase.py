@@ -25,7 +25,7 @@ def problems(draw):
 
 
 @given(problem=problems(), offset=offsets(1), shape=launch_shapes(1))
-@examples(200)
+@examples(80)
 def test_the_launcher_and_its_twin_agree(device, problem, offset, shape):
     images, windows, color, layout = problem
     device.shape = shape

@@ -54,7 +54,7 @@ def make_floats(shape, dtype, seed):
     offset=offsets(2),
     shape=launch_shapes(1),
 )
-@examples(150)
+@examples(80)
 def test_a_blend_and_its_twin_agree(device, samples, rest, dtype, share, seed, offset, shape):
     device.shape = shape
     images, mix = make_floats((samples, *rest), dtype, seed), make_mix(samples, share)
@@ -88,7 +88,7 @@ def pictures(draw):
 
 
 @given(problem=pictures(), offset=offsets(2), shape=launch_shapes(1))
-@examples(150)
+@examples(80)
 def test_a_paste_and_its_twin_agree(device, problem, offset, shape):
     device.shape = shape
     images, window, layout = problem
@@ -120,7 +120,7 @@ def labels(draw):
 
 
 @given(problem=labels(), share=SHARES, offset=offsets(2), shape=launch_shapes(1))
-@examples(200)
+@examples(80)
 def test_mixed_labels_and_their_twin_agree(device, problem, share, offset, shape):
     device.shape = shape
     given_labels, classes = problem

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, LoaderError, TensorDataset, cuda_places
+from gpuloader import DataLoader, Dataset, LoaderError, TensorDataset, cuda_places, prefetch
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.transforms import (
@@ -262,10 +262,13 @@ class Slow(Dataset):
 
 
 class Compiler:
-    """Says when a kernel is asked for, and in which threads; holds up the loader's own thread until told."""
+    """Says when a kernel is asked for, and in which threads.
 
-    def __init__(self, monkeypatch):
-        self.begun, self.go_on = threading.Event(), threading.Event()
+    It holds up the compiling thread until told to go on, and launches until that has asked for some kernels.
+    """
+
+    def __init__(self, monkeypatch, kernels=2):
+        self.begun, self.go_on, self.asked = (threading.Event() for _ in range(3))
         self.wanted = []
         load = launching.load_kernel
 
@@ -274,6 +277,10 @@ class Compiler:
             if threading.current_thread().name == "gpuloader-compiler":
                 self.begun.set()
                 assert self.go_on.wait(10)
+                if sum(thread == "gpuloader-compiler" for thread, _ in self.wanted) >= kernels:
+                    self.asked.set()
+            else:
+                assert self.asked.wait(10)
             return load(name, entry)
 
         monkeypatch.setattr(launching, "load_kernel", wait_and_load)
@@ -336,7 +343,7 @@ class TestCompilingAhead:
             assert len(compiler.wanted) == 1  # nothing else was compiled
 
     def test_an_error_is_raised_where_the_kernel_is_launched(self, runtime, monkeypatch, workers):
-        compiler, load = Compiler(monkeypatch), launching.load_kernel
+        compiler, load = Compiler(monkeypatch, kernels=1), launching.load_kernel
         compiler.go_on.set()
 
         def fail(name, entry=None):
@@ -347,6 +354,22 @@ class TestCompilingAhead:
         with pytest.raises(LoaderError, match="no such type"):
             list(self.load(lambda index: index and compiler.begun.wait(10), workers))
         assert compiler.names(ahead=True)
+
+
+def test_compiling_ahead_around_another_loader(runtime, monkeypatch):
+    compiler = Compiler(monkeypatch)
+    compiler.go_on.set()
+    batches = [(PICTURES[start : start + 6], LABELS[start : start + 6]) for start in (0, 6, 12)]
+    steps = [Normalize("0", 0.5, 0.25), OneHot("1", 5)]
+    wanted = list(prefetch(batches, places="cpu", transforms=steps))
+    found = []
+    with nothing_left_behind():
+        for batch in prefetch(batches, places="gpu:0", transforms=steps):
+            runtime.finish()
+            assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+            found.append([np.array(shim.read(field)) for field in batch])
+    assert_same(found, wanted)
+    assert compiler.names(ahead=True)
 
 
 @pytest.mark.parametrize("split", ["batches", "shards"])

@@ -35,7 +35,8 @@ MORE: dict[str, str] = {
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
     "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
-    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/options loader/numa",
+    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/numa loader/state loader/late_ranks "
+    "loader/attributes loader/options",
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
     "fetch/worker_options.py": "loader/options",
@@ -56,7 +57,8 @@ MORE: dict[str, str] = {
     "fetch/processes/failures",
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths",
-    "fetch/threads/crew.py": "fetch/threads fetch/timeouts fetch/leaving",
+    "fetch/threads/crew.py": "fetch/threads pipeline/closing loader/rank_streams fetch/timeouts "
+    "fetch/leaving",
     "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "

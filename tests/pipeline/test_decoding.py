@@ -15,8 +15,10 @@ from gpuloader.testing import RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import (
     CenterCrop,
     ColorJitter,
+    CutMix,
     Normalize,
     RandomCropFlip,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     Resize,
@@ -112,6 +114,12 @@ def test_batches_are_those_of_a_cpu_place(files, chain, normalized, decoded):
     assert len(decoded) == 2 * of_device
 
 
+def test_a_picture_on_the_host_is_where_a_device_copies_it_from():
+    pixels = make_pixels(6, 5)
+    host = decoding.HostPixels(pixels)
+    assert (host.address, host.bytes.tobytes()) == (pixels.ctypes.data, pixels.tobytes())
+
+
 def test_a_cpu_place_takes_the_way_of_the_cpu(files):
     assert read(files, "cpu") == read(files, "cpu", decode="image")
 
@@ -145,6 +153,12 @@ def test_only_codes_are_not_copied_to_the_device(files, seed):
     expected = read(files, "cpu", transforms)
     assert read(files, place, transforms) == expected
     assert not any(files[0]["image"][50:300] in one for one in copied)
+
+
+def test_transforms_of_batches_follow(files):
+    transforms = [*TRAIN, NORMALIZE, RandomErasing("image"), CutMix("image", "label", classes=9)]
+    expected = read(files, "cpu", transforms, decode="image")
+    assert read(files, simulated_places(1), transforms) == expected
 
 
 def test_a_device_that_decodes_nothing_leaves_it_to_the_cpu(files, refusing):

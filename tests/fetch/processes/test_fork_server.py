@@ -228,6 +228,25 @@ def test_workers_have_the_programs_present_folder_environment_and_path(tmp_path,
     assert seen() == [{str(tmp_path)}, {"green"}, {""}, {"/nowhere"}]
 
 
+class Parents:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return os.getppid()
+
+
+def test_the_workers_of_every_epoch_are_the_servers_if_nobody_chooses_otherwise():
+    one = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=1)
+    assert [{*batch.tolist()} for _ in range(3) for batch in one] == [{server_pid()}] * 3
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_server_is_started_for_processes_that_start_otherwise(own_server, method):
+    assert indices(loader(Faulty(), start_method=method)) == plain()
+    assert fork_server._server is None
+
+
 def test_a_server_that_was_killed_is_replaced(own_server):
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()

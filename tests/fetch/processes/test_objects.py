@@ -1,5 +1,7 @@
 """Values that are not arrays are sent from a worker process along with the batch, if they can be pickled."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,24 @@ def test_objects_that_do_not_pickle(options):
             list(one)
         assert "worker_type='thread'" in str(caught.value)
         assert type(caught.value.__cause__) is TypeError
+    one.close()
+
+
+def make_generator_at_first(path, index):
+    made = []
+    faulty.at_first(path, partial(made.append, make_generator(index)))
+    return made[0] if made else str(index)
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_a_worker_whose_batch_did_not_pickle_sends_the_next_one_whole(options, tmp_path):
+    """What it would have told of the batches' form has not arrived."""
+    make = partial(make_generator_at_first, str(tmp_path / "once"))
+    one = loader(Named(make), num_workers=1, **options)
+    with pytest.raises(LoaderError, match="batch 0 contains a non-array value that cannot be p"):
+        list(one)
+    for numbers, texts in one:
+        assert texts == [str(index) for index in numbers[:, 0].tolist()]
     one.close()
 
 

@@ -1,13 +1,16 @@
 """Messages between loader and worker, over sockets that preserve message boundaries and over streams."""
 
 import os
+import pickle
 import socket
+import sys
 import threading
 
 import pytest
 
 from gpuloader.base.platforms import message_pair
-from gpuloader.fetch.processes.wire import Board, Kind, Message, receive, send
+from gpuloader.fetch.processes.pickling import has_cloudpickle
+from gpuloader.fetch.processes.wire import Board, Kind, Message, dumps, receive, send
 from tests.fakes import nothing_left_behind
 
 
@@ -117,3 +120,24 @@ def test_a_message_that_the_system_sends_in_part_is_completed(monkeypatch):
     with Short(fileno=ours.detach()) as short, theirs:
         send(short, Message(Kind.TASK, b=9, payload=b"abcdef"), socket.MSG_DONTWAIT)
         assert receive(theirs) == Message(Kind.TASK, b=9, payload=b"abcdef")
+
+
+def test_a_message_too_large_for_the_system_leaves_no_descriptor():
+    resource = pytest.importorskip("resource")
+    ours, theirs = message_pair()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ours, theirs, nothing_left_behind():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                send(ours, Message(Kind.TASK, payload=b"x" * (1 << 20)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_function_without_a_name_goes_by_value_or_says_why_not(monkeypatch):
+    if has_cloudpickle():
+        assert pickle.loads(dumps(lambda: 3))() == 3
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        dumps(lambda: 3)

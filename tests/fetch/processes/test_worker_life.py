@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -146,6 +147,28 @@ def test_a_worker_is_a_process_like_any_other(method):
     """It keeps nothing of how its fork server hears signals and collects garbage."""
     found = table(loader(Process(4), start_method=method))
     assert found.tolist() == [[-1, True, True, True]] * 4
+
+
+class Slow(Faulty):
+    """The id of the process that reads a sample, which takes a while but for the first."""
+
+    def __getitem__(self, index):
+        time.sleep(0.15 * (index > 0))
+        return os.getpid()
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_persistent_worker_skips_what_an_epoch_that_is_left_had_given_it(method):
+    """With all of it, it would need longer than it is waited for, and would be replaced."""
+    options = {"num_workers": 1, "batch_size": 1, "prefetch_factor": 16, "persistent_workers": True}
+    one = loader(Slow(), start_method=method, **options)
+    found = []
+    for _ in range(2):
+        epoch = iter(one)
+        found.append(next(epoch).item())
+        epoch.close()
+    assert found[0] == found[1]
+    one.close()
 
 
 class Printing(Faulty):
