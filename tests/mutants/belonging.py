@@ -14,7 +14,7 @@ MORE: dict[str, str] = {
     "collate/form.py": "loader/forms",
     "collate/gaps.py": "loader/pictures",
     "collate/gather.py": "pipeline/cache transforms/transforms",
-    "collate/gradual.py": "loader/options_and_memory loader/generator_loader",
+    "collate/gradual.py": "collate/samples loader/options_and_memory loader/generator_loader",
     "collate/items.py": "collate/blocks loader/endings loader/pictures",
     "collate/known.py": "collate/form loader/forms",
     "collate/leaves.py": "collate/structure loader/forms",
