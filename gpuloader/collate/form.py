@@ -215,5 +215,5 @@ def build_batch(
     fields = gather_fields(levels, arrays) if any(levels) else arrays
     if not objects:
         return structure.build(fields)
-    staged, kept = iter(fields), iter(objects)
-    return structure.build([next(staged if leaf.is_array else kept) for leaf in structure.leaves])
+    values = (*fields, *objects)
+    return structure.build([values[place] for place in structure.places])

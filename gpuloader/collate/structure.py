@@ -116,13 +116,14 @@ class Structure:
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = ("_array_names", "_keys", "is_flat", "keeps_tuples", "leaves", "root")
+    __slots__ = ("_array_names", "_keys", "_places", "is_flat", "keeps_tuples", "leaves", "root")
 
     def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
         self.keeps_tuples = keeps_tuples
         self.leaves = tuple(_leaves(root))
         self._array_names: list[str] | None = None
+        self._places: list[int] | None = None
         flat = root if isinstance(root, Branch) else None
         if flat is not None and not all(isinstance(child, Leaf) for child in flat.children):
             flat = None
@@ -194,6 +195,21 @@ class Structure:
         if names is None:  # asked for with every batch
             names = self._array_names = [leaf.name for leaf in self.leaves if leaf.is_array]
         return names
+
+    @property
+    def places(self) -> list[int]:
+        """Where each leaf's value is among those of all arrays, followed by those of all other leaves.
+
+        >>> Structure.of(["cat", 3, None, 4.5]).places
+        [2, 0, 3, 1]
+        """
+        places = self._places
+        if places is None:  # asked for with every batch
+            leaves = range(len(self.leaves))
+            places = self._places = [0] * len(leaves)
+            for place, number in enumerate(sorted(leaves, key=lambda one: not self.leaves[one].is_array)):
+                places[number] = place
+        return places
 
     def describe(self) -> str:
         """Return what a sample of this structure is, for error messages.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from gpuloader.kernels.mix import (
 )
 from gpuloader.kernels.windows import check_layout
 from gpuloader.transforms.operations import Chain, KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import find_sizes
+from gpuloader.transforms.pictures import find_layout, find_sizes
 
 Mixer = Callable[..., Any]
 """The launcher or the twin of a kernel that mixes pictures."""
@@ -155,7 +155,8 @@ class CutMix(_Mixing):
     alpha : float
         The parameter of the beta distribution of the window's area; 1 draws all areas alike.
     layout : str
-        The layout of the pictures: 'CHW', as `Normalize` makes them, or 'HWC'.
+        The layout of the pictures: 'CHW', as `Normalize` makes them, also with ``to="channels_last"``; or
+        'HWC'.
 
     Examples
     --------
@@ -191,6 +192,10 @@ class CutMix(_Mixing):
             own = 1 - (bottom - top) * (right - left) / (height * width)
             drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
         return drawn
+
+    def adapt(self, before: KernelCall) -> CutMix:
+        """Return the transform for the layout that a kernel has given the pictures."""
+        return replace(self, layout=find_layout(self.layout, before))
 
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""

@@ -4,13 +4,16 @@
 
 | file | what it does |
 |---|---|
-| `case.py` | describes one program: its loader, its acts and its faults; draws it from a seed |
-| `sources.py` | makes what the loader reads |
-| `oracle.py` | computes which batches a plain loop would get, without the package |
+| `case.py` | describes one program: its loader, its acts and its faults |
+| `drawing.py` | draws it from a seed |
+| `datasets.py`, `sources.py` | make what the loader reads, and the loader |
+| `server.py` | serves files, and spoils requests |
+| `steps.py`, `oracle.py` | compute which batches a plain loop would get, without the package, and compare |
 | `troubles.py` | faults that strike inside a dataset or a reader |
-| `acts.py` | what a program does with its loader: loop, leave, resume, share, fork, exit |
+| `acts.py`, `threads.py` | what a program does with its loader: loop, leave, resume, share, fork, exit |
 | `subject.py` | the program that is attacked |
-| `attack.py` | runs one program, strikes it from outside, and judges it |
+| `attack.py`, `becoming.py` | run one program as a user of its own, and strike it from outside |
+| `judging.py` | judges what a user would have seen |
 | `campaign.py` | runs many cases at once, and makes a finding smaller |
 | `soak.py` | loads for an hour in one process, and measures its growth |
 | `defects.py` | errors that tests put into the package, to show that the attack finds them |

@@ -14,7 +14,8 @@ import secrets
 import sys
 
 from tests.chaos.campaign import repeat, run_campaign, show, shrink, usable_jobs
-from tests.chaos.case import Case, draw_case
+from tests.chaos.case import Case
+from tests.chaos.drawing import draw_case
 from tests.chaos.soak import soak
 
 

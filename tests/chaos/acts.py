@@ -17,6 +17,7 @@ from gpuloader import EOFException, LoaderError
 from tests.chaos.case import Case
 from tests.chaos.oracle import Follower, Wrong, check_batch
 from tests.chaos.sources import Source
+from tests.chaos.threads import run_threads
 
 EXIT_CODE = 7
 _EPOCHS = 64  # a program has fewer epochs
@@ -137,7 +138,7 @@ class Acts:
         def loop(steps: list[Any]) -> None:
             steps.extend(self.loader)
 
-        _run_threads([lambda steps=steps: loop(steps) for steps in found])
+        run_threads([lambda steps=steps: loop(steps) for steps in found])
         for steps in found:
             self._match(steps)
 
@@ -171,7 +172,7 @@ class Acts:
                     except StopIteration:
                         return
 
-        _run_threads([loop] * count)
+        run_threads([loop] * count)
         self._match(steps)
 
     def _fork(self, steps: int) -> None:
@@ -225,6 +226,24 @@ class Acts:
             del step
         rest.finish()
 
+    def _recover(self, _: int) -> None:
+        """Loop; after an error resume with another loader from the state before it, and raise the error."""
+        follower = None
+        try:
+            for follower in self._follow(self.loader, iter(self.loader)):  # noqa: B007 - where it ended
+                pass
+        except LoaderError:
+            state = json.loads(json.dumps(self.loader.state_dict()))
+            self.renew()
+            self.loader.load_state_dict(state)
+            done, seen = (follower.taken, follower.seen) if follower is not None else (0, None)
+            rest = Follower(self.case, state["epoch"], done, seen)
+            for step in self.loader:
+                self._keep(rest.take(step))
+                del step
+            rest.finish()
+            raise
+
     def _started(self, steps: int) -> None:
         """Drive a reader's loader by hand: one epoch in part, and one to its end."""
         loader = self.source.open(iterable=False)
@@ -275,22 +294,3 @@ class Acts:
         for _ in range(steps):
             turning.acquire()
         sys.exit(EXIT_CODE)
-
-
-def _run_threads(targets: list[Callable[[], object]]) -> None:
-    """Run functions in threads, and raise the first error of any."""
-    errors: list[BaseException] = []
-
-    def run(target: Callable[[], object]) -> None:
-        try:
-            target()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(target,)) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -14,13 +14,15 @@ import tempfile
 import threading
 import time
 import uuid
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.acts import EXIT_CODE
-from tests.chaos.case import GROUP, LIMITS, OUTSIDE, Case, Fault
+from tests.chaos.becoming import ROOT, become, environment
+from tests.chaos.case import GROUP, OUTSIDE, Case, Fault
+from tests.chaos.judging import SIGNALS, judge_end, judge_errors
+from tests.chaos.server import serve
 from tests.processes import (
     ask_for_stacks,
     command,
@@ -32,20 +34,10 @@ from tests.processes import (
     send,
 )
 
-ROOT = Path(__file__).parents[2]
 DEADLINE = 180.0
 """Seconds that a program may take, on a busy machine too; none takes more than a few."""
 PATIENCE = 60.0
 """Seconds that processes may outlive the program."""
-MEMORY = 256 << 20
-"""Bytes that a program may grow by. Its samples are less than 1 MB."""
-
-_SIGNALS = {
-    "interrupt": signal.SIGINT,
-    "terminate": signal.SIGTERM,
-    "kill": signal.SIGKILL,
-    "stop": signal.SIGSTOP,
-}
 _users = itertools.count(0x60000000 + os.getpid() % 0x10000 * 0x1000)
 _MARK = "GPULOADER_CHAOS"
 
@@ -76,11 +68,16 @@ def attack(case: Case, deadline: float = DEADLINE, patience: float = PATIENCE) -
     """Run a case and judge it: it has `deadline` seconds, and what it leaves has `patience` seconds to go."""
     with tempfile.TemporaryDirectory(prefix="gpuloader-chaos-") as folder:
         os.chmod(folder, 0o755)
-        run = _Run(case, Path(folder), patience)
-        try:
-            return run.judge(deadline)
-        finally:
-            run.end()
+        files = Path(folder, "files")
+        files.mkdir()
+        with serve(files) if case.served else nullcontext("") as server:
+            if server:
+                Path(files, "server").write_text(server)
+            run = _Run(case, Path(folder), patience)
+            try:
+                return run.judge(deadline)
+            finally:
+                run.end()
 
 
 class _Run:
@@ -96,8 +93,8 @@ class _Run:
         self.mark = f"{_MARK}={uuid.uuid4()}"
         self.user = next(_users) if os.geteuid() == 0 and shutil.which("setpriv") else None
         self.files, self.temporary = folder / "files", folder / "temporary"
+        self.temporary.mkdir()
         for one in (self.files, self.temporary):
-            one.mkdir()
             if self.user is not None:
                 os.chown(one, self.user, self.user)
         self.fifo = self.files / "stalled"
@@ -122,9 +119,9 @@ class _Run:
             str(patience),
         ]
         self.program = subprocess.Popen(
-            [*_become(self.user), *command],
+            [*become(self.user), *command],
             cwd=ROOT,
-            env=_environment() | {name: value, "TMPDIR": str(self.temporary), "HOME": str(self.files)},
+            env=environment() | {name: value, "TMPDIR": str(self.temporary), "HOME": str(self.files)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -229,7 +226,7 @@ class _Run:
         self.pipes.append(pipe)  # the byte lasts as long as the pipe is open
 
     def _send(self, fault: Fault) -> None:
-        number = _SIGNALS[fault.kind]
+        number = SIGNALS[fault.kind]
         if self.program.poll() is not None:
             return
         self.sent.append(fault)
@@ -297,90 +294,3 @@ class _Run:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-
-
-def _become(user: int | None) -> list[str]:
-    """Return the words before a command that run it as a user without rights, except to read any file."""
-    if user is None:
-        return []
-    rights = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
-    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *rights]
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return dict(os.environ) | {
-        "PYTHONPATH": path,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",  # otherwise importing NumPy starts threads, which a limit refuses
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-
-
-def judge_errors(case: Case, told: list[dict[str, Any]]) -> list[str]:
-    """Return the errors that no fault explains, and those that exceed one for each fault."""
-    found, explained = [], 0
-    for facts in told:
-        if "garbled" in facts:
-            found.append(f"the program wrote {facts['garbled']!r}")
-        if "error" not in facts:
-            continue
-        if set(facts["error"]) & expected_errors(case, facts["act"]):
-            explained += 1
-        else:
-            act = case.acts[facts["act"]]
-            found.append(f"{facts['error'][0]} in act {facts['act']} ({act}): {facts['text']}")
-    if explained > len(case.faults):
-        found.append(f"{explained} errors for {len(case.faults)} faults")
-    return found
-
-
-def expected_errors(case: Case, act: int) -> set[str]:
-    """Return the names of the classes of errors that a program may get in an act."""
-    names: set[str] = set()
-    for fault in case.faults:
-        if fault.act > act:
-            continue
-        if fault.kind == "interrupt" and fault.who < 0:
-            names |= {"KeyboardInterrupt"}
-        elif fault.kind in ("kill", "terminate") and fault.who >= 0:
-            names |= {"LoaderError"}
-        elif fault.kind in LIMITS and fault.act == act:
-            names |= {"LoaderError", *(["MemoryError"] if fault.kind == "memory" else [])}
-        elif fault.kind in ("raise", "raise unpicklable", "leave", "exit", "crash"):
-            names |= {"LoaderError"}
-            if case.is_reader or case.workers == 0:  # a reader's own errors reach the program as they are
-                names |= {"Trouble", "Unpicklable", "SystemExit"}
-    return names
-
-
-def judge_end(case: Case, code: int, text: str, told: list[dict[str, Any]], sent: list[Fault]) -> list[str]:
-    """Return what is wrong with how the program ended: its code, its words, and what it found left."""
-    fatal = next((fault for fault in sent if fault.ends_program), None)
-    tracebacks = text.count("Traceback (most recent call last)")
-    last = text.rstrip().rpartition("\n")[2]
-    expected = EXIT_CODE if case.ends else 0
-    if fatal is not None and not (fatal.kind == "interrupt" and case.catches):
-        expected = -_SIGNALS[fatal.kind]
-    is_loud = expected == -signal.SIGINT or case.acts[-1].startswith("unhandled")
-    if case.acts[-1].startswith("unhandled") and expected == EXIT_CODE:
-        expected = 1
-    found = []
-    if code != expected:
-        found.append(f"exit code {code}, expected {expected}")
-    if is_loud and code == expected:
-        word = "KeyboardInterrupt" if expected < 0 else "tests.chaos.acts.Ending"
-        if tracebacks != 1 or not last.startswith(word):
-            found.append(f"{tracebacks} tracebacks, ending in {last!r}; expected one, ending in {word}")
-    elif text.strip():
-        found.append(f"the program complains: {last}")
-    done = next((facts for facts in told if "done" in facts), None)
-    if done is None:
-        if expected == 0 and code == 0:
-            found.append("the program ended before it was done")
-        return found
-    found += [f"left behind: {kind} {what}" for kind, what in done["left"].items()]
-    if done["grown"] > MEMORY:
-        found.append(f"the program has grown by {done['grown'] >> 20} MiB")
-    return found

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from tests.chaos.attack import Verdict, attack
-from tests.chaos.case import Case, draw_case, simplify
+from tests.chaos.case import Case, simplify
+from tests.chaos.drawing import draw_case
 
 _EVERY = 60.0  # seconds between lines that say how far it is
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from random import Random
 
-MAP_STYLE = ("samples", "arrays", "table", "packed", "concat", "mix", "hdf5")
+MAP_STYLE = ("samples", "arrays", "table", "packed", "concat", "mix", "hdf5", "pictures")
 ITERABLE = ("items", "tar", "parquet")
 READERS = ("reader of samples", "reader of lists", "reader of batches")
 SOURCES = MAP_STYLE + ITERABLE + READERS
@@ -16,6 +15,9 @@ TROUBLED = ("samples", "packed", "items", *READERS)
 """Sources that read their samples with Python code of ours, in which a fault can strike."""
 
 METHODS = ("thread", "fork", "forkserver", "spawn")
+SERVED = ("tar", "parquet")
+"""Sources that a server may hold."""
+
 WRAPS = ("", "buffered", "xmap", "multiprocess")
 
 LEAVING = ("break", "close", "drop", "cycle", "raise")
@@ -28,6 +30,9 @@ LIMITS = ("memory", "descriptors", "processes", "file size")
 TROUBLES = ("raise", "raise unpicklable", "leave", "exit", "crash", "sleep", "stall")
 """Faults that strike while a certain sample is read."""
 
+SERVER = ("cut", "reset", "silence", "refuse", "whole")
+"""What a server does to some requests: see `server`."""
+
 PROGRAM, GROUP = -1, -2
 """Whom a signal hits: the program, or as with Ctrl-C in a terminal, all processes. From 0, a descendant."""
 
@@ -39,12 +44,12 @@ class Fault:
     Attributes
     ----------
     kind : str
-        One of `OUTSIDE`, `LIMITS` or `TROUBLES`.
+        One of `OUTSIDE`, `LIMITS`, `TROUBLES` or `SERVER`.
     act : int
         The number of the act during which it strikes.
     at : int
         The step after which a signal is sent, the index of the sample, or what a limit leaves: megabytes,
-        descriptors, threads and processes, or bytes in a file.
+        descriptors, threads and processes, or bytes in a file, or how many requests a server spoils.
     who : int
         Whom a signal hits.
     delay : float
@@ -79,6 +84,16 @@ class Case:
         Seconds that each sample takes.
     defect : str
         An error to put into the package first; see `defects`.
+    program : str
+        What is done to the batches where they land: "cast" converts field x, "pad" pads field tail.
+    remainder : str
+        How a batch that is cut into a part for each place treats what is left over; empty if none is cut.
+    rank, ranks, uneven : int, int, str
+        The part of each step that the loader reads, and what becomes of an incomplete one.
+    prefetched : bool
+        Whether `gpuloader.prefetch` is around the loader, and brings the batches to the places.
+    served : bool
+        Whether the files are read from a server.
 
     The other attributes are options of the loader and of its source.
     """
@@ -113,6 +128,14 @@ class Case:
     faults: tuple[Fault, ...] = ()
     catches: bool = False
     defect: str = ""
+    program: str = ""
+    remainder: str = ""
+    rank: int = 0
+    ranks: int = 1
+    uneven: str = "drop"
+    prefetched: bool = False
+    static: bool = False
+    served: bool = False
 
     @property
     def is_reader(self) -> bool:
@@ -145,139 +168,6 @@ class Case:
         given["acts"] = tuple(given.get("acts", cls().acts))
         given["faults"] = tuple(Fault(**fault) for fault in given.get("faults", ()))
         return cls(**given)
-
-
-def draw_case(seed: int, number: int) -> Case:
-    """Return case `number` of a campaign: the same for the same numbers, on any machine."""
-    rng = Random(f"{seed}:{number}")
-    case = _draw_loader(rng)
-    case = replace(case, acts=_draw_acts(rng, case), held=rng.choice((0, 0, 1, 3, 20)))
-    if case.order == "batches":
-        case = replace(case, drop_last=False)  # the batch sampler's affair
-    if case.cache and case.form in ("dict", "ragged"):
-        case = replace(case, cache="")  # caches hold arrays
-    return replace(case, catches=rng.random() < 0.4, faults=_draw_faults(rng, case))
-
-
-def _draw_loader(rng: Random) -> Case:
-    source = rng.choices(SOURCES, (8, 3, 2, 2, 2, 2, 1, 6, 1, 1, 2, 2, 2))[0]
-    reads, iterable = source in READERS, source in ITERABLE
-    workers = 0 if reads else rng.choice((0, 0, 1, 2, 2, 3))
-    place = rng.choice(("cpu", "cpu", "simulated"))
-    method = rng.choices(METHODS, (6, 6, 6, 1))[0]
-    if method == "spawn":
-        workers = min(workers, 1)  # each takes a second to start
-    in_order = iterable or source == "mix" or rng.random() < 0.85
-    return Case(
-        seed=rng.randrange(1000),
-        source=source,
-        wrap=rng.choice(WRAPS) if reads else "",
-        multiprocess=reads and rng.random() < 0.2,
-        form=_draw_form(rng, source),
-        count=rng.choice((1, 7, 12, 24, 24, 60, 200)),
-        width=rng.choice((1, 4, 1000)),
-        pad=rng.random() < 0.5,
-        order="in order" if reads or iterable or source == "mix" else rng.choice(ORDERS),
-        # Who reads an iterable cannot know how few items there are, and must reserve a whole batch.
-        batch_size=rng.choice((1, 2, 4, 4, 7, 7, 7 if reads or iterable else 10**9)),
-        drop_last=source not in ANY_ORDER and rng.random() < 0.3,
-        place=place,
-        places=rng.choice((1, 1, 1, 2, 3)) if place == "simulated" or in_order else 1,
-        output=rng.choice(("", "", "numpy")) if place == "cpu" else "",
-        workers=workers,
-        method=method,
-        prefetch_factor=rng.choice((1, 2, 2, 5, 1000)),
-        read_ahead=rng.choice((True, False, "thread")),
-        capacity=rng.choice((1, 2, 8)),
-        timeout=rng.choice((0.0, 0.0, 600.0)),
-        in_order=in_order,
-        persistent=rng.random() < 0.4,
-        respawn=rng.random() < 0.3,
-        cache="host" if not reads and not iterable and source != "mix" and rng.random() < 0.08 else "",
-        pause=rng.choice((0.0, 0.0, 0.001, 0.003)),
-    )
-
-
-ORDERS = ("in order", "shuffle", "sampler", "batches")
-FORMS = ("array", "tuple", "dict", "ragged")
-
-
-def _draw_form(rng: Random, source: str) -> str:
-    if source in READERS:
-        return "tuple"
-    if source in ("table", "parquet", "hdf5"):
-        return "columns"
-    if source == "arrays":
-        return "tuple"
-    return rng.choice(FORMS)
-
-
-def _draw_acts(rng: Random, case: Case) -> tuple[str, ...]:
-    names = ["loop", "loop", *LEAVING, "two", "threads", "shared", "fork"]
-    if case.is_reader:
-        names += ["started"] * (case.places == 1)
-    if can_resume(case):
-        names += ["resume", "resume"]
-    acts = ["loop"]  # imports everything, before anything is limited
-    count = rng.randrange(1, 3 if case.method == "spawn" and case.workers else 5)
-    acts += [f"{rng.choice(names)}:{rng.choice((1, 1, 2, 3, 5))}" for _ in range(count)]
-    acts.append("loop")
-    if rng.random() < 0.15:
-        acts.append(f"{rng.choice(ENDS)}:{rng.choice((0, 1, 3))}")
-    return tuple(acts)
-
-
-def can_resume(case: Case) -> bool:
-    return case.source not in ANY_ORDER or case.workers == 0
-
-
-def _draw_faults(rng: Random, case: Case) -> tuple[Fault, ...]:
-    """Return up to two faults, which can strike this case and whose effects the attack can tell."""
-    kinds = [*OUTSIDE, *LIMITS]
-    if case.source in TROUBLED and not case.cache:
-        kinds += TROUBLES
-    found: list[Fault] = []
-    for _ in range(rng.choice((0, 1, 1, 1, 1, 2))):
-        kind = rng.choice(kinds)
-        act = rng.randrange(1, max(len(case.acts) - case.ends, 2))
-        at, who, delay = rng.choice((0, 0, 1, 2, 5)), PROGRAM, rng.choice((0.0, 0.0, 0.002, 0.01, 0.1))
-        if kind in OUTSIDE:
-            if case.has_children and rng.random() < 0.6:
-                who = GROUP if kind == "interrupt" and rng.random() < 0.7 else rng.randrange(6)
-            elif kind == "interrupt":
-                who = GROUP
-        elif kind in LIMITS:
-            sizes = {"memory": (1, 8, 64), "file size": (0, 4096, 1 << 20)}
-            at = rng.choice(sizes.get(kind, (0, 1, 2, 4, 8)))
-        else:
-            at = rng.randrange(case.count)
-            delay = rng.choice((0.0, 0.05, 0.5))
-        fault = Fault(kind, act, at, who, delay)
-        if fits(case, [*found, fault]):
-            found.append(fault)
-    return tuple(found)
-
-
-def fits(case: Case, faults: list[Fault]) -> bool:
-    """Return whether the attack can tell what these faults may cause together in a case."""
-    names = [act.partition(":")[0] for act in case.acts]
-    if any(fault.act >= len(case.acts) for fault in faults):
-        return False
-    if any(fault.ends_program for fault in faults) and len(faults) > 1:
-        return False
-    # An error in the last act would end the program otherwise than the act does.
-    if case.ends and any(fault.kind in ("interrupt", "terminate", "kill") for fault in faults):
-        return False
-    # A signal to a descendant could hit the fork of an act, which would not be the package's concern.
-    if any(fault.who >= 0 for fault in faults) and "fork" in names:
-        return False
-    if any(fault.kind in LIMITS for fault in faults):
-        # A fork of an act inherits the limit. A failed thread of an act is not the package's concern.
-        struck = {names[fault.act] for fault in faults if fault.kind in LIMITS}
-        if struck & {"fork", "threads", "shared", *ENDS} or len(faults) > 1:
-            return False
-    interrupts = [fault for fault in faults if fault.kind == "interrupt" and fault.who < 0]
-    return not (interrupts and set(names) & {"fork", "threads", "shared"})
 
 
 def simplify(case: Case):

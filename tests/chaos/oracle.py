@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from random import Random
 from typing import Any
 
 import numpy as np
 
 from tests.chaos.case import ANY_ORDER, Case
-
-
-class Wrong(Exception):
-    """The loader delivered something else than the plain loop would."""
+from tests.chaos.steps import Part, Wrong, steps_of
 
 
 def values(number: int, width: int) -> np.ndarray:
@@ -20,9 +16,26 @@ def values(number: int, width: int) -> np.ndarray:
     return (number * 1000 + np.arange(width) % 1000).astype(np.float32)
 
 
+SIZE = (2, 3)
+
+
+def color_of(number: int) -> tuple[int, int, int]:
+    """Return the color of the picture of a sample."""
+    return number % 256, number // 256, 7
+
+
+def label_of(case: Case, number: int) -> int:
+    """Return the label of the picture of a sample: whether it is in the second half."""
+    return int(number >= max(case.count // 2, 1))
+
+
+MOST = 5
+"""Values of a padded tail."""
+
+
 def tail(number: int) -> np.ndarray:
     """Return the sample's field of varying length."""
-    return np.arange(number % 5, dtype=np.int64) + number
+    return np.arange(number % MOST, dtype=np.int64) + number
 
 
 def sample_of(case: Case, number: int) -> Any:
@@ -44,9 +57,15 @@ def stack(case: Case, numbers: list[int]) -> Any:
     """Return the batch of these samples."""
     x = np.stack([values(number, case.width) for number in numbers])
     ids = np.array(numbers, np.int64)
+    if case.program == "cast":
+        x = x.astype(np.int32)
     match case.form:
         case "array":
             return x
+        case "picture":
+            images = np.empty((len(numbers), *SIZE, 3), np.uint8)
+            images[:] = [[[color_of(number)]] for number in numbers]
+            return [images, np.array([label_of(case, number) for number in numbers], np.int64)]
         case "tuple":
             return [x, ids]
         case "dict":
@@ -56,79 +75,21 @@ def stack(case: Case, numbers: list[int]) -> Any:
     return {"x": x, "id": ids}
 
 
-def shuffled(case: Case, epoch: int) -> list[int]:
-    """Return the shuffled order of an epoch, as a loader without workers has it.
-
-    The order is the package's own, so it is checked to be one, and to be the same for every loader.
-    """
-    from gpuloader.order.order import Shuffled
-
-    order = Shuffled(case.count, case.seed, epoch)
-    numbers = [int(number) for number in np.asarray(order.slice(0, case.count))]
-    if sorted(numbers) != list(range(case.count)):
-        raise Wrong(f"the shuffled order of epoch {epoch} is no permutation: {numbers}")
-    return numbers
-
-
-def drawn_order(case: Case) -> list[int]:
-    """Return the order of the case's own sampler: some samples, some of them twice."""
-    rng = Random(f"sampler {case.seed}")
-    return [rng.randrange(case.count) for _ in range(case.count)]
-
-
-def drawn_batches(case: Case) -> list[list[int]]:
-    """Return the batches of the case's own batch sampler, which differ in size."""
-    rng = Random(f"batches {case.seed}")
-    sizes = [rng.randrange(1, 6) for _ in range(max(case.count // 3, 1))]
-    return [[rng.randrange(case.count) for _ in range(size)] for size in sizes]
-
-
-def chunks(numbers: list[int], size: int, *, drop_last: bool) -> list[list[int]]:
-    found = [numbers[start : start + size] for start in range(0, len(numbers), min(size, len(numbers) or 1))]
-    if drop_last and found and len(found[-1]) < size:
-        found.pop()
-    return found
-
-
-def batches_of(case: Case, epoch: int) -> list[list[int]]:
-    """Return the samples of each batch of an epoch, in their order."""
-    numbers = list(range(case.count))
-    if case.order == "batches":
-        return drawn_batches(case)
-    if case.order == "sampler":
-        numbers = drawn_order(case)
-    if case.order == "shuffle":
-        numbers = shuffled(case, epoch)
-    if case.source == "items" and case.workers:
-        shares = [
-            chunks(numbers[worker :: case.workers], case.batch_size, drop_last=case.drop_last)
-            for worker in range(case.workers)
-        ]
-        rounds = range(max(map(len, shares)))
-        return [share[turn] for turn in rounds for share in shares if turn < len(share)]
-    return chunks(numbers, case.batch_size, drop_last=case.drop_last)
-
-
-def steps_of(case: Case, epoch: int) -> list[list[list[int]]]:
-    """Return the batches of each step of an epoch, one for each place."""
-    batches = batches_of(case, epoch)
-    steps = [batches[start : start + case.places] for start in range(0, len(batches), case.places)]
-    if case.drop_last and steps and len(steps[-1]) < case.places:
-        steps.pop()
-    return steps
-
-
 def read_ids(case: Case, batch: Any) -> list[int]:
     """Return which samples a batch holds, by its arrays' first column."""
     first = batch["x"] if isinstance(batch, dict) else batch if case.form == "array" else batch[0]
+    if case.form == "picture":
+        return [int(value) for value in np.asarray(first)[:, 0, 0, 0]]
     return [int(value) // 1000 for value in np.asarray(first)[:, 0]]
 
 
 def check_batch(case: Case, batch: Any, numbers: list[int]) -> None:
     """Raise `Wrong` unless a batch holds exactly these samples."""
     wanted = stack(case, numbers)
-    if case.form == "tuple" and isinstance(batch, tuple):
+    if isinstance(batch, tuple):
         batch = list(batch)
+    if isinstance(numbers, Part):
+        batch = _take_mask(case, batch, numbers)
     if type(wanted) is dict and (not isinstance(batch, dict) or set(batch) != set(wanted)):
         raise Wrong(f"expected the fields {sorted(wanted)}, got {batch!r:.200}")
     if isinstance(wanted, list) and (not isinstance(batch, list) or len(batch) != len(wanted)):
@@ -146,9 +107,19 @@ def check_batch(case: Case, batch: Any, numbers: list[int]) -> None:
             raise Wrong(f"field {name!r} of batch {numbers}: got {got!r:.300}")
 
 
+def _take_mask(case: Case, batch: Any, part: Part) -> Any:
+    """Return a batch without its mask, which must tell the samples that count from those that fill it up."""
+    mask = batch.get("mask") if isinstance(batch, dict) else batch[-1]
+    if np.asarray(mask).tolist() != [number < (part.own or 0) for number in range(len(part))]:
+        raise Wrong(f"mask of batch {part}, of which {part.own} count: {mask!r:.300}")
+    if isinstance(batch, dict):
+        return {name: value for name, value in batch.items() if name != "mask"}
+    return batch[0] if case.form == "array" else batch[:-1]
+
+
 def _check_tail(case: Case, got: Any, expected: list[list[int]]) -> None:
-    if case.pad:
-        widest = max(map(len, expected))
+    if case.pad or case.program == "pad":
+        widest = MOST if case.program == "pad" else max(map(len, expected))
         seen = np.asarray(got).tolist()
         if seen != [row + [-1] * (widest - len(row)) for row in expected]:
             raise Wrong(f"padded field of rows {expected}: got {seen}")

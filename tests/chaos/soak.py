@@ -15,7 +15,8 @@ from dataclasses import replace
 from multiprocessing import resource_tracker
 
 from tests.chaos.acts import Acts
-from tests.chaos.case import TROUBLES, Case, draw_case
+from tests.chaos.case import TROUBLES, Case
+from tests.chaos.drawing import draw_case
 from tests.chaos.subject import open_descriptors, read_status, wait_for_residue
 
 GROWTH = 32 << 20
@@ -30,6 +31,7 @@ _PATIENCE = 60.0
 
 def tamed(case: Case) -> Case:
     """Return a case without what would end this process, or would need another one to help."""
+    case = replace(case, served=False)
     kept = tuple(
         fault
         for fault in case.faults
@@ -87,7 +89,7 @@ def growth(sizes: list[tuple[float, int]]) -> int:
 
 def _perform(case: Case, counts: Counter[str], name: str) -> list[str]:
     """Perform a case's acts in this process; return what no fault explains."""
-    from tests.chaos.attack import judge_errors
+    from tests.chaos.judging import judge_errors
 
     faulthandler.dump_traceback_later(_DEADLINE, exit=True)
     told = []

@@ -1,141 +1,23 @@
-"""What a case's loader reads, and the loader. Worker processes import this module."""
+"""A case's loader, and the readers. Worker processes import this module."""
 
 from __future__ import annotations
 
-import faulthandler
-import io
-import os
-import signal
-import sys
-import tarfile
 from collections.abc import Iterator
-from itertools import pairwise
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gpuloader
-from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
+from gpuloader import DataLoader
 from gpuloader.testing import simulated_places
+from gpuloader.transforms import Cast, Pad
 from tests.chaos.case import TROUBLES, Case
-from tests.chaos.oracle import drawn_batches, drawn_order, sample_of, stack, values
+from tests.chaos.datasets import make_dataset
+from tests.chaos.oracle import MOST, sample_of
+from tests.chaos.steps import drawn_batches, drawn_order
 from tests.chaos.troubles import Troubles
-
-if "GPULOADER_CHAOS" in os.environ:  # the attack asks every process that hangs where it is
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
-
-
-class Samples(Dataset):
-    """The samples of a case, or those from `first` to before `end`."""
-
-    def __init__(self, case: Case, troubles: Troubles, first: int = 0, end: int | None = None) -> None:
-        self.case, self.troubles = case, troubles
-        self.first, self.end = first, case.count if end is None else end
-
-    def __len__(self) -> int:
-        return self.end - self.first
-
-    def __getitem__(self, index: int) -> Any:
-        number = self.first + int(index)
-        self.troubles.visit(number)
-        return sample_of(self.case, number)
-
-
-class Items(IterableDataset):
-    """The samples as an iterable dataset; each of n workers yields every n-th."""
-
-    def __init__(self, case: Case, troubles: Troubles) -> None:
-        self.case, self.troubles = case, troubles
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for number in range(first, self.case.count, step):
-            self.troubles.visit(number)
-            yield sample_of(self.case, number)
-
-
-class Stored(Dataset):
-    """Samples out of a list of the package's own, visited as `Samples` are."""
-
-    def __init__(self, case: Case, troubles: Troubles) -> None:
-        self.troubles = troubles
-        self.items = gpuloader.PackedList([sample_of(case, number) for number in range(case.count)])
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        self.troubles.visit(int(index))
-        return self.items[index]
-
-
-class Decode:
-    """Makes a sample of a tar file's members."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
-    def __call__(self, members: dict[str, Any]) -> Any:
-        return sample_of(self.case, int(members["number"]))
-
-
-def make_dataset(case: Case, troubles: Troubles, folder: str) -> Any:
-    """Return the dataset of a case; files go into `folder`."""
-    half = case.count // 2
-    numbers = np.arange(case.count, dtype=np.int64)
-    match case.source:
-        case "samples":
-            return Samples(case, troubles)
-        case "packed":
-            return Stored(case, troubles)
-        case "arrays":
-            return gpuloader.TensorDataset(stack(case, list(numbers))[0], numbers)
-        case "table":
-            return {"x": stack(case, list(numbers))["x"], "id": numbers}
-        case "concat":
-            cuts = (0, half, case.count) if half else (0, case.count)
-            parts = [Samples(case, troubles, first, end) for first, end in pairwise(cuts)]
-            return gpuloader.ConcatDataset(parts)
-        case "mix":
-            cuts = (0, half, case.count) if half else (0, case.count)
-            parts = [Samples(case, troubles, first, end) for first, end in pairwise(cuts)]
-            return gpuloader.MixDataset(parts, [1, 3][: len(parts)], at_end="drop")
-        case "items":
-            return Items(case, troubles)
-    return _write_and_open(case, folder, numbers)
-
-
-def _write_and_open(case: Case, folder: str, numbers: np.ndarray) -> Any:
-    if case.source == "hdf5":
-        import h5py
-
-        with h5py.File(f"{folder}/a.h5", "w") as file:
-            file["x"], file["id"] = stack(case, list(numbers))["x"], numbers
-        return gpuloader.HDF5Dataset(f"{folder}/a.h5")
-    files = []
-    for share, part in enumerate(np.array_split(numbers, 4)):
-        files.append(f"{folder}/{share}.{case.source}")
-        if case.source == "parquet":
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            rows = pa.array(
-                [values(number, case.width).tolist() for number in part], pa.list_(pa.float32(), case.width)
-            )
-            pq.write_table(pa.table({"x": rows, "id": pa.array(part)}), files[-1])
-            continue
-        with tarfile.open(files[-1], "w") as shard:
-            for number in part:
-                text = str(number).encode()
-                member = tarfile.TarInfo(f"{number:04d}.number")
-                member.size = len(text)
-                shard.addfile(member, io.BytesIO(text))
-    return (
-        gpuloader.ParquetDataset(files)
-        if case.source == "parquet"
-        else gpuloader.TarDataset(files, Decode(case))
-    )
 
 
 def make_reader(case: Case, troubles: Troubles) -> Any:
@@ -180,6 +62,7 @@ class Source:
             if fault.kind in TROUBLES
         )
         self.case = case
+        self.server = Path(folder, "server").read_text() if case.served else ""
         self.troubles = Troubles(folder, strikes, case.pause)
         self._source = (
             make_reader(case, self.troubles) if case.is_reader else make_dataset(case, self.troubles, folder)
@@ -209,7 +92,7 @@ class Source:
             return_list=True,
             use_multiprocess=case.multiprocess,
             drop_last=case.drop_last,
-            output=case.output or None,
+            output=output_of(case),
         )
         places = self._places()
         match case.source:
@@ -230,11 +113,20 @@ class Source:
             options["shuffle"] = True
         if case.form == "ragged":
             options |= {"pad": {"tail": -1}} if case.pad else {"ragged": ["tail"]}
+        if case.program:
+            options["transforms"] = [program_of(case)]
+        if case.remainder:
+            options |= {"split": "shards", "remainder": case.remainder}
+        if case.ranks > 1:
+            options |= {"shard": (case.rank, case.ranks), "uneven": case.uneven}
+        if case.source == "pictures":
+            options["on_bad"] = "skip"
         if case.in_processes:
             options["start_method"] = case.method
-        return DataLoader(
+        loader = DataLoader(
             self._source,
-            places=self._places(),
+            places="cpu" if case.prefetched else self._places(),
+            static=case.static,
             num_workers=case.workers,
             worker_type="thread" if case.method == "thread" else "process",
             prefetch_factor=case.prefetch_factor,
@@ -244,10 +136,27 @@ class Source:
             persistent_workers=case.persistent,
             on_worker_death="respawn" if case.respawn else "raise",
             cache=case.cache or None,
-            output=case.output or None,
+            output=output_of(case),
             seed=case.seed,
             **options,
         )
+        return (
+            gpuloader.prefetch(loader, self._places(), drop_last=case.drop_last)
+            if case.prefetched
+            else loader
+        )
+
+
+def program_of(case: Case) -> Any:
+    """Return the transform of a case."""
+    if case.program == "pad":
+        return Pad("tail", MOST, -1)
+    return Cast({"array": None, "tuple": "0"}.get(case.form, "x"), "int32")
+
+
+def output_of(case: Case) -> str | None:
+    """Return the library of the batches; NumPy stands for PyTorch where that is not installed."""
+    return "numpy" if case.output == "torch" and find_spec("torch") is None else case.output or None
 
 
 def feeds(case: Case) -> list[Any]:

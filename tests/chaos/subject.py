@@ -23,7 +23,9 @@ from typing import Any
 
 from tests.chaos import defects
 from tests.chaos.acts import Acts, Ending
-from tests.chaos.case import ENDS, LIMITS, OUTSIDE, TROUBLES, Case, Fault
+from tests.chaos.case import ENDS, LIMITS, OUTSIDE, SERVER, TROUBLES, Case, Fault
+from tests.chaos.server import spoil
+from tests.chaos.sources import output_of
 from tests.processes import descendants, is_tracker
 
 _MOST_FILE = 1 << 30  # bytes, of files and of memory files
@@ -81,6 +83,15 @@ class Program:
         self._told = {fault.at for _, fault in faults if fault.kind in OUTSIDE}
         tell(act=act, begins=self.case.acts[act])
         self._stepped(0)
+        spoiled = [fault for _, fault in faults if fault.kind in SERVER]
+        if spoiled:
+            server = self.acts.source.server
+            spoil(server, spoiled[0].kind, spoiled[0].at)
+            try:
+                self.acts.perform(self.case.acts[act])
+            finally:
+                spoil(server, "", 0)
+            return
         limits = [fault for _, fault in faults if fault.kind in LIMITS]
         if not limits:
             self.acts.perform(self.case.acts[act])
@@ -189,6 +200,12 @@ def main(case: Case, folder: str, patience: float) -> None:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()  # it stays, with a descriptor
+    if case.served:
+        from fsspec.asyn import get_loop
+
+        get_loop()  # it stays, with a thread and descriptors
+    if output_of(case) == "torch":
+        importlib.import_module("torch")
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     program = Program(case, folder)
     if any(fault.kind in LIMITS for fault in case.faults):

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos import campaign
-from tests.chaos.attack import Verdict, attack, judge_end, judge_errors
-from tests.chaos.case import GROUP, PROGRAM, Case, Fault, draw_case
+from tests.chaos.attack import Verdict, attack
+from tests.chaos.case import GROUP, PROGRAM, Case, Fault
+from tests.chaos.drawing import draw_case
+from tests.chaos.judging import judge_end, judge_errors
 
 CTRL_C = Fault("interrupt", act=1, at=2, who=GROUP)
 TWO_LOOPS = ("loop", "loop")
@@ -81,14 +83,21 @@ def test_all_kinds_of_everything_are_drawn():
         "method": {case.method for case in cases if case.workers},
         "place": {(case.place, case.places) for case in cases},
         "act": {act.partition(":")[0] for case in cases for act in case.acts},
+        "extra": {
+            (case.program, case.remainder, case.uneven, case.prefetched, case.static, case.served)
+            for case in cases
+        },
+        "output": {case.output for case in cases},
         "fault": {(fault.kind, fault.who >= 0) for case in cases for fault in case.faults},
     }
     assert {name: len(found) for name, found in drawn.items()} == {
-        "source": 13,
+        "source": 14,
         "method": 4,
         "place": 6,
-        "act": 16,
-        "fault": 19,
+        "act": 17,
+        "extra": 9,
+        "output": 3,
+        "fault": 24,
     }
 
 

@@ -74,6 +74,7 @@ class WorkerProcess:
         self.deaths = 0
         self.unsent: deque[tuple[Message, object]] = deque()
         self._arenas: dict[int, weakref.ref[Arena]] = {}
+        self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         with starting():
             self.link, theirs = message_pair()
             try:
@@ -86,7 +87,7 @@ class WorkerProcess:
                 theirs.close()
         self.pid = self._child.pid
         self.sentinel = self._child.sentinel
-        self._finalizer = Finalizer(partial(_end, self.link, self._child, os.getpid()))
+        self._finalizer.watch(partial(_end, self.link, self._child, os.getpid()))
         if start.parcel is not None:
             for one in start.parcel.lists:
                 self.send(Message(Kind.LIST, descriptor=one.descriptor))

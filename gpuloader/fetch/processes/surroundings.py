@@ -42,6 +42,11 @@ def limit_threads() -> None:
     threadpool_limits(1)
 
 
+def load_generators() -> None:
+    """Import NumPy's global generator, so that an error of that belongs to the start and not to a sample."""
+    import numpy.random  # noqa: F401 - NumPy itself imports it when it is first used
+
+
 def seed_globals(seed: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch, so that draws do not depend on the worker."""
     random.seed(seed)

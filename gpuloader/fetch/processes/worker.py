@@ -26,7 +26,7 @@ from gpuloader.fetch.failures import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
 from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import unpack
-from gpuloader.fetch.processes.surroundings import limit_threads, restrain, seed_globals
+from gpuloader.fetch.processes.surroundings import limit_threads, load_generators, restrain, seed_globals
 from gpuloader.fetch.processes.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import begin_draws, mixed_seed
@@ -68,6 +68,7 @@ class _Worker:
             bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
+            load_generators()
             self._assembler = self._setup.reading.make_assembler(self._number)
             first = True
             while True:

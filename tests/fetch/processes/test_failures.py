@@ -198,6 +198,21 @@ def test_an_exception_of_worker_init_fn(options, init):
     one.close()
 
 
+class WithoutGenerators(Faulty):
+    """A dataset in whose processes NumPy's generators cannot be imported, as under a limit of memory."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        sys.modules["numpy.random"] = None
+
+
+def test_a_worker_that_cannot_import_the_generators_could_not_start():
+    one = loader(WithoutGenerators(), start_method="spawn")
+    with pytest.raises(LoaderError, match=r"worker \d could not start: .*numpy\.random"):
+        list(one)
+    one.close()
+
+
 class Unborn(Faulty):
     def __setstate__(self, state):
         raise OwnError("cannot be made again")

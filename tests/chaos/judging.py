@@ -1,0 +1,90 @@
+"""What a user may see of a case's faults, and what not."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from tests.chaos.acts import EXIT_CODE
+from tests.chaos.case import LIMITS, SERVER, Case, Fault
+from tests.chaos.server import ATTEMPTS
+
+MEMORY = 256 << 20
+"""Bytes that a program may grow by. Its samples are less than 1 MB."""
+
+SIGNALS = {
+    "interrupt": signal.SIGINT,
+    "terminate": signal.SIGTERM,
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+}
+
+
+def judge_errors(case: Case, told: list[dict[str, Any]]) -> list[str]:
+    """Return the errors that no fault explains, and those that exceed one for each fault."""
+    found, explained = [], 0
+    for facts in told:
+        if "garbled" in facts:
+            found.append(f"the program wrote {facts['garbled']!r}")
+        if "error" not in facts:
+            continue
+        if set(facts["error"]) & expected_errors(case, facts["act"]):
+            explained += 1
+        else:
+            act = case.acts[facts["act"]]
+            found.append(f"{facts['error'][0]} in act {facts['act']} ({act}): {facts['text']}")
+    if explained > len(case.faults):
+        found.append(f"{explained} errors for {len(case.faults)} faults")
+    return found
+
+
+def expected_errors(case: Case, act: int) -> set[str]:
+    """Return the names of the classes of errors that a program may get in an act."""
+    names: set[str] = set()
+    for fault in case.faults:
+        if fault.act > act:
+            continue
+        if fault.kind == "interrupt" and fault.who < 0:
+            names |= {"KeyboardInterrupt"}
+        elif fault.kind in ("kill", "terminate") and fault.who >= 0:
+            names |= {"LoaderError"}
+        elif fault.kind in LIMITS and fault.act == act:
+            names |= {"LoaderError", *(["MemoryError"] if fault.kind == "memory" else [])}
+        elif fault.kind in SERVER and (fault.kind == "whole" or fault.at >= ATTEMPTS):
+            names |= {"SourceError"}
+        elif fault.kind in ("raise", "raise unpicklable", "leave", "exit", "crash"):
+            names |= {"LoaderError"}
+            if case.is_reader or case.workers == 0:  # a reader's own errors reach the program as they are
+                names |= {"Trouble", "Unpicklable", "SystemExit"}
+    return names
+
+
+def judge_end(case: Case, code: int, text: str, told: list[dict[str, Any]], sent: list[Fault]) -> list[str]:
+    """Return what is wrong with how the program ended: its code, its words, and what it found left."""
+    fatal = next((fault for fault in sent if fault.ends_program), None)
+    tracebacks = text.count("Traceback (most recent call last)")
+    last = text.rstrip().rpartition("\n")[2]
+    expected = EXIT_CODE if case.ends else 0
+    if fatal is not None and not (fatal.kind == "interrupt" and case.catches):
+        expected = -SIGNALS[fatal.kind]
+    is_loud = expected == -signal.SIGINT or case.acts[-1].startswith("unhandled")
+    if case.acts[-1].startswith("unhandled") and expected == EXIT_CODE:
+        expected = 1
+    found = []
+    if code != expected:
+        found.append(f"exit code {code}, expected {expected}")
+    if is_loud and code == expected:
+        word = "KeyboardInterrupt" if expected < 0 else "tests.chaos.acts.Ending"
+        if tracebacks != 1 or not last.startswith(word):
+            found.append(f"{tracebacks} tracebacks, ending in {last!r}; expected one, ending in {word}")
+    elif text.strip():
+        found.append(f"the program complains: {last}")
+    done = next((facts for facts in told if "done" in facts), None)
+    if done is None:
+        if expected == 0 and code == 0:
+            found.append("the program ended before it was done")
+        return found
+    found += [f"left behind: {kind} {what}" for kind, what in done["left"].items()]
+    if done["grown"] > MEMORY:
+        found.append(f"the program has grown by {done['grown'] >> 20} MiB")
+    return found
