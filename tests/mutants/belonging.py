@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "collate/assembly.py": "sources/sample_fields",
+    "collate/assembly.py": "sources/sample_fields loader/forms loader/pictures",
     "collate/batches.py": "loader/generator_loader bad_input",
     "collate/blank.py": "collate/structure loader/forms",
     "collate/block_assembly.py": "collate/blocks",
@@ -13,9 +13,10 @@ MORE: dict[str, str] = {
     "collate/finish.py": "collate/assembly collate/items transforms/transforms",
     "collate/form.py": "loader/forms",
     "collate/gaps.py": "loader/pictures",
-    "collate/gradual.py": "loader/options_and_memory loader/generator_loader",
-    "collate/items.py": "collate/blocks loader/endings",
-    "collate/known.py": "collate/assembly collate/form loader/forms",
+    "collate/gather.py": "pipeline/cache transforms/transforms",
+    "collate/gradual.py": "collate/samples loader/options_and_memory loader/generator_loader",
+    "collate/items.py": "collate/blocks loader/endings loader/pictures",
+    "collate/known.py": "collate/form loader/forms",
     "collate/leaves.py": "collate/structure loader/forms",
     "collate/leaving.py": "pipeline/decoding",
     "collate/look.py": "loader/prefetching",
