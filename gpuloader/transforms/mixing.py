@@ -130,12 +130,30 @@ class MixUp(_Mixing):
             drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
         return drawn
 
+    def adapt(self, before: KernelCall) -> MixUp:
+        """Return the transform for the dtype that a kernel has given the pictures."""
+        if before.bits is None:
+            return self
+        return _MixUpOfBits(self.field, self.labels, self.classes, self.alpha, before.bits)
+
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
         self._label_spec(inputs)
         if inputs[0][1].kind != "f":
             raise SampleError(f"expected pictures of floats, got {inputs[0][1]}; put MixUp after Normalize")
         return self._bind(inputs, blend, blend_on_host)
+
+
+@dataclass(frozen=True)
+class _MixUpOfBits(MixUp):
+    """Blends pictures that hold the bits of a dtype of PyTorch's."""
+
+    bits: str = "bfloat16"
+
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
+        """Return the computation for a batch."""
+        self._label_spec(inputs)
+        return self._bind(inputs, blend, blend_on_host, dtype=self.bits)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ MORE: dict[str, str] = {
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
     "fetch/processes/control.py": "fetch/processes/fork_server",
     "fetch/processes/pickling.py": "fetch/processes/shipping",
-    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/processes/deaths",
+    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/starting "
+    "fetch/processes/deaths",
     "fetch/processes/process.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths",
     "fetch/processes/reporting.py": "fetch/processes/failures",

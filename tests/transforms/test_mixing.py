@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, TensorDataset
+from gpuloader.kernels.dtypes import round_to
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, RandomErasing
 
@@ -193,6 +194,17 @@ def test_pictures_keep_their_memory_format(make, layout):
     for images, _ in DataLoader(options["source"], places="cpu", batch_size=4, transforms=steps):
         assert images.shape == (4, 3, SIDE, SIDE)
         assert images.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+def test_pictures_of_bfloat16_are_blended_as_floats():
+    source = dataset(dtype=np.uint8, layout="HWC")
+    floats = read(Normalize("0"), MixUp("0", "1", 4), source=source)
+    steps = Normalize("0", dtype="bfloat16", to="channels_last"), MixUp("0", "1", 4)
+    bits = read(*steps, source=source)
+    for (images, labels), (blended, shares) in zip(bits, floats, strict=True):
+        np.testing.assert_array_equal(images, round_to(blended, "bfloat16"))
+        np.testing.assert_array_equal(labels, shares)
+    assert_same(read(*steps, source=source, places=simulated_places(1)), bits)
 
 
 @pytest.mark.parametrize("value", [1.5, [1.5, 2, 3]])
