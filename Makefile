@@ -97,7 +97,7 @@ bench: .venv/bench.stamp
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo$(or $(CUPY),$(comma)kernels)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo$(if $(CUPY),$(CUPY)$(subst cuda,nvimgcodec-cu,$(CUPY)),$(comma)kernels)]'
 	@touch $@
 
 .venv/docs.stamp: pyproject.toml | .venv/bin/python

@@ -117,6 +117,7 @@ def make_loaders(root: Path, options: argparse.Namespace) -> tuple[DataLoader, D
         scale,
     ]
     shared = {"batch_size": options.batch, "num_workers": options.workers, "output": "torch"}
+    shared["decode"] = "device" if options.decode_there else "image"
     train = DataLoader(
         ImageFolder(root / "train"), shuffle=True, seed=SEED, drop_last=True, transforms=augment, **shared
     )
@@ -200,6 +201,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--scaled", action="store_true", help="let the decoder shrink JPEGs first")
+    parser.add_argument(
+        "--decode-there", action="store_true", help="decode JPEGs on the GPU, if there is one"
+    )
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--stop-after", type=int, help="stop after this many steps")

@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.dtypes import INTEGERS, WORDS, cpp_type
+from gpuloader.kernels.dtypes import FLOATS, INTEGERS, WORDS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.launching import (
     Library,
     check_array,
@@ -34,7 +34,7 @@ from gpuloader.kernels.windows import (
 _FLOATS = ("float16", "float32", "float64")
 
 ENTRIES = (
-    *(f"blend<{cpp_type(name)}>" for name in _FLOATS),
+    *(f"blend<{cpp_type(name)}>" for name in FLOATS),
     *(f"paste<{word}>" for size, word in WORDS.items() if size <= 8),
     *(f"mix_labels<{cpp_type(name)}>" for name in (*INTEGERS, *_FLOATS)),
 )
@@ -45,17 +45,21 @@ _IMAGES = geometry_type("samples", "values", "line", "lines", "pixel")
 _LABELS = np.dtype([("samples", np.uint64), ("classes", np.uint64)])
 
 
-def blend(images: Any, mix: Any, *, out: Any = None, stream: Any = None) -> Any:
+def blend(
+    images: Any, mix: Any, *, dtype: DTypeLike | None = None, out: Any = None, stream: Any = None
+) -> Any:
     """Return each image of a batch blended with the one before it, the first with the last, on the device.
 
     The kernel computes ``before * (1 - own) + image * own`` and rounds each operation: in float64 for images
-    of float64, otherwise in float32, which is rounded to float16 at the end if the images are.
+    of float64, otherwise in float32, which is rounded once more at the end if the images have 16 bits.
 
     Parameters
     ----------
     images : cupy.ndarray
         The images, of any shape (n, ...); float16, float32 or float64; fewer than 2**31 values per sample;
         contiguous.
+    dtype : dtype-like or None
+        The dtype of the images; "bfloat16" if they hold its bits in uint16. None takes that of the array.
     mix : cupy.ndarray
         Shape (n, 5), int32. The fifth number of the first row is the own share of each image, as the bits
         of a float32; nothing else of it is read.
@@ -72,14 +76,15 @@ def blend(images: Any, mix: Any, *, out: Any = None, stream: Any = None) -> Any:
     ValueError
         An array has another shape, is not contiguous, or is on another device.
     """
-    counts = _check_floats(images, mix, "cupy")
-    return _launch("blend", cpp_type(images.dtype.name), images, mix, counts, out, stream)
+    name, counts = _check_floats(images, mix, dtype, "cupy")
+    return _launch("blend", cpp_type(name), images, mix, counts, out, stream)
 
 
 def blend_on_host(
     images: NDArray[Any],
     mix: NDArray[np.int32],
     *,
+    dtype: DTypeLike | None = None,
     out: NDArray[Any] | None = None,
     stream: Any = None,  # noqa: ARG001
 ) -> NDArray[Any]:
@@ -92,11 +97,15 @@ def blend_on_host(
     >>> blend_on_host(np.array([[[[0.0]]], [[[4.0]]]]), mix).ravel().tolist()
     [1.0, 3.0]
     """
-    _check_floats(images, mix, "numpy")
+    name, _ = _check_floats(images, mix, dtype, "numpy")
     result: NDArray[Any] = obtain("out", out, "numpy", images.shape, [images.dtype])
     for position in range(len(images)):  # one at a time, so that it stays in the cache
         here, before = slice(position, position + 1), slice(position - 1, position or None)
-        result[here] = _mix_two(images[before], images[here], mix)
+        if name == "bfloat16":
+            mixed = _mix_two(_as_floats(images[before]), _as_floats(images[here]), mix)
+            result[here] = round_to(mixed, name)
+        else:
+            result[here] = _mix_two(images[before], images[here], mix)
     return result
 
 
@@ -240,14 +249,26 @@ def _launch(
     return result
 
 
-def _check_floats(images: Any, mix: Any, library: Library) -> dict[str, int]:
-    """Return the kernel's geometry, as if an image were a row."""
-    check_array("images", images, library, dtypes=_FLOATS)
+def _as_floats(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    floats: NDArray[np.float32] = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return floats
+
+
+def _check_floats(
+    images: Any, mix: Any, dtype: DTypeLike | None, library: Library
+) -> tuple[str, dict[str, int]]:
+    """Return the name of the images' dtype, and the kernel's geometry, as if an image were a row."""
+    if dtype is None:
+        check_array("images", images, library, dtypes=_FLOATS)
+        name = images.dtype.name
+    else:
+        name, held = resolve_target(dtype, FLOATS)
+        check_array("images", images, library, dtypes=[held])
     if not images.ndim:
         raise ValueError("images must have at least one dimension, got shape ()")
     values = check_size("values per image", math.prod(images.shape[1:]), 0, 2**31)
     check_array("mix", mix, library, shape=(len(images), _OWN + 1), dtypes=[np.int32])
-    return {"samples": len(images), "values": values}
+    return name, {"samples": len(images), "values": values}
 
 
 def _check_images(images: Any, mix: Any, layout: str, library: Library) -> dict[str, int]:

@@ -93,9 +93,13 @@ __device__ inline void encode(float value, Bfloat16& result) {
     result.bits = round_to_bfloat16(value);
 }
 
-// The number to compute with: a half becomes a float, any other number stays as it is.
+// The number to compute with: one of 16 bits becomes a float, any other number stays as it is.
 __device__ inline float opened(Half number) {
     return half_to_float(number.bits);
+}
+
+__device__ inline float opened(Bfloat16 number) {
+    return float_of_bits(static_cast<int>(static_cast<unsigned>(number.bits) << 16));
 }
 
 template <typename Number>

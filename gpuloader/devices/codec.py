@@ -30,6 +30,7 @@ OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"
 _MARGIN = 2  # pixels
 _ANY_MEMORY = 4  # cudaMemcpyDefault
 _UPRIGHT = 1
+_CUDA_13 = 13_000
 # A gray JPEG file of 8 x 8 pixels.
 _TRIAL = base64.b85decode(
     "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-S6^ahXlFi6ad~iL"
@@ -59,7 +60,7 @@ def open_codec(index: int, runtime: Runtime) -> JpegCodec:
     LoaderError
         It cannot decode on this GPU.
     """
-    extra = f"nvimgcodec-cu{max(runtime.runtimeGetVersion() // 1000, 12)}"
+    extra = "nvimgcodec-cu12" if runtime.runtimeGetVersion() < _CUDA_13 else "nvimgcodec-cu13"
     try:
         from nvidia import nvimgcodec
     except ImportError as error:

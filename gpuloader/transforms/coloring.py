@@ -59,17 +59,21 @@ class ColorJitter:
         found = {name: _as_range(name, getattr(self, name)) for name in CHANGES}
         return {name: limits for name, limits in found.items() if limits != (_neutral(name),) * 2}
 
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """What is changed at all."""
-        return tuple(self._ranges())
-
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Change the colors of the result of the plan so far."""
         drawn = {name: low + (high - low) * rng.random() for name, (low, high) in self._ranges().items()}
         order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
         if order:
             plan.append(Coloring(tuple((name, drawn[name]) for name in order)))
+
+
+def list_changes(transforms: Sequence[object]) -> list[str]:
+    """Return what transforms change of a picture's colors, at most.
+
+    >>> list_changes([ColorJitter(None, hue=0.1, contrast=0.2), ColorJitter(None, hue=0.1)])
+    ['contrast', 'hue', 'hue']
+    """
+    return [name for one in transforms if isinstance(one, ColorJitter) for name in one._ranges()]
 
 
 def number_changes(steps: Sequence[tuple[str, float]], room: int) -> NDArray[np.float32]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import Array
+from gpuloader.kernels.dtypes import round_to
 from gpuloader.kernels.erase import erase, erase_on_host
 from gpuloader.kernels.windows import check_layout
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.operations import KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import find_sizes
+from gpuloader.transforms.pictures import find_layout, find_sizes
 from gpuloader.transforms.resizing import check_probability, check_range
 
 _TRIES = 10  # rectangles that are drawn before a picture stays whole, as in torchvision
@@ -41,7 +42,8 @@ class RandomErasing:
     value : float or sequence of float
         What to fill in: one number, or one for each channel, in the units of the pictures.
     layout : str
-        The layout of the pictures: 'CHW', as `Normalize` makes them, or 'HWC'.
+        The layout of the pictures: 'CHW', as `Normalize` makes them, also with ``to="channels_last"``; or
+        'HWC'.
 
     Examples
     --------
@@ -95,6 +97,13 @@ class RandomErasing:
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Accept any values."""
+
+    def adapt(self, before: KernelCall) -> RandomErasing:
+        """Return the transform for the layout and the bits that a kernel has given the pictures."""
+        value = self.value
+        if before.bits is not None:
+            value = round_to(np.asarray(value, np.float32), before.bits).tolist()
+        return replace(self, value=value, layout=find_layout(self.layout, before))
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""

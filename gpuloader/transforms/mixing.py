@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from gpuloader.kernels.mix import (
 )
 from gpuloader.kernels.windows import check_layout
 from gpuloader.transforms.operations import Chain, KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import find_sizes
+from gpuloader.transforms.pictures import find_layout, find_sizes
 
 Mixer = Callable[..., Any]
 """The launcher or the twin of a kernel that mixes pictures."""
@@ -130,12 +130,30 @@ class MixUp(_Mixing):
             drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
         return drawn
 
+    def adapt(self, before: KernelCall) -> MixUp:
+        """Return the transform for the dtype that a kernel has given the pictures."""
+        if before.bits is None:
+            return self
+        return _MixUpOfBits(self.field, self.labels, self.classes, self.alpha, before.bits)
+
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
         self._label_spec(inputs)
         if inputs[0][1].kind != "f":
             raise SampleError(f"expected pictures of floats, got {inputs[0][1]}; put MixUp after Normalize")
         return self._bind(inputs, blend, blend_on_host)
+
+
+@dataclass(frozen=True)
+class _MixUpOfBits(MixUp):
+    """Blends pictures that hold the bits of a dtype of PyTorch's."""
+
+    bits: str = "bfloat16"
+
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
+        """Return the computation for a batch."""
+        self._label_spec(inputs)
+        return self._bind(inputs, blend, blend_on_host, dtype=self.bits)
 
 
 @dataclass(frozen=True)
@@ -155,7 +173,8 @@ class CutMix(_Mixing):
     alpha : float
         The parameter of the beta distribution of the window's area; 1 draws all areas alike.
     layout : str
-        The layout of the pictures: 'CHW', as `Normalize` makes them, or 'HWC'.
+        The layout of the pictures: 'CHW', as `Normalize` makes them, also with ``to="channels_last"``; or
+        'HWC'.
 
     Examples
     --------
@@ -191,6 +210,10 @@ class CutMix(_Mixing):
             own = 1 - (bottom - top) * (right - left) / (height * width)
             drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
         return drawn
+
+    def adapt(self, before: KernelCall) -> CutMix:
+        """Return the transform for the layout that a kernel has given the pictures."""
+        return replace(self, layout=find_layout(self.layout, before))
 
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""

@@ -234,6 +234,16 @@ def check_room(size: tuple[int, int], height: int, width: int, layout: str) -> N
         )
 
 
+def find_layout(layout: str, before: KernelCall) -> str:
+    """Return the layout in memory of pictures that a kernel has made, and that have a layout for the user.
+
+    >>> inputs = [((1, 4, 4, 3), np.dtype("uint8"))]
+    >>> find_layout("CHW", Normalize(None, to=CHANNELS_LAST).bind(inputs))
+    'HWC'
+    """
+    return layout if before.axes is None else "HWC"
+
+
 def find_sizes(
     inputs: Sequence[Spec], layout: str, dtypes: Sequence[DTypeLike] | None = None
 ) -> tuple[int, int, int]:

@@ -24,8 +24,10 @@ class Transform(Protocol):
 
     It may name further fields in an attribute ``others``. Their arrays then follow those of the first as
     inputs, and the operation computes one array for each field. An operation with a true attribute
-    ``in_place`` changes its inputs, which are its outputs then. A method ``find``, which takes the names and
-    the levels of all fields, may return the name of the field if `field` is None.
+    ``in_place`` changes its inputs, which are its outputs then; the specs in an attribute ``scratch`` are
+    those of further arrays that it gets behind its outputs. A method ``find``, which takes the names and the
+    levels of all fields, may return the name of the field if `field` is None. A method ``adapt``, which takes
+    the `KernelCall` whose result the field is, may return another transform to use instead.
     """
 
     @property

@@ -196,6 +196,9 @@ class _Planner:
             field = transform.field if find is None else find(self._names, self._levels)
             names = [self._find(one) for one in (field, *getattr(transform, "others", ()))]
             name, inputs = names[0], tuple(one for name in names for one in self._present[name])
+            before, adapt = self._made.get(inputs[0]), getattr(transform, "adapt", None)
+            if before is not None and adapt is not None:
+                transform = adapt(before)
             if all(one < staged for one in inputs):
                 checked.append((transform, name, inputs))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)

@@ -26,7 +26,7 @@ from gpuloader.kernels.windows import join_shape
 from gpuloader.sources.pictures.decoding import Pixels, shrink_size
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
-from gpuloader.transforms.coloring import ColorJitter, number_changes
+from gpuloader.transforms.coloring import ColorJitter, list_changes, number_changes
 from gpuloader.transforms.operations import Chain, KernelCall, Plain, Spec, no_rows
 from gpuloader.transforms.pictures import Normalize
 from gpuloader.transforms.planning import (
@@ -136,16 +136,11 @@ def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -
             size = both(transform.size)
         elif isinstance(transform, Resize):
             size = both(transform.size) if isinstance(transform.size, tuple | list) else None
-    changes = _list_changes(transforms)
+    changes = list_changes(transforms)
     contrasts = changes.count("contrast")
     if size is None or contrasts > MOST_CONTRASTS:
         return None
     return Resample(field, size, interpolation, len(changes), contrasts)
-
-
-def _list_changes(transforms: Sequence[PictureTransform]) -> list[str]:
-    """Return what transforms change of a picture's colors, at most."""
-    return [name for one in transforms if isinstance(one, ColorJitter) for name in one.changes]
 
 
 def fuse_resampling(transforms: Sequence[Transform]) -> list[Transform]:
@@ -210,7 +205,7 @@ def find_pass(
     merged = merge_plan(plan)
     if merged is None or merged[0].filter not in (None, interpolation):
         return None
-    return merged[0], number_changes(merged[1], len(_list_changes(transforms)))
+    return merged[0], number_changes(merged[1], len(list_changes(transforms)))
 
 
 def stage_plan(
@@ -221,7 +216,7 @@ def stage_plan(
     if found is None:
         made = find_geometry(plan)
         whole = Geometry.of(made.height, made.width)
-        unchanged = number_changes((), len(_list_changes(transforms)))
+        unchanged = number_changes((), len(list_changes(transforms)))
         if not isinstance(picture, Picture):
             return cut_region(finish_plan(picture, plan), whole, unchanged)
         _, numbers = find_part((made.height, made.width), whole, unchanged)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from gpuloader import SampleError, data
 from gpuloader.collate.columns import Column, lay_out, split_columns
 from gpuloader.collate.rows import SampleRows
+from gpuloader.fields.encoded import Encoded, read_codes
+from gpuloader.fields.regions import NUMBERS, Region
 
 
 def columns_of(samples, feeds, pads=None, strict=False):
@@ -76,6 +78,39 @@ def test_a_dense_field_beside_ragged_ones_has_one_shape():
     ) as caught:
         columns_of([([1], np.zeros(2)), ([], np.zeros(3))], feeds)
     assert (caught.value.index, caught.value.field) == (1, "y")
+
+
+@pytest.mark.parametrize("sizes", [[4], [4, 6, 1]])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_regions_of_pictures_lie_one_behind_the_other(sizes, channels):
+    regions = [
+        Region((size, channels), np.float32([size, 1, *range(11)]), np.full((size, channels), size, np.uint8))
+        for size in sizes
+    ]
+    feeds = [data("x", [None, channels], "uint8", 2)]
+    pixels, splits, geometry = columns_of([(region,) for region in regions], feeds, strict=True)
+    assert splits.tolist() == [0, *np.cumsum(sizes)]
+    np.testing.assert_array_equal(pixels, np.concatenate([region.pixels for region in regions]))
+    np.testing.assert_array_equal(geometry, np.stack([region.geometry for region in regions]))
+    encoded = columns_of([(Encoded.of(region, "file", 7),) for region in regions], feeds, strict=True)
+    codes, code_splits, code_geometry, room = encoded
+    assert [code.data.tolist() for code in read_codes(codes)] == [
+        region.pixels.ravel().tolist() for region in regions
+    ]
+    assert (code_splits.tolist(), room.shape) == (splits.tolist(), (sum(sizes), channels, 0))
+    np.testing.assert_array_equal(code_geometry, geometry)
+
+
+def test_regions_with_other_channels_name_their_sample():
+    feeds = [data("x", [None, 3], "uint8", 2)]
+    regions = [
+        Region((2, channels), np.zeros(NUMBERS, np.float32), np.zeros((2, channels), np.uint8))
+        for channels in (3, 1)
+    ]
+    for samples in (regions, [Encoded.of(region) for region in regions]):
+        with pytest.raises(SampleError, match=r"expected steps of shape \(3,\) as .*, got \(1,\)") as caught:
+            columns_of([(sample,) for sample in samples], feeds, strict=True)
+        assert (caught.value.index, caught.value.field) == (1, "x")
 
 
 def test_strictness():

@@ -1,6 +1,7 @@
 """Structures: a sample is flattened, and a batch is built in the same structure."""
 
 import collections
+import dataclasses
 import pickle
 import types
 
@@ -263,3 +264,23 @@ def test_attributes_are_part_of_a_structure():
 def test_a_container_that_cannot_be_copied_becomes_what_it_can():
     built = Structure.of(Locked(a=1)).build([2])
     assert (type(built), built) == (Locked, {"a": 2})
+
+
+@dataclasses.dataclass(frozen=True)
+class Located:
+    words: object
+    place: object
+
+
+def test_fields_of_a_dataclass_are_fields_of_a_batch_that_is_taken_apart():
+    words = Ragged(np.arange(3), (np.array([0, 3]),))  # a dataclass too, but one value
+    sample = {"a": Located(words, ("cat", 2))}
+    opened = Structure.of(sample, opens=True)
+    assert [(leaf.name, leaf.is_array) for leaf in opened.leaves] == [
+        ("a.words", True),
+        ("a.place.0", False),
+        ("a.place.1", True),
+    ]
+    assert list(opened.flatten(sample)) == [words, "cat", 2]
+    assert opened.build(["w", "x", "y"]) == {"a": Located("w", ["x", "y"])}
+    assert [(leaf.name, leaf.is_array) for leaf in Structure.of(sample).leaves] == [("a", False)]

@@ -30,7 +30,7 @@ def weights(path):
 
 
 def test_it_trains_validates_and_tells_what_limits_it():
-    shown = run("--epochs", 2, "--scaled", "--amp")
+    shown = run("--epochs", 2, "--scaled", "--amp", "--decode-there")
     lines = [line for line in shown.splitlines() if line.startswith("epoch ")]
     pattern = r"epoch \d: loss [\d.]+, [\d.]+% of 3 classes right; [\d,]+ pictures/s; \w+"
     assert len(lines) == 2

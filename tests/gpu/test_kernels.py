@@ -27,7 +27,7 @@ from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
 from gpuloader.kernels.spin import spin
 from tests.kernels.shim import as_floats, same_bits
 from tests.kernels.test_cast import interesting
-from tests.kernels.test_mix import make_floats, make_mix
+from tests.kernels.test_mix import as_images, make_floats, make_mix
 
 OFFSETS = [0, 1, 3]
 
@@ -194,16 +194,16 @@ def test_erase(shape, layout, dtype, offset):
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 1e-40])
 @pytest.mark.parametrize("shape", [(1, 5), (3, 3, 64, 96), (2, 7, 5, 3), (70_001, 3)])
 def test_blend(shape, share, dtype, offset):
-    images, mix = make_floats(shape, dtype, 1), make_mix(shape[0], share)
-    expected = blend_on_host(images, mix)
-    check(blend(to_device(images, offset), to_device(mix)), expected)
+    images, mix = as_images(make_floats(shape, dtype, 1), dtype), make_mix(shape[0], share)
+    expected = blend_on_host(images, mix, dtype=dtype)
+    check(blend(to_device(images, offset), to_device(mix), dtype=dtype), expected, dtype)
     out = to_device(np.zeros_like(images), offset)
-    assert blend(to_device(images), to_device(mix), out=out) is out
-    check(out, expected)
+    assert blend(to_device(images), to_device(mix), dtype=dtype, out=out) is out
+    check(out, expected, dtype)
 
 
 @pytest.mark.parametrize("offset", OFFSETS)

@@ -102,7 +102,7 @@ def test_several_together():
     check_equal(Pictures(), steps, drop_last=True, prefetch=3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("to", ["CHW", "HWC"])
 @pytest.mark.parametrize("options", [{}, {"cache": "device"}, {"static": True, "drop_last": True}], ids=str)
 def test_mixed_pictures(options, to, dtype):

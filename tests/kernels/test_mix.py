@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.dtypes import INTEGERS
+from gpuloader.kernels.dtypes import INTEGERS, round_to
 from gpuloader.kernels.mix import (
     blend,
     blend_on_host,
@@ -16,6 +16,7 @@ from gpuloader.kernels.mix import (
 )
 from tests.kernels.shim import (
     Placed,
+    as_floats,
     check_refusal,
     check_result,
     examples,
@@ -30,6 +31,11 @@ FLOATS = ["float16", "float32", "float64"]
 SHARES = st.floats(0, 1, width=32) | st.sampled_from([0.0, 1.0, 1e-40])
 
 
+def as_images(floats, dtype):
+    """Return floats in a dtype; those of bfloat16 as its bits."""
+    return round_to(floats, dtype) if dtype == "bfloat16" else floats
+
+
 def make_mix(samples, share, window=(0, 0, 0, 0)):
     """Return a mix as it is drawn: the same in each row, of which only the first is read."""
     mix = np.full((samples, 5), 2**31 - 1, np.int32)
@@ -39,6 +45,7 @@ def make_mix(samples, share, window=(0, 0, 0, 0)):
 
 def make_floats(shape, dtype, seed):
     """Return floats of all exponents that the dtype has, subnormal ones and zeros of both signs included."""
+    dtype = "float32" if dtype == "bfloat16" else dtype
     draw, kind = np.random.default_rng(seed), np.finfo(dtype)
     exponents = draw.integers(kind.minexp - kind.nmant, kind.maxexp - 1, shape)
     signs = draw.choice([-1.0, 1.0, 0.0, -0.0], shape)
@@ -48,7 +55,7 @@ def make_floats(shape, dtype, seed):
 @given(
     samples=st.integers(0, 4),
     rest=st.lists(st.integers(0, 6), max_size=3),
-    dtype=st.sampled_from(FLOATS),
+    dtype=st.sampled_from([*FLOATS, "bfloat16"]),
     share=SHARES,
     seed=st.integers(0, 99),
     offset=offsets(2),
@@ -57,11 +64,19 @@ def make_floats(shape, dtype, seed):
 @examples(80)
 def test_a_blend_and_its_twin_agree(device, samples, rest, dtype, share, seed, offset, shape):
     device.shape = shape
-    images, mix = make_floats((samples, *rest), dtype, seed), make_mix(samples, share)
-    expected = blend_on_host(images, mix)
+    images, mix = as_images(make_floats((samples, *rest), dtype, seed), dtype), make_mix(samples, share)
+    options = {"dtype": dtype} if dtype == "bfloat16" or seed % 2 else {}
+    expected = blend_on_host(images, mix, **options)
     out = Placed(np.zeros_like(images), offset[1] * images.itemsize)
     at = place(images, offset[0] * images.itemsize)
-    check_result(blend(at, place(mix), out=out.array), expected, out, given_out=True)
+    check_result(blend(at, place(mix), out=out.array, **options), expected, out, given_out=True)
+
+
+def test_a_blend_of_bfloat16_is_one_of_floats_rounded():
+    floats = as_floats(as_images(make_floats((4, 50), "float32", 3), "bfloat16"))
+    mix = make_mix(4, 0.3)
+    found = blend_on_host(as_images(floats, "bfloat16"), mix, dtype="bfloat16")
+    np.testing.assert_array_equal(found, round_to(blend_on_host(floats, mix), "bfloat16"))
 
 
 @given(dtype=st.sampled_from(FLOATS), share=SHARES, seed=st.integers(0, 99))
@@ -166,6 +181,8 @@ MIX = [
     [
         ({"images": np.zeros((2, 3), np.uint8)}, TypeError, "images must have dtype float16 or"),
         ({"images": np.array(1.0)}, ValueError, "images must have at least one dimension"),
+        ({"dtype": "bfloat16"}, TypeError, "images must have dtype uint16, got float32"),
+        ({"dtype": "uint16"}, TypeError, "dtype must be one of float16, bfloat16, float32, float64"),
         *MIX,
     ],
 )

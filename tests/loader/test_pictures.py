@@ -377,9 +377,10 @@ def test_bad_pictures_of_streams_are_left_out_too(tmp_path, workers):
     dataset = damage(tmp_path, {1, 2, 5, 9})
     if workers.get("num_workers", 0) > 1:
         pytest.skip("each worker would read all items")
-    loader = DataLoader(
-        Streamed(dataset), places="cpu", batch_size=4, seed=5, transforms=AUGMENTED, on_bad="skip", **workers
-    )
+    options = {"places": "cpu", "batch_size": 4, "seed": 5, "transforms": AUGMENTED, "on_bad": "skip"}
+    dropping = DataLoader(Streamed(dataset), drop_last=True, **options, **workers)
+    assert [labels.tolist() for _, labels in dropping] == [[0, 3], [4, 6, 7]]  # as many as were read count
+    loader = DataLoader(Streamed(dataset), **options, **workers)
     assert [labels.tolist() for _, labels in loader] == [[0, 3], [4, 6, 7], [8]]
     assert loader.stats().skipped == 4
     steps = iter(loader)

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "collate/assembly.py": "sources/sample_fields",
+    "collate/assembly.py": "sources/sample_fields loader/forms loader/pictures",
     "collate/batches.py": "loader/generator_loader bad_input",
     "collate/blank.py": "collate/structure loader/forms",
     "collate/block_assembly.py": "collate/blocks",
@@ -13,14 +13,15 @@ MORE: dict[str, str] = {
     "collate/finish.py": "collate/assembly collate/items transforms/transforms",
     "collate/form.py": "loader/forms",
     "collate/gaps.py": "loader/pictures",
-    "collate/gradual.py": "loader/options_and_memory loader/generator_loader",
-    "collate/items.py": "collate/blocks loader/endings",
-    "collate/known.py": "collate/assembly collate/form loader/forms",
+    "collate/gather.py": "pipeline/cache transforms/transforms",
+    "collate/gradual.py": "collate/samples loader/options_and_memory loader/generator_loader",
+    "collate/items.py": "collate/blocks loader/endings loader/pictures",
+    "collate/known.py": "collate/form loader/forms",
     "collate/leaves.py": "collate/structure loader/forms",
     "collate/leaving.py": "pipeline/decoding",
     "collate/look.py": "loader/prefetching",
     "collate/nested.py": "loader/prefetching",
-    "collate/packing.py": "collate/blocks collate/items loader/state sources/tokens",
+    "collate/packing.py": "collate/samples collate/items loader/exact_values",
     "collate/pictures.py": "loader/pictures transforms/staging",
     "collate/reading.py": "collate/assembly loader/dataset_loader",
     "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values "
@@ -29,7 +30,7 @@ MORE: dict[str, str] = {
     "collate/shares.py": "loader/rank_streams loader/rank_batches loader/uneven",
     "collate/stream.py": "loader/generator_loader loader/endings",
     "collate/structure.py": "collate/form loader/forms",
-    "collate/targets.py": "collate/columns loader/generator_loader",
+    "collate/targets.py": "collate/columns collate/samples loader/generator_loader",
     "collate/varying.py": "transforms/staging loader/forms",
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
@@ -42,7 +43,8 @@ MORE: dict[str, str] = {
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
     "fetch/processes/control.py": "fetch/processes/fork_server",
     "fetch/processes/pickling.py": "fetch/processes/shipping",
-    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/processes/deaths",
+    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/starting "
+    "fetch/processes/deaths",
     "fetch/processes/process.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths",
     "fetch/processes/reporting.py": "fetch/processes/failures",

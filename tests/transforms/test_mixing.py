@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, TensorDataset
+from gpuloader.kernels.dtypes import round_to
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, RandomErasing
 
@@ -182,14 +183,38 @@ def test_a_gpu_resumes_what_a_cpu_began():
     assert_same([tuple(np.array(one) for one in batch) for batch in resumed], expected[1:])
 
 
-@pytest.mark.parametrize("step", [RandomErasing("0", layout="HWC"), CutMix("0", "1", 4, layout="HWC")])
-def test_pictures_keep_their_memory_format(step):
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("make", [RandomErasing, lambda field, **layout: CutMix(field, "1", 4, **layout)])
+def test_pictures_keep_their_memory_format(make, layout):
     """After `Normalize(to="channels_last")`, the channels of a pixel still lie side by side."""
-    source = dataset(dtype=np.uint8, layout="HWC")
-    turned = Normalize("0", to="channels_last", dtype="bfloat16")
-    for images, _ in DataLoader(source, places="cpu", batch_size=4, seed=3, transforms=[turned, step]):
+    options = {"source": dataset(dtype=np.uint8, layout="HWC")}
+    expected = read(Normalize("0"), make("0"), **options)
+    steps = [Normalize("0", to="channels_last"), make("0", layout=layout)]
+    assert_same(read(*steps, **options), expected)
+    for images, _ in DataLoader(options["source"], places="cpu", batch_size=4, transforms=steps):
         assert images.shape == (4, 3, SIDE, SIDE)
         assert images.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+def test_pictures_of_bfloat16_are_blended_as_floats():
+    source = dataset(dtype=np.uint8, layout="HWC")
+    floats = read(Normalize("0"), MixUp("0", "1", 4), source=source)
+    steps = Normalize("0", dtype="bfloat16", to="channels_last"), MixUp("0", "1", 4)
+    bits = read(*steps, source=source)
+    for (images, labels), (blended, shares) in zip(bits, floats, strict=True):
+        np.testing.assert_array_equal(images, round_to(blended, "bfloat16"))
+        np.testing.assert_array_equal(labels, shares)
+    assert_same(read(*steps, source=source, places=simulated_places(1)), bits)
+
+
+@pytest.mark.parametrize("value", [1.5, [1.5, 2, 3]])
+def test_a_color_is_put_among_bits_as_bits(value):
+    source = dataset(dtype=np.uint8, layout="HWC")
+    erase = RandomErasing("0", p=1, value=value)
+    [(floats, _)] = read(Normalize("0"), erase, source=source, batch_size=12)
+    [(bits, _)] = read(Normalize("0", dtype="bfloat16"), erase, source=source, batch_size=12)
+    np.testing.assert_array_equal((bits.astype(np.uint32) << 16).view(np.float32), floats)
+    assert (floats == 1.5).any()
 
 
 @pytest.mark.parametrize(

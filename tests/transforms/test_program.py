@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuloader.base.errors import LoaderError, SampleError
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import ALIGNMENT, arrange
-from gpuloader.transforms import Cast, CutMix, Normalize, OneHot, Pad, RandomErasing
+from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
 from gpuloader.transforms.operations import GatherRows
 from gpuloader.transforms.programmer import Programmer
 
@@ -95,8 +95,10 @@ def test_it_is_worked_out_once_for_a_layout():
     assert len(programmer._made) < 40
 
 
-@pytest.mark.parametrize("step", [CutMix("image", "label", 7), RandomErasing("image")])
-def test_pictures_of_bfloat16_are_delivered_as_such_after_windows_were_moved(step):
+@pytest.mark.parametrize(
+    "step", [CutMix("image", "label", 7), MixUp("image", "label", 7), RandomErasing("image")]
+)
+def test_pictures_of_bfloat16_are_delivered_as_such_after_they_were_mixed(step):
     before = Normalize("image", dtype="bfloat16")
 
     def deliver(*steps):

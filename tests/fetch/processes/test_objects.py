@@ -49,6 +49,24 @@ def test_objects_that_do_not_pickle(options):
     one.close()
 
 
+class Asked(Faulty):
+    """What a sample was asked for."""
+
+    def __getitem__(self, index):
+        return f"{type(index).__name__} {index}"
+
+
+def test_indices_of_every_kind_arrive_as_they_are():
+    """Integers lie on the board that workers share, and all others travel with the task."""
+    batches = [
+        [0, 1], [np.int64(2), np.int64(3)], ["key", "other"], [True, 1], [(1, 2)], [2**70, 1], [1.5],
+        range(3), np.arange(2), np.arange(2, dtype=np.uint8), list(range(300)),
+    ]  # fmt: skip
+    wanted = list(loader(Asked(), batch_size=1, batch_sampler=batches, num_workers=0))
+    assert len(wanted) == len(batches)
+    assert list(loader(Asked(), batch_size=1, batch_sampler=batches)) == wanted
+
+
 def make_generator_at_first(path, index):
     made = []
     faulty.at_first(path, partial(made.append, make_generator(index)))

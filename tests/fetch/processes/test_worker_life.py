@@ -118,6 +118,23 @@ def test_draws_differ_between_epochs():
     one.close()
 
 
+class DrawingStream(FaultyStream):
+    def __iter__(self):
+        for sample in super().__iter__():
+            yield np.array([sample[0], np.random.random(), random.random()])
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_draws_of_an_iterable_dataset_differ_between_workers_epochs_and_seeds(method):
+    def draw(epochs, **options):
+        one = loader(DrawingStream(), start_method=method, **options)
+        return np.concatenate([batch for _ in range(epochs) for batch in one])
+
+    found = draw(2)
+    np.testing.assert_array_equal(draw(2), found)
+    assert all(len(np.unique(np.r_[found, draw(1, seed=8)][:, column])) == 3 * 24 for column in (1, 2))
+
+
 class Surroundings(Faulty):
     def __getitem__(self, index):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
