@@ -89,6 +89,37 @@ def test_without_feeds_every_batch_has_the_fields_of_its_own_first_sample(size):
             stager._ring.release(staged.slot)
 
 
+@pytest.mark.parametrize("fields", [1, 2, 3])
+@pytest.mark.parametrize(
+    "column",
+    [
+        [1.5, 2, -3, 2**53, -(2**53)],
+        [1, 2**63 - 1, -(2**63)],
+        [True, False, True],
+        [[1.5, 2.5], [3, 4.5], [5, 6], [2**52, -1]],
+        [[1, 2], [3, 4], [2**63 - 1, -(2**63)]],
+        [[[1.5], [2]], [[3], [4]]],
+    ],
+    ids=str,
+)
+def test_numbers_and_lists_of_them_are_written_behind_one_another(fields, column):
+    stager = SampleStager(None, Ring(2, 1), Meter(), len(column), drop_last=False)
+    assert stage_all(stager, [(value,) * fields for value in column]) == [[column] * fields]
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [(1.5, 2**53 + 1), (1.5, -(2**53) - 1), ([1.5], [2**53 + 1]), (1, 2**63), ([1], [2**63]), (1, 1.5)],
+    ids=str,
+)
+def test_a_number_that_the_field_cannot_hold_is_an_error(fields, first, other):
+    stager = SampleStager(None, Ring(2, 1), Meter(), 3, drop_last=False)
+    with pytest.raises(SampleError) as caught:
+        stager(iter([(first,) * fields, (first,) * fields, (first,) * (fields - 1) + (other,)]), 0)
+    assert (caught.value.index, caught.value.field) == (2, str(fields - 1))
+
+
 class Named(tuple):
     """A class of a user's for samples."""
 

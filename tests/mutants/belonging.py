@@ -21,7 +21,7 @@ MORE: dict[str, str] = {
     "collate/leaving.py": "pipeline/decoding",
     "collate/look.py": "loader/prefetching",
     "collate/nested.py": "loader/prefetching",
-    "collate/packing.py": "collate/blocks collate/items loader/state sources/tokens",
+    "collate/packing.py": "collate/samples collate/items loader/exact_values",
     "collate/pictures.py": "loader/pictures transforms/staging",
     "collate/reading.py": "collate/assembly loader/dataset_loader",
     "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values "
@@ -30,7 +30,7 @@ MORE: dict[str, str] = {
     "collate/shares.py": "loader/rank_streams loader/rank_batches loader/uneven",
     "collate/stream.py": "loader/generator_loader loader/endings",
     "collate/structure.py": "collate/form loader/forms",
-    "collate/targets.py": "collate/columns loader/generator_loader",
+    "collate/targets.py": "collate/columns collate/samples loader/generator_loader",
     "collate/varying.py": "transforms/staging loader/forms",
     "collate/whole.py": "loader/forms",
     "fetch/base.py": "fetch/threads",
