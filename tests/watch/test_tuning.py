@@ -133,7 +133,7 @@ def test_auto_finds_more_workers_for_a_loop_that_waits_and_keeps_the_order(worke
 
 def test_the_search_begins_with_one_worker_and_two_batches_for_it():
     begun = loader(Waiting(), num_workers="auto", worker_type="thread", prefetch_factor=None)
-    assert begun.explain().notes[-1].startswith("Still searching for 'auto', now: 1 worker, prefetch_factor 2")
+    assert "now: 1 worker, prefetch_factor 2" in begun.explain().notes[-1]
 
 
 def test_what_was_found_holds_in_later_epochs():
