@@ -43,6 +43,7 @@ from gpuloader.transforms import (
 SEED = 1
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet
 SHAPES = ("circle", "square", "triangle")
+FEWEST = 11  # pictures to make: then there is one of each shape for validation, too
 
 
 def make_pictures(root: Path, count: int) -> None:
@@ -124,8 +125,10 @@ def make_loaders(root: Path, options: argparse.Namespace) -> tuple[DataLoader, D
     return train, DataLoader(ImageFolder(root / "val"), transforms=look, **shared)
 
 
-def train_epoch(model: nn.Module, optimizer: Any, loader: DataLoader, options: argparse.Namespace) -> float:
-    """Take a step per batch; return the mean loss."""
+def train_epoch(
+    model: nn.Module, optimizer: Any, loader: DataLoader, options: argparse.Namespace
+) -> float | None:
+    """Take a step per batch; return the mean loss, or None if the epoch has no more batches."""
     model.train()
     losses: list[Tensor] = []
     for images, labels in islice(iter(loader), options.stop_after):
@@ -135,7 +138,7 @@ def train_epoch(model: nn.Module, optimizer: Any, loader: DataLoader, options: a
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return float(torch.stack(losses).mean()) if losses else float("nan")
+    return float(torch.stack(losses).mean()) if losses else None
 
 
 @torch.no_grad()
@@ -161,6 +164,11 @@ def report(loader: DataLoader, before: Any, seconds: float) -> str:
 def run(root: Path, options: argparse.Namespace) -> None:
     """Train and validate, and save a checkpoint on request."""
     train, validation = make_loaders(root, options)
+    if not len(train):
+        raise SystemExit(
+            f"{root / 'train'} has {len(train.dataset)} pictures, fewer than one batch: pass --batch "
+            f"{len(train.dataset)} or less, or more pictures"
+        )
     classes = train.dataset.classes
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model(len(classes)).to(device, memory_format=torch.channels_last)
@@ -173,12 +181,16 @@ def run(root: Path, options: argparse.Namespace) -> None:
         train.load_state_dict(checkpoint["loader"])
         first = checkpoint["loader"]["epoch"]
     compiled = torch.compile(model) if options.compile else model
-    for epoch in range(first, first + 1 if options.stop_after else options.epochs):
+    for epoch in range(first, options.epochs):
         before, begun = train.stats(), perf_counter()
         loss = train_epoch(compiled, optimizer, train, options)
+        if loss is None:
+            continue  # the checkpoint was saved behind the last batch of this epoch
         told = report(train, before, perf_counter() - begun)
         accuracy = validate(compiled, validation, options)
         print(f"epoch {epoch}: loss {loss:.3f}, {accuracy:.1%} of {len(classes)} classes right; {told}")
+        if options.stop_after:
+            break
     if options.checkpoint is not None:
         saved = {
             "model": model.state_dict(),
@@ -194,7 +206,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("root", type=Path, nargs="?", help="folder with train/CLASS/ and val/CLASS/")
-    parser.add_argument("--made", type=int, default=0, help="train on this many pictures made for it")
+    parser.add_argument("--made", type=int, help=f"train on this many pictures made for it, {FEWEST} or more")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=64, help="height and width for the model (default: 64)")
@@ -210,7 +222,11 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="file for the model and the loader's state")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     options = parser.parse_args()
-    if options.made:
+    if options.stop_after is not None and options.stop_after < 1:
+        parser.error(f"--stop-after must be 1 or more, got {options.stop_after}")
+    if options.made is not None:
+        if options.made < FEWEST:
+            parser.error(f"--made must be {FEWEST} or more, so that there are all shapes, got {options.made}")
         with tempfile.TemporaryDirectory() as folder:
             make_pictures(Path(folder), options.made)
             run(Path(folder), options)

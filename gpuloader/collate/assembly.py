@@ -24,6 +24,7 @@ from gpuloader.collate.leaves import ObjectColumns, array_leaves, object_columns
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.varying import Varying
 from gpuloader.collate.whole import stage_whole
+from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import Block
@@ -218,6 +219,8 @@ class Assembler:
             yield
         except SampleError as error:
             error.batch, error.worker = number, self.worker
+            if self.collation.pictures is not None and error.field in self.collation.pictures.found:
+                error.problem = error.problem.replace(IF_IT_VARIES, IF_PICTURES)
             if indices is not None and error.index is not None and error.dataset_index is None:
                 error.dataset_index = indices[error.index]
                 error.problem += self._describe_parts(indices, error.index)

@@ -39,6 +39,8 @@ class PictureStage:
         The chains whose pictures are made on a GPU, of the regions that are decoded here; and their filters.
     encoded : bool
         Whether the GPU decodes these pictures, too, as far as it can.
+    found : set of str
+        The names of the fields that have been pictures so far, for error messages.
     """
 
     chains: Mapping[str | None, tuple[PictureTransform, ...]]
@@ -46,6 +48,7 @@ class PictureStage:
     names: tuple[str, ...] | None = None
     staged: Mapping[str | None, str] = field(default_factory=dict)
     encoded: bool = False
+    found: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(
@@ -113,15 +116,18 @@ class _Making:
         entries = entries_of(value)
         if entries is not None:
             return _replace(value, {key: self.walk(one, join_name(name, part)) for key, part, one in entries})
+        if _is_picture(value):
+            if None in chains and None not in self.done:
+                return self._make(value, name, None)
+            self._stage.found.add(name or "0")
         self.seen.append(name or "0")
-        if None in chains and None not in self.done and _is_picture(value):
-            return self._make(value, name, None)
         return value
 
     def _make(self, value: Any, name: str, chain: str | None) -> Any:
         transforms = self._stage.chains.get(chain, ()) if chain not in self.done else ()
         self.done.add(chain)
         self.seen.append(name or "0")
+        self._stage.found.add(name or "0")
         try:
             if not transforms and isinstance(value, Picture):
                 return value.decode()

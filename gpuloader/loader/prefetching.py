@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -207,7 +208,7 @@ class PrefetchedLoader(Measured):
             _check_host(host),
             output,
             delivery.on_host and delivery.locker is None and not listed,
-            self._settle,
+            _settle_weakly(weakref.ref(self)),
             None if delivery.has_host else delivery.devices[0].is_page_locked,
         )
         self._pace = Pace(bound=True)
@@ -215,6 +216,8 @@ class PrefetchedLoader(Measured):
         self._token = object()
         self._idle: deque[Road] = deque(maxlen=1)
         self._course = Course(self._start)
+        # The wrapped loader's state before `warm_up` began a pass over it, until the user begins that pass.
+        self._before: Any = _MISSING
 
     def _settle(self, library: str | None) -> str | None:
         """Deliver arrays of a library, that of the first batch; return it. Later calls change nothing."""
@@ -249,10 +252,51 @@ class PrefetchedLoader(Measured):
         """Return an iterator over the next pass, which begins when its first step is requested."""
         return Iteration(self._begin, self.__len__)
 
+    def warm_up(self) -> None:
+        """Do now what the first batch of the next loop would wait for; that loop then begins at once.
+
+        Begins a pass over the wrapped loader, which starts its workers; allocates and page-locks the slots,
+        reads the first step, copies it to its places, and compiles and runs the kernels of the transforms.
+        Returns when all that is done. Batches, their order and the loader's state stay the same; an error
+        that the wrapped loader raises for a batch is raised by the loop. If `set_epoch` or `load_state_dict`
+        changes what comes next, the step is dropped.
+
+        Raises
+        ------
+        LoaderError
+            The calling thread captures a CUDA graph.
+        ReaderError
+            The wrapped iterable is a generator that has been read already.
+        StagingMemoryError
+            Host or device memory is not available.
+
+        Examples
+        --------
+        >>> import gpuloader
+        >>> loader = gpuloader.prefetch([[0, 1], [2, 3]], places="cpu")
+        >>> loader.warm_up()
+        >>> loader.stats().batches > 0, list(loader)
+        (True, [[0, 1], [2, 3]])
+        """
+        self._check_ready()
+        self._course.prepare(self._open_prepared)
+
+    def _open_prepared(self, progress: Progress) -> Epoch:
+        before = self._batches.state_dict() if has_state(self._batches) else _MISSING
+        epoch = self._open_epoch(progress)
+        epoch.prepare()
+        self._before = before
+        return epoch
+
     def _begin(self) -> Epoch:
+        self._check_ready()
+        epoch = self._course.begin(self._open_epoch)
+        self._before = _MISSING
+        return epoch
+
+    def _check_ready(self) -> None:
         check_not_reading(self._token)
         self._delivery.refuse_capture()
-        return self._course.begin(self._open_epoch)
 
     def _open_epoch(self, progress: Progress) -> Epoch:
         guard = Finalizer()
@@ -310,7 +354,12 @@ class PrefetchedLoader(Measured):
         self._course.set_epoch(check_whole("epoch", epoch, 2**64))
         tell = getattr(self._batches, "set_epoch", None)
         if callable(tell):
+            self._forget_prepared()  # the wrapped loader would be told of a pass that it has begun
             tell(epoch)
+
+    def _forget_prepared(self) -> None:
+        self._course.forget_prepared()
+        self._before = _MISSING
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped loader's own state as it was when it yielded the batch that you received last.
@@ -335,7 +384,7 @@ class PrefetchedLoader(Measured):
             return position
         own = position.pop("source", _MISSING)
         if own is _MISSING:  # nothing is read ahead between two passes
-            own = self._batches.state_dict()
+            own = self._batches.state_dict() if self._before is _MISSING else self._before
         if not isinstance(own, Mapping):
             return {_OURS: {**position, "source": own}}
         return {**own, _OURS: position}
@@ -368,6 +417,7 @@ class PrefetchedLoader(Measured):
             if isinstance(position, Mapping):
                 own = position.get("source", own)
         progress = read_state(position)
+        self._forget_prepared()
         self._batches.load_state_dict(own)
         progress.own = own
         return progress
@@ -392,6 +442,16 @@ class PrefetchedLoader(Measured):
         places = ", ".join(device.name for device in self._delivery.devices)
         ahead = f"{self._ahead} steps ahead" if self._ahead else "nothing ahead"
         return f"<prefetch of {type(self._batches).__name__}: {ahead}, on {places}>"
+
+
+def _settle_weakly(owner: Callable[[], PrefetchedLoader | None]) -> Callable[[str | None], str | None]:
+    """Return a loader's `_settle`, for the thread that reads: the loader must not live as long as that."""
+
+    def settle(library: str | None) -> str | None:
+        loader = owner()
+        return library if loader is None else loader._settle(library)
+
+    return settle
 
 
 def _make(batches: Iterable[Any], options: dict[str, Any]) -> PrefetchedLoader:

@@ -12,7 +12,7 @@ from gpuloader.base.errors import LoaderError, Misuse, SampleError
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Stream
 from gpuloader.devices.cuda_failures import tell_capture
-from gpuloader.fields.convert import describe_field
+from gpuloader.fields.convert import IF_PICTURES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.pipeline.device_slots import DeviceSlot, make_slot
 from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
@@ -187,7 +187,7 @@ def _unlike(staged: StagedBatch, expected: str, got: str, field: str | None = No
     return SampleError(
         f"expected {expected} as in the loader's first batch, got {got}; with static=True all batches must "
         "have one shape: choose drop_last=True for a last batch that is not full, and pad fields of varying "
-        "length to a fixed one, e.g. with the transform Pad",
+        f"length to a fixed one, e.g. with the transform Pad; for pictures, {IF_PICTURES}",
         batch=staged.number,
         field=field,
     )

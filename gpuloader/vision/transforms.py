@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuloader.base.checks import check_word
+from gpuloader.sources.pictures.geometry import FILTERS
 from gpuloader.transforms import coloring, erasing, pictures, resizing
 
 __all__ = [
@@ -83,6 +84,7 @@ def Resize(size: _Size, interpolation: str = "bilinear", keys: Any = None) -> re
     (32, 24)
     """
     _check_keys(keys)
+    check_word("interpolation", interpolation, tuple(FILTERS))
     return resizing.Resize(None, _as_size(size), interpolation)
 
 
@@ -109,6 +111,7 @@ def RandomResizedCrop(  # noqa: N802
     (0.08, 1.0)
     """
     _check_keys(keys)
+    check_word("interpolation", interpolation, tuple(FILTERS))
     return resizing.RandomResizedCrop(None, _as_size(size), _pair(scale), _pair(ratio), interpolation)
 
 

@@ -69,7 +69,8 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     if configuration.pace is not None:
         tuned = (*tuned, describe_pace(configuration.pace))
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
-        told = f"{stats.steps} steps so far; an explanation needs at least {FEWEST_STEPS}."
+        steps = "1 step" if stats.steps == 1 else f"{stats.steps} steps"
+        told = f"{steps} so far; an explanation needs at least {FEWEST_STEPS}."
         return Explanation("unknown", 0.0, told, notes=tuned)
     parts = {
         name: getattr(stats, name) / stats.steps

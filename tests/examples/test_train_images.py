@@ -1,6 +1,8 @@
 """The example that trains on pictures, run for real for a few steps; it resumes to the bit."""
 
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,20 @@ SMALL = ("--made", 60, "--batch", 8, "--size", 32)
 def one_thread(monkeypatch):
     """Let torch compute in one thread: the model is too small for more."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def run(*arguments):
     return launching.run(SCRIPT, *SMALL, *arguments, processes=1)
+
+
+def run_here(monkeypatch, *arguments):
+    """Run the example in this process, which has imported torch already."""
+    monkeypatch.setattr(sys, "argv", list(map(str, ["train_images.py", *SMALL, *arguments])))
+    runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
 def weights(path):
@@ -44,3 +56,29 @@ def test_it_resumes_in_the_middle_of_an_epoch(tmp_path):
     torch.testing.assert_close(
         weights(tmp_path / "both.pt"), weights(tmp_path / "whole.pt"), rtol=1e-4, atol=1e-4
     )
+
+
+def test_an_epoch_that_is_over_is_neither_trained_nor_shown(tmp_path, monkeypatch, capsys):
+    steps = 60 * 4 // 5 // 8
+    run_here(monkeypatch, "--stop-after", steps, "--checkpoint", tmp_path / "end.pt")
+    capsys.readouterr()
+    run_here(monkeypatch, "--resume", tmp_path / "end.pt", "--epochs", 2, "--stop-after", 1)
+    shown = capsys.readouterr().out
+    assert re.findall(r"epoch (\d): loss ([a-z]+)?", shown) == [("1", "")]
+    assert "; 1 step so far" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--made", 11, "--batch", 9], "has 8 pictures, fewer than one batch: pass --batch 8 or less"),
+        (["--made", 1], "--made must be 11 or more"),
+        (["--made", 0], "--made must be 11 or more"),
+        (["--stop-after", 0], "--stop-after must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_end_with_a_clear_message(arguments, problem, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_here(monkeypatch, *arguments)
+    assert problem in f"{caught.value} {capsys.readouterr().err}"

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, TensorDataset
+from gpuloader import DataLoader, IterableDataset, TensorDataset, prefetch
 from gpuloader.base.errors import Misuse, StagingMemoryError
 from gpuloader.devices import cuda
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
@@ -45,6 +45,21 @@ def values(loader):
     return [np.array(batch).tolist() for batch in loader]
 
 
+def check_nothing_changes(make):
+    """Check that loaders from `make` yield the same batches and states with `warm_up` as without."""
+    wanted = [values(loader) for loader in [make()] for _ in range(3)]
+    loader = make()
+    before = loader.state_dict()
+    loader.warm_up()
+    assert loader.state_dict() == before
+    assert values(loader) == wanted[0]
+    after = loader.state_dict()
+    loader.warm_up()
+    loader.warm_up()
+    assert loader.state_dict() == after
+    assert [values(loader), values(loader)] == wanted[1:]
+
+
 @pytest.fixture(params=["cpu", "simulated", "two"])
 def places(request):
     return {"cpu": "cpu", "simulated": simulated_places(1), "two": simulated_places(2)}[request.param]
@@ -55,17 +70,7 @@ def places(request):
 )
 def test_batches_order_and_state_stay_the_same(places, options):
     options = {"places": places, "batch_size": 2, "shuffle": True, "seed": 4, **options}
-    wanted = [values(loader) for loader in [DataLoader(NUMBERS, **options)] for _ in range(3)]
-    loader = DataLoader(NUMBERS, **options)
-    before = loader.state_dict()
-    loader.warm_up()
-    assert loader.state_dict() == before
-    assert values(loader) == wanted[0]
-    after = loader.state_dict()
-    loader.warm_up()
-    loader.warm_up()
-    assert loader.state_dict() == after
-    assert [values(loader), values(loader)] == wanted[1:]
+    check_nothing_changes(lambda: DataLoader(NUMBERS, **options))
 
 
 def test_the_first_step_is_there_and_is_read_once():
@@ -232,3 +237,73 @@ def test_an_empty_epoch():
     loader.warm_up()
     assert values(loader) == []
     assert values(loader) == []
+
+
+class TestPrefetched:
+    """`prefetch(...)` has `warm_up` too, whatever it wraps."""
+
+    @staticmethod
+    def wrap(kind, places, **options):
+        inner = NUMBERS.reshape(6, 2)
+        if kind == "loader":
+            inner = DataLoader(NUMBERS, places="cpu", batch_size=2, shuffle=True, seed=4)
+        return prefetch(inner, places, **options)
+
+    @pytest.mark.parametrize("kind", ["list", "loader"])
+    @pytest.mark.parametrize("ahead", [0, 2])
+    def test_batches_order_and_state_stay_the_same(self, places, kind, ahead):
+        check_nothing_changes(lambda: self.wrap(kind, places, prefetch=ahead))
+
+    def test_the_first_step_is_there_and_is_read_once(self):
+        dataset = Counted()
+        inner = DataLoader(dataset, places="cpu", batch_size=3, use_buffer_reader=False)
+        loader = prefetch(inner, simulated_places(1), prefetch=0)
+        loader.warm_up()
+        loader.warm_up()
+        assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
+        assert len(values(loader)) == 4
+        assert dataset.reads == 12
+
+    @pytest.mark.parametrize("kind", ["list", "loader"])
+    def test_a_step_that_does_not_come_next_is_dropped(self, kind):
+        wanted = [values(loader) for loader in [self.wrap(kind, "cpu")] for _ in range(3)]
+        loader = self.wrap(kind, "cpu")
+        epoch = iter(loader)
+        next(epoch)
+        state = loader.state_dict()
+        epoch.close()
+        loader = self.wrap(kind, "cpu")
+        loader.warm_up()
+        loader.load_state_dict(state)
+        loader.warm_up()
+        assert loader.state_dict() == state
+        assert values(loader) == wanted[0][1:]
+        loader.warm_up()
+        loader.set_epoch(2)
+        assert values(loader) == wanted[2]
+        loader.set_epoch(0)
+        loader.warm_up()
+        loader.set_epoch(0)
+        assert [values(loader), values(loader)] == wanted[:2]
+
+    def test_a_generator_loses_nothing(self):
+        loader = prefetch((n for n in range(3)), "cpu")
+        loader.warm_up()
+        assert list(loader) == [0, 1, 2]
+
+    def test_an_error_of_a_batch_is_raised_by_the_loop(self):
+        def batches():
+            raise OSError("the disk is gone")
+            yield
+
+        loader = prefetch(batches(), "cpu")
+        loader.warm_up()
+        with pytest.raises(OSError, match="the disk is gone"):
+            list(loader)
+
+    def test_nothing_is_left_of_a_loader_that_was_warmed_up(self):
+        with nothing_left_behind():
+            loader = self.wrap("loader", simulated_places(1))
+            loader.warm_up()
+            del loader
+            gc.collect()

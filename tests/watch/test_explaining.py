@@ -281,3 +281,9 @@ def explain_loop(**options):
     for _ in loader:
         time.sleep(0.008)
     return loader.explain()
+
+
+def test_one_step_is_not_called_steps():
+    loader = DataLoader([1, 2], places="cpu")
+    next(iter(loader))
+    assert str(loader.explain()).startswith("1 step so far;")

@@ -98,6 +98,9 @@ def _reporting(file: str) -> Iterator[None]:
         yield
     except (PictureError, MissingPackage, MemoryError):
         raise
+    except load_pillow().UnidentifiedImageError as error:  # whose text is the address of the data
+        problem = "cannot decode the picture: its data is in no format that Pillow knows"
+        raise PictureError(problem, file=file) from error
     except Exception as error:  # the decoders raise many types for damaged files
         raise PictureError(f"cannot decode the picture: {describe_error(error)}", file=file) from error
 

@@ -95,6 +95,13 @@ class _Files(Dataset[ImageSample]):
             return self._read(rows)
         return join_samples([self._read(row) for row in each_row(rows)])
 
+    def __repr__(self) -> str:
+        count = "1 picture" if len(self) == 1 else f"{len(self):,} pictures"
+        return f"<{type(self).__name__}: {count}{self._describe_labels()}>"
+
+    def _describe_labels(self) -> str:
+        return "" if self._labels is None else " with labels"
+
     def _read(self, row: int) -> Any:
         path = self._paths[row]
         image: Any = self.loader(path) if self.loader else Picture.read(path, upright=self.upright)
@@ -207,6 +214,10 @@ class ImageFolder(_Files):
         if not classes:
             raise FileNotFoundError(f"{directory} has no folders; expected one for each class")
         return classes, {name: label for label, name in enumerate(classes)}
+
+    def _describe_labels(self) -> str:
+        classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes):,} classes"
+        return f" of {classes} in {self.root}"
 
     @property
     def targets(self) -> list[int]:

@@ -131,7 +131,7 @@ def jpeg_bomb():
 
 BAD = {
     "empty": (b"", "the file is empty"),
-    "text": (b"this is not a picture", "cannot decode"),
+    "text": (b"this is not a picture", "cannot decode the picture: its data is in no format"),
     "half of a JPEG": (encode(make_pixels(64, 64))[:800], "cannot decode"),
     "the head of a JPEG": (encode(make_pixels(64, 64))[:10], "cannot decode"),
     "half of a PNG": (encode(make_pixels(64, 64), "PNG")[:3000], "cannot decode"),
@@ -187,6 +187,7 @@ def test_numpy_takes_a_picture_for_its_pixels():
     again = pickle.loads(pickle.dumps(picture))
     assert (again.file, again.data) == ("a.png", data)
     assert picture.to_pillow().size == (30, 20)
+    np.testing.assert_array_equal(pillow.fromarray(np.asarray(picture)), make_pixels(20, 30))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

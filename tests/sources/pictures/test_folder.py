@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, ImageFiles, ImageFolder, ImageSample, Picture, SampleError, Subset
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import Resize
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, write_folder
 
 
@@ -127,3 +129,56 @@ def test_pictures_of_several_sizes_without_a_transform_are_an_error(tmp_path):
         SampleError, match=r"sample 1, dataset index 1, field 'image': expected shape \(40, 50, 3\)"
     ):
         list(DataLoader(ImageFolder(tmp_path), places="cpu", batch_size=4))
+
+
+ONE_SIZE = r"add CenterCrop after Resize\(size\), or pass Resize\(\(height, width\)\), so that all"
+
+
+def load_pixels(path):
+    return np.asarray(pillow.open(path))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"static": True},
+        {"num_workers": 2},
+        {"num_workers": 1, "worker_type": "process"},
+        {"transforms": [Resize("image", 32)]},
+        {"transforms": [Resize(None, 32)], "places": simulated_places(1)},
+        {"on_bad": "skip"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("loader", [None, load_pixels], ids=["pictures", "pixels"])
+def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_one(tmp_path, options, loader):
+    for number, size in enumerate([(40, 50), (70, 50)]):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        (tmp_path / "cat" / f"{number}.png").write_bytes(encode(make_pixels(*size), "PNG"))
+    dataset = ImageFolder(tmp_path, loader=loader)
+    with pytest.raises(SampleError, match=f"field 'image'.*: .*{ONE_SIZE}") as caught:
+        list(DataLoader(dataset, **{"places": "cpu", "batch_size": 2, **options}))
+    assert "ragged" not in str(caught.value)
+
+
+def test_static_batches_of_pictures_of_several_sizes_are_such_an_error_too(tmp_path):
+    for number, size in enumerate([(40, 50), (70, 50)]):
+        (tmp_path / f"{number}.png").write_bytes(encode(make_pixels(*size), "PNG"))
+    loader = DataLoader(ImageFiles(sorted(tmp_path.iterdir())), places="cpu", batch_size=1, static=True)
+    with pytest.raises(SampleError, match=f"as in the loader's first batch.*for pictures, {ONE_SIZE}"):
+        for batch in loader:
+            del batch
+
+
+def test_other_fields_beside_pictures_keep_their_advice():
+    samples = [{"image": encode(make_pixels(8, 8)), "words": np.arange(3 + number)} for number in range(2)]
+    with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
+        list(DataLoader(samples, places="cpu", batch_size=2, decode="image"))
+
+
+def test_it_describes_itself(tmp_path):
+    paths = write_folder(tmp_path, ("dog", "cat"), count=3)
+    assert repr(ImageFolder(tmp_path)) == f"<ImageFolder: 6 pictures of 2 classes in {tmp_path}>"
+    assert repr(ImageFiles(paths, labels=range(6))) == "<ImageFiles: 6 pictures with labels>"
+    assert repr(ImageFiles(paths[:1])) == "<ImageFiles: 1 picture>"
