@@ -105,6 +105,10 @@ class CenterCrop:
 class RandomResizedCrop:
     """Cuts a window of random area and aspect ratio out of each picture, and resizes it.
 
+    If ten windows in a row do not fit into a picture, the window is the largest one in its middle whose aspect
+    ratio is in the range, as in torchvision. A window is never smaller than 1 x 1 pixels; torchvision's can be
+    empty, which is an error there.
+
     Attributes
     ----------
     field : str or None
@@ -212,6 +216,8 @@ def draw_window(
 ) -> tuple[int, int, int, int]:
     """Return top, left, height and width of a random window, as torchvision's ``get_params`` draws them.
 
+    The window has at least one pixel, where torchvision's may have none.
+
     >>> draw_window(100, 200, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
     (0, 50, 100, 100)
     """
@@ -226,9 +232,9 @@ def draw_window(
             return top, left, tall, wide
     wide, tall = width, height
     if width / height < ratio[0]:
-        tall = round(width / ratio[0])
+        tall = max(round(width / ratio[0]), 1)
     elif width / height > ratio[1]:
-        wide = round(height * ratio[1])
+        wide = max(round(height * ratio[1]), 1)
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
