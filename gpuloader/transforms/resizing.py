@@ -105,9 +105,8 @@ class CenterCrop:
 class RandomResizedCrop:
     """Cuts a window of random area and aspect ratio out of each picture, and resizes it.
 
-    If ten windows in a row do not fit into a picture, the window is the largest one in its middle whose aspect
-    ratio is in the range, as in torchvision. A window is never smaller than 1 x 1 pixels; torchvision's can be
-    empty, which is an error there.
+    If ten windows do not fit into a picture, it is the largest one in the middle whose aspect ratio is in the
+    range, as in torchvision. A window has at least one row and column; torchvision's can be empty, an error.
 
     Attributes
     ----------
@@ -215,8 +214,6 @@ def draw_window(
     rng: np.random.Generator,
 ) -> tuple[int, int, int, int]:
     """Return top, left, height and width of a random window, as torchvision's ``get_params`` draws them.
-
-    The window has at least one pixel, where torchvision's may have none.
 
     >>> draw_window(100, 200, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
     (0, 50, 100, 100)
