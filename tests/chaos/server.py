@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 import threading
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.ranges import send_head
 
 ATTEMPTS = 4
 TIMEOUT = 2.0
@@ -33,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Answer with the length of a file."""
-        self._begin("")
+        self._begin()
 
     def do_GET(self) -> None:
         """Answer with a file or a range of it, or take an order of the program."""
@@ -49,33 +50,15 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "refuse":
             self.send_error(500)
             return
-        body = self._begin(kind)
         with suppress(OSError):  # the program may have gone
+            body = self._begin(ranges=kind != "whole") or b""
             self.wfile.write(body[: len(body) // 2] if kind in ("cut", "reset") else body)
             if kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
 
-    def _begin(self, kind: str) -> bytes:
-        """Send the headers, and return the bytes that follow."""
-        path = self.server.folder / self.path.lstrip("/")
-        if not path.is_file():
-            self.send_error(404)
-            return b""
-        body = path.read_bytes()
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if found and kind != "whole":
-            first, last = map(int, found.groups())
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
-            body = body[first : last + 1]
-        else:
-            self.send_response(200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(body)))
-        with suppress(OSError):
-            self.end_headers()
-        return body
+    def _begin(self, *, ranges: bool = True) -> bytes | None:
+        return send_head(self, self.server.folder / self.path.lstrip("/"), ranges=ranges)
 
     def log_message(self, *_: object) -> None:
         """Write nothing."""

@@ -47,6 +47,8 @@ def tamed(case: Case) -> Case:
 def soak(seed: int, minutes: float) -> int:
     """Load for so many minutes; return 1 if there are findings, which are printed."""
     print(f"soak: seed {seed}, {minutes:g} minutes", flush=True)
+    # Arrow's own allocator keeps what has been freed, up to its peaks, which random cases raise for an hour.
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     resource_tracker.ensure_running()
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     counts: Counter[str] = Counter()

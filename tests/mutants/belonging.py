@@ -39,7 +39,7 @@ MORE: dict[str, str] = {
     "loader/attributes loader/options",
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
-    "fetch/worker_options.py": "loader/options",
+    "fetch/worker_options.py": "loader/options watch/tuning",
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
     "fetch/processes/control.py": "fetch/processes/fork_server",
     "fetch/processes/pickling.py": "fetch/processes/shipping",

@@ -1,11 +1,12 @@
 """A local file server that drops connections, as remote servers do."""
 
-import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.ranges import send_head
 
 
 @dataclass
@@ -45,23 +46,7 @@ def serve(folder, drops=lambda number: False, *, ranges=True):
             self.wfile.write(body[: len(body) // 2] if drop else body)
 
         def _begin(self):
-            path = served.folder / self.path.lstrip("/")
-            if not path.is_file():
-                self.send_error(404)
-                return None
-            body = path.read_bytes()
-            found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if found and ranges:
-                start, last = map(int, found.groups())
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{last}/{len(body)}")
-                body = body[start : last + 1]
-            else:
-                self.send_response(200)
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            return body
+            return send_head(self, served.folder / self.path.lstrip("/"), ranges=ranges)
 
         def log_message(self, *arguments):
             pass
