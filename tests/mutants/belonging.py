@@ -92,6 +92,7 @@ MORE: dict[str, str] = {
     "pipeline/streams.py": "devices/cuda promises",
     "transforms/bound.py": "kernels/on_streams devices/cuda_programs",
     "transforms/erasing.py": "transforms/mixing",
+    "transforms/layouts.py": "transforms/mixing",
     "transforms/operations.py": "transforms/program transforms/transforms",
     "transforms/programmer.py": "transforms/program transforms/transforms transforms/mixing",
 }

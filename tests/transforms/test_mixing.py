@@ -231,7 +231,7 @@ MIXING = [
     lambda **layout: RandomErasing("0", p=1, value=[7, 8, 9], **layout),
     lambda **layout: CutMix("0", "1", 4, **layout),
 ]
-PLACES = ["cpu", *simulated_places(1)]
+PLACES = {"cpu": lambda: "cpu", "gpu": lambda: simulated_places(1)}
 
 
 def made_singly():
@@ -240,7 +240,7 @@ def made_singly():
     return list(zip(images, labels.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("places", PLACES, ids=str)
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("make", MIXING)
 @pytest.mark.parametrize(
     ("before", "layout"),
@@ -259,22 +259,24 @@ def test_the_layout_is_what_the_transforms_before_make(before, layout, make, pla
     pytest.importorskip("PIL")
     chain, source = [RandomFlip("0"), *before], made_singly()
     stated = read(*chain, make(layout=layout), source=source)
-    assert_same(read(*chain, make(), source=source, places=places), stated)
+    assert_same(read(*chain, make(), source=source, places=places()), stated)
     with pytest.raises(
         ValueError, match=rf"{type(make()).__name__} of field '0' has layout .* {layout}; pass"
     ):
-        read(*chain, make(layout={"HWC": "CHW", "CHW": "HWC"}[layout]), source=source, places=places)
+        read(*chain, make(layout={"HWC": "CHW", "CHW": "HWC"}[layout]), source=source, places=places())
 
 
-@pytest.mark.parametrize("places", PLACES, ids=str)
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("make", MIXING)
 def test_pictures_of_unknown_layout_that_look_like_hwc_are_an_error(make, places):
     source = dataset(dtype=np.float32, layout="HWC")
     with pytest.raises(SampleError, match=r"got shape \(16, 16, 3\), which looks like HWC; .*layout='HWC'"):
-        read(make(), source=source, places=places)
-    assert read(make(layout="HWC"), source=source, places=places)
+        read(make(), source=source, places=places())
+    assert read(make(layout="HWC"), source=source, places=places())
     images = np.zeros((4, 8, 4, 4), np.float32)  # small pictures of many channels, if the user says so
-    assert read(CutMix("0", "1", 4, layout="CHW"), source=TensorDataset(images, np.arange(4)), places=places)
+    assert read(
+        CutMix("0", "1", 4, layout="CHW"), source=TensorDataset(images, np.arange(4)), places=places()
+    )
 
 
 def test_the_shape_of_pictures_of_another_layout_is_named():
@@ -312,7 +314,7 @@ def test_a_transform_of_the_users_may_make_another_layout():
 
 
 @pytest.mark.parametrize("cache", [None, "device"])
-@pytest.mark.parametrize("places", PLACES, ids=str)
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("wrong", [-1, 4])
 @pytest.mark.parametrize("mix", [MixUp("0", "1", 4), CutMix("0", "1", 4)], ids=repr)
 @pytest.mark.parametrize("before", [[], [Normalize("0", layout="CHW")]], ids=repr)
@@ -320,7 +322,7 @@ def test_a_label_that_is_no_class_is_an_error(before, mix, wrong, places, cache)
     source = dataset()
     source.tensors[1][6] = wrong
     with pytest.raises(SampleError, match=rf"from 0 to 3, since classes is 4, got {wrong}") as caught:
-        read(*before, mix, source=source, places=places, cache=cache)
+        read(*before, mix, source=source, places=places(), cache=cache)
     assert (caught.value.field, caught.value.dataset_index) == ("1", 6)
 
 
