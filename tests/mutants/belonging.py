@@ -39,7 +39,7 @@ MORE: dict[str, str] = {
     "loader/attributes loader/options",
     "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
     "fetch/relay.py": "fetch/read_ahead",
-    "fetch/worker_options.py": "loader/options",
+    "fetch/worker_options.py": "loader/options watch/tuning",
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
     "fetch/processes/control.py": "fetch/processes/fork_server",
     "fetch/processes/pickling.py": "fetch/processes/shipping",
@@ -63,7 +63,7 @@ MORE: dict[str, str] = {
     "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
-    "loader/elastic order/bucket_sampler pipeline/static torch/ranks",
+    "loader/elastic loader/late_ranks order/bucket_sampler pipeline/static torch/ranks",
     "order/computed.py": "order/order order/permutation",
     "order/division.py": "loader/uneven loader/ranks",
     "order/fitting.py": "order/bucket_sampler sources/mix loader/options torch/mixing",

@@ -131,6 +131,11 @@ def test_auto_finds_more_workers_for_a_loop_that_waits_and_keeps_the_order(worke
     assert [batch.tolist() for batch in tuned] == [batch.tolist() for batch in second]
 
 
+def test_the_search_begins_with_one_worker_and_two_batches_for_it():
+    begun = loader(Waiting(), num_workers="auto", worker_type="thread", prefetch_factor=None)
+    assert "now: 1 worker, prefetch_factor 2" in begun.explain().notes[-1]
+
+
 def test_what_was_found_holds_in_later_epochs():
     tuned = loader(Waiting(count=1200), num_workers="auto", worker_type="thread")
     while not tuned.explain().notes[-1].startswith("Chosen"):
