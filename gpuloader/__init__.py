@@ -131,7 +131,6 @@ __all__ = [
     "fluid",
     "from_ray",
     "get_worker_info",
-    "io",
     "prefetch",
     "random_split",
     "record_stream",
@@ -204,7 +203,7 @@ __getattr__ = import_on_demand(
         "fluid": "gpuloader.fluid",
         "from_ray": "gpuloader.loader.from_ray",
         "get_worker_info": "gpuloader.order.worker_info",
-        "io": "gpuloader.io",
+        "io": "gpuloader.io",  # not in __all__: a star import must not replace the standard library's
         "prefetch": "gpuloader.loader.prefetching",
         "random_split": "gpuloader.sources.dataset",
         "record_stream": "gpuloader.pipeline.streams",

@@ -78,12 +78,15 @@ def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple
     if not channels or (most_channels is not None and channels > most_channels):
         expected = "at least 1 channel" if most_channels is None else f"1 to {most_channels} channels"
         raise ValueError(
-            f"images must have {expected}, got {channels} with shape {images.shape} in layout {layout}"
+            f"images must have {expected}, got {channels} in images of shape {images.shape[1:]} "
+            f"in layout {layout}"
         )
     if len(images) >= _MOST_SAMPLES:
         raise ValueError(f"there must be fewer than {_MOST_SAMPLES} images, got shape {images.shape}")
     if channels * height * width >= _MOST_VALUES:
-        raise ValueError(f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape}")
+        raise ValueError(
+            f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape[1:]}"
+        )
     return channels, height, width
 
 

@@ -202,8 +202,8 @@ echo "| NVIDIA-SMI 580.1   Driver Version: 580.1   CUDA Version: {version} |"
     [
         ("", "demo", "dev,demo,kernels"),
         ("11.8", "demo", "dev,demo,kernels"),
-        ("12.4", "demo,cuda12", "dev,demo,cuda12"),
-        ("13.0", "demo,cuda13", "dev,demo,cuda13"),
+        ("12.4", "demo,cuda12", "dev,demo,cuda12,nvimgcodec-cu12"),
+        ("13.0", "demo,cuda13", "dev,demo,cuda13,nvimgcodec-cu13"),
     ],
     ids=lambda value: value or "none",
 )

@@ -135,6 +135,15 @@ def _keep(due: list[Callable[[], object]]) -> Generator[None, None, None]:
 
 
 def _deliver_interrupt(function: Callable[[], object]) -> None:
+    """Start the thread that delivers an interrupt, in a thread of its own.
+
+    A finalizer may run while its thread holds the locks of `threading`, so it must not start one of those.
+    But a thread that `threading` does not know remains in its list once it has asked for its own name.
+    """
+    threading.Thread(target=_deliver, args=(function,), name="gpuloader-interrupt", daemon=True).start()
+
+
+def _deliver(function: Callable[[], object]) -> None:
     """Interrupt the main thread once more, after the object has been freed, and do what was cut short."""
     sleep(0.01)
     if hasattr(signal, "pthread_kill"):  # a signal also wakes a thread that sleeps or waits

@@ -119,7 +119,9 @@ class ReadAhead:
 
     def _raise_ending(self) -> NoReturn:
         # The traceback refers to this object and to the frames of the loop, so keeping it would be a cycle.
-        ending, self._relay.ending = self._relay.ending, QueueClosed("the epoch is over")
+        ending = self._relay.ending
+        over = ending is None or isinstance(ending, Exception)
+        self._relay.ending = QueueClosed("the epoch is over") if over else interrupted()
         try:
             raise ending or QueueClosed("the epoch is over")
         finally:

@@ -104,12 +104,10 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str 
     Traceback (most recent call last):
     gpuloader.base.errors.SampleError: expected int64 as in the batch's first sample, got float64
     """
-    if isinstance(value, str | bytes):
-        raise SampleError(f"expected numbers as in the batch's first sample, got text: {_shorten(value)}")
     if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
         # An empty sequence fits steps of any shape and dtype.
         return np.empty([size or 0 for size in shape], dtype)
-    array = as_numbers(value, dtype if is_tensor(value) else None)
+    array = as_numbers(value, dtype if is_tensor(value) else None, parses=False)
     if not matches(array.shape, shape):
         advice = "" if None in shape else f"; {advice}"
         raise SampleError(
@@ -119,7 +117,7 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str 
     return cast_exactly(array, dtype)
 
 
-def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
+def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bool = True) -> Array:
     """Return `value` as an array of numbers in native byte order.
 
     A tensor of a dtype that NumPy lacks becomes its bits; see `bits_dtype`. Text becomes float64.
@@ -131,6 +129,8 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
     wanted : numpy.dtype or None
         The dtype that the array will be cast to, if known. Text then becomes an integer if this is an integer
         dtype, because a float keeps only 53 bits of an id. A tensor's numbers then stay numbers.
+    parses : bool
+        Whether text may stand for numbers.
 
     Raises
     ------
@@ -155,6 +155,8 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None) -> Array:
     ):
         _check_mixed(value, array)
     if array.dtype.kind in "US":
+        if not parses:
+            raise SampleError(f"expected numbers as in the batch's first sample, got text: {_shorten(value)}")
         try:
             array = _parse_text(array, wanted)
         except ValueError as error:

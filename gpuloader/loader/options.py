@@ -88,12 +88,13 @@ def check_collation(
         for feed in feeds:
             if feed.name in pads:
                 check_fill(pads[feed.name], feed.dtype)
-    _, others = split_transforms(transforms)
+    singly, others = split_transforms(transforms)
     if others and (collate_fn is not None or not batched):
         raise ValueError(f"transforms {_OWN_BATCHES}")
     programmer = None
     if others:
         # Imported late: its kernels are slow to import.
+        from gpuloader.transforms.layouts import settle_layouts
         from gpuloader.transforms.pictures import CHANNELS_LAST, fuse
 
         if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in others):
@@ -101,7 +102,8 @@ def check_collation(
                 f"to='channels_last' needs arrays with strides, such as PyTorch's; with output={output!r}, "
                 "choose to='HWC'"
             )
-        programmer = Programmer(fuse(others), native=output == "torch")
+        settled = settle_layouts(fuse(others), {one.field for one in singly})
+        programmer = Programmer(settled, native=output == "torch")
     keeps_gradients = on_host and output == "torch"
     return Collation(
         feeds, collate_fn, batched, names, pads, programmer, on_host, keeps_gradients, pictures, skips

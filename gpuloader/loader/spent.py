@@ -10,6 +10,7 @@ from gpuloader.base.once import find_kept, may_start_over
 from gpuloader.loader.state import Progress
 from gpuloader.order.agreement import find_classes
 from gpuloader.order.batching import Batching
+from gpuloader.order.sampler import Sampler
 from gpuloader.sources.dataset import ChainDataset
 
 OF_DATASETS = (
@@ -80,8 +81,8 @@ _READ = "and an earlier epoch has read it"
 def _inside(what: str, sampler: Any) -> Iterator[tuple[str, Any]]:
     """Yield a sampler, what it reads from, and so on, each with a name."""
     for _ in range(3):  # a batch sampler, its sampler, and one more that wraps it
-        if sampler is None:
-            return
+        if sampler is None or getattr(type(sampler), "__iter__", None) is Sampler.__iter__:
+            return  # it only computes its order
         yield what, sampler
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, Iterator):

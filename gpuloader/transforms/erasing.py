@@ -15,7 +15,7 @@ from gpuloader.kernels.erase import erase, erase_on_host
 from gpuloader.kernels.windows import check_layout
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.operations import KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import find_layout, find_sizes
+from gpuloader.transforms.pictures import assume_layout, find_layout, find_sizes
 from gpuloader.transforms.resizing import check_probability, check_range
 
 _TRIES = 10  # rectangles that are drawn before a picture stays whole, as in torchvision
@@ -41,9 +41,10 @@ class RandomErasing:
         The least and the greatest height of the rectangle, in units of its width.
     value : float or sequence of float
         What to fill in: one number, or one for each channel, in the units of the pictures.
-    layout : str
-        The layout of the pictures: 'CHW', as `Normalize` makes them, also with ``to="channels_last"``; or
-        'HWC'.
+    layout : str or None
+        The layout of the pictures, 'CHW' or 'HWC'. None takes what the transforms before it make: 'HWC' after
+        transforms of single pictures, and what `Normalize` says after that. If nothing is known, it is 'CHW',
+        and pictures that look like 'HWC' are an error.
 
     Examples
     --------
@@ -61,13 +62,14 @@ class RandomErasing:
     scale: tuple[float, float] = (0.02, 0.33)
     ratio: tuple[float, float] = (0.3, 3.3)
     value: float | Sequence[float] = 0.0
-    layout: str = "CHW"
+    layout: str | None = None
 
     def __post_init__(self) -> None:
         check_probability(self.p)
         check_range("scale", self.scale, 1.0)
         check_range("ratio", self.ratio)
-        check_layout("layout", self.layout)
+        if self.layout is not None:
+            check_layout("layout", self.layout)
         if np.ndim(self.value) > 1 or np.asarray(self.value).dtype.kind not in "iuf":
             raise ValueError(f"value must be a number, or one for each channel, got {self.value!r}")
 
@@ -78,7 +80,7 @@ class RandomErasing:
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left, height and width of each sample's rectangle; height 0 for none."""
-        _, height, width = find_sizes(inputs, self.layout)
+        _, height, width = find_sizes(inputs, assume_layout(self.layout, inputs))
         drawn = np.zeros((len(words), _WINDOW), np.int32)
         chosen = _uniform(words[:, 0], 0) < self.p
         least, greatest = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -107,12 +109,16 @@ class RandomErasing:
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
-        channels, _, _ = find_sizes(inputs, self.layout)
+        layout = assume_layout(self.layout, inputs)
+        channels, _, _ = find_sizes(inputs, layout)
         if np.ndim(self.value) and np.size(self.value) not in (1, channels):
-            raise SampleError(f"value must have one number for each of {channels} channels, got {self.value}")
+            raise SampleError(
+                f"value must have one number for each of {channels} channels, got {self.value} for pictures "
+                f"of shape {inputs[0][0][1:]} in layout {layout}"
+            )
         empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _WINDOW), np.int32)}
         return KernelCall.settle(
-            empty, inputs[0], erase, erase_on_host, in_place=True, color=self.value, layout=self.layout
+            empty, inputs[0], erase, erase_on_host, in_place=True, color=self.value, layout=layout
         )
 
 

@@ -22,7 +22,7 @@ from gpuloader.kernels.mix import (
 )
 from gpuloader.kernels.windows import check_layout
 from gpuloader.transforms.operations import Chain, KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import find_layout, find_sizes
+from gpuloader.transforms.pictures import assume_layout, find_layout, find_sizes
 
 Mixer = Callable[..., Any]
 """The launcher or the twin of a kernel that mixes pictures."""
@@ -53,8 +53,23 @@ class _Mixing:
         """Number of random draws per sample: a window, and the share of the sample's own picture."""
         return _LAMBDA + 1
 
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The fields whose values `check` takes."""
+        return (self.labels,)
+
     def check(self, inputs: Sequence[Array]) -> None:
-        """Accept any values."""
+        """Refuse labels that are not classes, whose part of a row would be missing."""
+        labels = inputs[0]
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
+            return  # rows of floats; or `bind` refuses them
+        if labels.min() < 0 or labels.max() >= self.classes:
+            row = int(((labels < 0) | (labels >= self.classes)).argmax())
+            raise SampleError(
+                f"expected labels from 0 to {self.classes - 1}, since classes is {self.classes}, "
+                f"got {labels[row]}",
+                index=row,
+            )
 
     def _draw_share(self, word: np.uint64) -> tuple[float, np.random.Generator]:
         """Return the batch's share, which its first sample's random word decides."""
@@ -100,7 +115,8 @@ class MixUp(_Mixing):
     field : str
         The field of pictures, of floats.
     labels : str
-        The field of labels: integers, or rows of floats as `OneHot` makes them.
+        The field of labels: integers, or rows of floats as `OneHot` makes them. An integer outside 0 to
+        ``classes - 1`` is an error, but is only found if no transform before has made the labels.
     classes : int
         The number of classes.
     alpha : float
@@ -167,14 +183,16 @@ class CutMix(_Mixing):
     field : str
         The field of pictures, of any dtype.
     labels : str
-        The field of labels: integers, or rows of floats as `OneHot` makes them.
+        The field of labels: integers, or rows of floats as `OneHot` makes them. An integer outside 0 to
+        ``classes - 1`` is an error, but is only found if no transform before has made the labels.
     classes : int
         The number of classes.
     alpha : float
         The parameter of the beta distribution of the window's area; 1 draws all areas alike.
-    layout : str
-        The layout of the pictures: 'CHW', as `Normalize` makes them, also with ``to="channels_last"``; or
-        'HWC'.
+    layout : str or None
+        The layout of the pictures, 'CHW' or 'HWC'. None takes what the transforms before it make: 'HWC' after
+        transforms of single pictures, and what `Normalize` says after that. If nothing is known, it is 'CHW',
+        and pictures that look like 'HWC' are an error.
 
     Examples
     --------
@@ -191,15 +209,16 @@ class CutMix(_Mixing):
     labels: str
     classes: int
     alpha: float = 1.0
-    layout: str = "CHW"
+    layout: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layout("layout", self.layout)
+        if self.layout is not None:
+            check_layout("layout", self.layout)
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left, bottom and right of the window, and the share of a sample's own picture."""
-        _, height, width = find_sizes(inputs[:1], self.layout)
+        _, height, width = find_sizes(inputs[:1], assume_layout(self.layout, inputs))
         drawn = np.zeros((len(words), self.draws), np.int32)
         if len(words):
             share, rng = self._draw_share(words[0, 0])
@@ -218,5 +237,6 @@ class CutMix(_Mixing):
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
         self._label_spec(inputs)
-        find_sizes(inputs[:1], self.layout)
-        return self._bind(inputs, paste, paste_on_host, moves=True, layout=self.layout)
+        layout = assume_layout(self.layout, inputs)
+        find_sizes(inputs[:1], layout)
+        return self._bind(inputs, paste, paste_on_host, moves=True, layout=layout)

@@ -24,6 +24,7 @@ _WINDOW = 3  # the numbers of a window: top, left, flip
 CHANNELS_LAST = "channels_last"
 """The layout of a result in PyTorch's memory format of this name."""
 _CHANNELS_FIRST = 0, 3, 1, 2  # the dimensions of a batch in HWC, in the order of CHW
+_CHANNELS = 1, 3, 4  # of gray, color, and color with transparency
 _LAST_BIT = np.uint64(63)
 
 
@@ -43,7 +44,7 @@ class RandomCropFlip:
         Whether to mirror each image left to right with probability 1/2.
     layout : str or None
         The layout of the samples and of the result, 'HWC' or 'CHW'. None takes the layout of a `Normalize`
-        directly after it, otherwise 'HWC'.
+        directly after it, or the one that the transforms before it make, otherwise 'HWC'.
     """
 
     field: str | None
@@ -234,7 +235,7 @@ def check_room(size: tuple[int, int], height: int, width: int, layout: str) -> N
         )
 
 
-def find_layout(layout: str, before: KernelCall) -> str:
+def find_layout(layout: str | None, before: KernelCall) -> str | None:
     """Return the layout in memory of pictures that a kernel has made, and that have a layout for the user.
 
     >>> inputs = [((1, 4, 4, 3), np.dtype("uint8"))]
@@ -242,6 +243,28 @@ def find_layout(layout: str, before: KernelCall) -> str:
     'HWC'
     """
     return layout if before.axes is None else "HWC"
+
+
+def assume_layout(layout: str | None, inputs: Sequence[Spec]) -> str:
+    """Return the layout of pictures: 'CHW' if none is stated, unless they look like 'HWC'.
+
+    Raises
+    ------
+    SampleError
+        No layout is stated, and only the last dimension of a picture looks like channels.
+
+    >>> assume_layout(None, [((8, 3, 32, 40), np.dtype("float32"))])
+    'CHW'
+    """
+    if layout is not None:
+        return layout
+    shape = inputs[0][0][1:]
+    if len(shape) == 3 and shape[0] not in _CHANNELS and shape[2] in _CHANNELS:
+        raise SampleError(
+            f"expected images in layout CHW, got shape {shape}, which looks like HWC; put this transform "
+            "after Normalize, or pass layout='HWC' (layout='CHW' if these are the sizes in CHW)"
+        )
+    return "CHW"
 
 
 def find_sizes(

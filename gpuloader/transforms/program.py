@@ -27,7 +27,8 @@ class Transform(Protocol):
     ``in_place`` changes its inputs, which are its outputs then; the specs in an attribute ``scratch`` are
     those of further arrays that it gets behind its outputs. A method ``find``, which takes the names and the
     levels of all fields, may return the name of the field if `field` is None. A method ``adapt``, which takes
-    the `KernelCall` whose result the field is, may return another transform to use instead.
+    the `KernelCall` whose result the field is, may return another transform to use instead. An attribute
+    ``checked`` may name the fields whose values `check` takes; without it, `check` takes those of all.
     """
 
     @property

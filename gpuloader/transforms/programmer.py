@@ -199,8 +199,10 @@ class _Planner:
             before, adapt = self._made.get(inputs[0]), getattr(transform, "adapt", None)
             if before is not None and adapt is not None:
                 transform = adapt(before)
-            if all(one < staged for one in inputs):
-                checked.append((transform, name, inputs))
+            watched = [self._find(one) for one in getattr(transform, "checked", names)]
+            values = tuple(one for name in watched for one in self._present[name])
+            if all(one < staged for one in values):
+                checked.append((transform, watched[0], values))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
             with naming(title, name):
                 operation = transform.bind(specs)

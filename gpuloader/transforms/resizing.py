@@ -105,6 +105,9 @@ class CenterCrop:
 class RandomResizedCrop:
     """Cuts a window of random area and aspect ratio out of each picture, and resizes it.
 
+    If ten windows do not fit into a picture, it is the largest one in the middle whose aspect ratio is in the
+    range, as in torchvision. A window has at least one row and column; torchvision's can be empty, an error.
+
     Attributes
     ----------
     field : str or None
@@ -226,9 +229,9 @@ def draw_window(
             return top, left, tall, wide
     wide, tall = width, height
     if width / height < ratio[0]:
-        tall = round(width / ratio[0])
+        tall = max(round(width / ratio[0]), 1)
     elif width / height > ratio[1]:
-        wide = round(height * ratio[1])
+        wide = max(round(height * ratio[1]), 1)
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 

@@ -215,6 +215,22 @@ class TestAFinalizer:
             threading.Event().wait(30)
         wait_until(lambda: called == [1, 1])
 
+    def test_leaves_no_thread_after_an_interrupt(self):
+        asked = threading.Event()
+
+        def function():
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            asked.set()
+
+        threads = threading.enumerate()
+        finalizer = Finalizer(function)
+        with pytest.raises(KeyboardInterrupt):
+            del finalizer
+            threading.Event().wait(30)
+        assert asked.wait(30)
+        wait_until(lambda: threading.enumerate() == threads)
+
 
 def test_once_means_once_from_any_thread():
     called = []

@@ -432,7 +432,8 @@ def test_an_array_data_set_of_any_memory_order():
             )
 
 
-def test_an_interrupt_in_the_middle_of_a_batch_is_no_end_of_the_epoch():
+@pytest.mark.parametrize("reads_ahead", [True, False, "thread"])
+def test_an_interrupt_in_the_middle_of_a_batch_is_no_end_of_the_epoch(reads_ahead):
     def read(index):
         if index == 3 and not interrupted:
             interrupted.append(index)
@@ -440,7 +441,7 @@ def test_an_interrupt_in_the_middle_of_a_batch_is_no_end_of_the_epoch():
         return index
 
     interrupted = []
-    loader = DataLoader(Made(read, 6), places="cpu", batch_size=2, seed=1)
+    loader = DataLoader(Made(read, 6), places="cpu", batch_size=2, seed=1, use_buffer_reader=reads_ahead)
     epoch = iter(loader)
     assert next(epoch).tolist() == [0, 1]
     with pytest.raises(KeyboardInterrupt):

@@ -311,3 +311,12 @@ def test_a_source_refuses_masked_elements_at_once(make, error):
 def test_a_batch_refuses_masked_elements(make):
     with pytest.raises(SampleError, match="got an array with masked elements"):
         list(make())
+
+
+@pytest.mark.parametrize("text", ["9007199254740993", ["9007199254740993"], np.array("1"), np.array([b"1"])])
+def test_text_is_no_number_in_a_field_that_the_first_sample_settles(text):
+    samples = [(np.zeros(np.shape(text), np.float32),), (text,)]
+    loader = DataLoader.from_generator(capacity=1, return_list=True)
+    loader.set_sample_generator(lambda: iter(samples), batch_size=2, places="cpu")
+    with pytest.raises(SampleError, match="expected numbers as in the batch's first sample, got text"):
+        list(loader)

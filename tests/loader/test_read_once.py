@@ -15,6 +15,7 @@ from gpuloader import (
     ReaderError,
     Sampler,
 )
+from gpuloader.order.order import InOrder
 from tests.sample_sets import INLINE, PROCESSES, name_workers
 
 ONE_THREAD = {"num_workers": 1, "worker_type": "thread"}
@@ -298,6 +299,18 @@ class TestSamplers:
             ReaderError, match=f"the {name} is a generator that has been read already: pass a l"
         ):
             load(range(6), **{"batch_size": 1, name: indices})
+
+    def test_a_sampler_of_which_a_rank_gets_nothing(self):
+        loader = load(range(6), sampler=[3], shard=(0, 3), uneven="drop")
+        assert [list(loader) for _ in range(3)] == [[], [], []]
+
+    def test_a_sampler_that_only_computes_its_order(self):
+        class First(Sampler):
+            def order(self, seed, epoch):
+                return InOrder(1)
+
+        loader = load(range(6), sampler=First(), shard=(1, 3), uneven="drop")
+        assert [list(loader) for _ in range(3)] == [[], [], []]
 
     def test_a_sampler_that_selects_nothing(self):
         loader = load(range(6), sampler=[])

@@ -63,7 +63,7 @@ MORE: dict[str, str] = {
     "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
-    "loader/elastic order/bucket_sampler pipeline/static torch/ranks",
+    "loader/elastic loader/late_ranks order/bucket_sampler pipeline/static torch/ranks",
     "order/computed.py": "order/order order/permutation",
     "order/division.py": "loader/uneven loader/ranks",
     "order/fitting.py": "order/bucket_sampler sources/mix loader/options torch/mixing",
@@ -92,6 +92,7 @@ MORE: dict[str, str] = {
     "pipeline/streams.py": "devices/cuda promises",
     "transforms/bound.py": "kernels/on_streams devices/cuda_programs",
     "transforms/erasing.py": "transforms/mixing",
+    "transforms/layouts.py": "transforms/mixing",
     "transforms/operations.py": "transforms/program transforms/transforms",
     "transforms/programmer.py": "transforms/program transforms/transforms transforms/mixing",
 }

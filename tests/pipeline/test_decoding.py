@@ -114,6 +114,17 @@ def test_batches_are_those_of_a_cpu_place(files, chain, normalized, decoded):
     assert len(decoded) == 2 * of_device
 
 
+@pytest.mark.parametrize(("shape", "ratio"), [((2, 2), (5, 6)), ((300, 1), (2.5, 3)), ((1, 300), (0.2, 0.3))])
+def test_the_smallest_windows_are_those_of_a_cpu_place(shape, ratio, decoded):
+    data = encode(pillow.fromarray(make_pixels(*shape)), "JPEG")
+    samples = [{"image": data, "label": number} for number in range(4)]
+    crop = [RandomResizedCrop("image", 8, scale=(1e-9, 1e-9), ratio=ratio)]
+    expected = read(samples, "cpu", crop)
+    assert any(pixels.strip(b"\0") for _, _, pixels, *_ in expected)
+    assert read(samples, simulated_places(1), crop) == expected
+    assert decoded
+
+
 def test_a_picture_on_the_host_is_where_a_device_copies_it_from():
     pixels = make_pixels(6, 5)
     host = decoding.HostPixels(pixels)

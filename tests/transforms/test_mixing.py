@@ -6,7 +6,17 @@ import pytest
 from gpuloader import DataLoader, SampleError, TensorDataset
 from gpuloader.kernels.dtypes import round_to
 from gpuloader.testing import simulated_places
-from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, RandomErasing
+from gpuloader.transforms import (
+    Cast,
+    CutMix,
+    MixUp,
+    Normalize,
+    OneHot,
+    RandomCropFlip,
+    RandomErasing,
+    RandomFlip,
+)
+from gpuloader.transforms.operations import Plain
 
 SIDE = 16
 
@@ -217,6 +227,105 @@ def test_a_color_is_put_among_bits_as_bits(value):
     assert (floats == 1.5).any()
 
 
+MIXING = [
+    lambda **layout: RandomErasing("0", p=1, value=[7, 8, 9], **layout),
+    lambda **layout: CutMix("0", "1", 4, **layout),
+]
+PLACES = {"cpu": lambda: "cpu", "gpu": lambda: simulated_places(1)}
+
+
+def made_singly():
+    """Return pictures that the loader makes from single pictures, which a place with a GPU does by itself."""
+    images, labels = dataset(dtype=np.uint8, layout="HWC").tensors
+    return list(zip(images, labels.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("make", MIXING)
+@pytest.mark.parametrize(
+    ("before", "layout"),
+    [
+        ([], "HWC"),
+        ([Cast("0", "float32")], "HWC"),
+        ([RandomCropFlip("0", (9, 12))], "HWC"),
+        ([Normalize("0", to="HWC")], "HWC"),
+        ([Normalize("0")], "CHW"),
+        ([Normalize("0"), RandomErasing("0"), Cast("0", "float16")], "CHW"),
+        ([Normalize("0"), RandomCropFlip("0", (9, 12))], "CHW"),
+    ],
+    ids=repr,
+)
+def test_the_layout_is_what_the_transforms_before_make(before, layout, make, places):
+    pytest.importorskip("PIL")
+    chain, source = [RandomFlip("0"), *before], made_singly()
+    stated = read(*chain, make(layout=layout), source=source)
+    assert_same(read(*chain, make(), source=source, places=places()), stated)
+    with pytest.raises(
+        ValueError, match=rf"{type(make()).__name__} of field '0' has layout .* {layout}; pass"
+    ):
+        read(*chain, make(layout={"HWC": "CHW", "CHW": "HWC"}[layout]), source=source, places=places())
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("make", MIXING)
+def test_pictures_of_unknown_layout_that_look_like_hwc_are_an_error(make, places):
+    source = dataset(dtype=np.float32, layout="HWC")
+    with pytest.raises(SampleError, match=r"got shape \(16, 16, 3\), which looks like HWC; .*layout='HWC'"):
+        read(make(), source=source, places=places())
+    assert read(make(layout="HWC"), source=source, places=places())
+    images = np.zeros((4, 8, 4, 4), np.float32)  # small pictures of many channels, if the user says so
+    assert read(
+        CutMix("0", "1", 4, layout="CHW"), source=TensorDataset(images, np.arange(4)), places=places()
+    )
+
+
+def test_the_shape_of_pictures_of_another_layout_is_named():
+    source = TensorDataset(np.zeros((4, 3, 32, 24), np.uint8), np.arange(4))
+    with pytest.raises(SampleError, match=r"got 24 in images of shape \(3, 32, 24\) in layout HWC"):
+        read(Normalize("0"), source=source)
+
+
+def test_a_second_normalize_is_named():
+    with pytest.raises(
+        ValueError, match=r"layout HWC, but the Normalize before it makes .* leave one of them"
+    ):
+        read(Normalize("0"), Normalize("0", 0.5), source=dataset(dtype=np.uint8, layout="HWC"))
+    twice = [Normalize("0", scale=0.5), Normalize("0", layout="CHW", mean=1)]
+    once = Normalize("0", scale=0.5, mean=1)
+    source = dataset(dtype=np.uint8, layout="HWC")
+    assert_same(read(*twice, source=source), read(once, source=source))
+
+
+def test_a_transform_of_the_users_may_make_another_layout():
+    class Turn(Plain):
+        field = "0"
+
+        def bind(self, inputs):
+            (count, channels, height, width), dtype = inputs[0]
+            self.outputs = (((count, height, width, channels), dtype),)
+            return self
+
+        def on_host(self, inputs, outputs):
+            outputs[0][...] = inputs[0].transpose(0, 2, 3, 1)
+
+    source = dataset(dtype=np.uint8, layout="HWC")
+    [images, _], *_ = read(Normalize("0"), Turn(), CutMix("0", "1", 4, layout="HWC"), source=source)
+    assert images.shape == (4, SIDE, SIDE, 3)
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("wrong", [-1, 4])
+@pytest.mark.parametrize("mix", [MixUp("0", "1", 4), CutMix("0", "1", 4)], ids=repr)
+@pytest.mark.parametrize("before", [[], [Normalize("0", layout="CHW")]], ids=repr)
+def test_a_label_that_is_no_class_is_an_error(before, mix, wrong, places, cache):
+    source = dataset()
+    source.tensors[1][6] = wrong
+    with pytest.raises(SampleError, match=rf"from 0 to 3, since classes is 4, got {wrong}") as caught:
+        read(*before, mix, source=source, places=places(), cache=cache)
+    assert (caught.value.field, caught.value.dataset_index) == ("1", 6)
+
+
 @pytest.mark.parametrize(
     ("transforms", "problem"),
     [
@@ -226,7 +335,7 @@ def test_a_color_is_put_among_bits_as_bits(value):
             r"field '0': expected labels .* 4 floats, got float32 of shape \(3,\)",
         ),
         ([MixUp("0", "2", 4)], "field '2': no such array field to transform"),
-        ([RandomErasing("0", value=[1, 2])], "one number for each of 3 channels"),
+        ([RandomErasing("0", value=[1, 2])], "each of 3 channels, got .* of shape .3, 16, 16. in layout CHW"),
         ([RandomErasing("1")], "expected images in layout CHW"),
     ],
 )

@@ -92,13 +92,28 @@ def test_a_window_is_resized_with_what_lies_around_it():
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 2**32))
 def test_windows_lie_within_the_picture_and_their_ranges(height, width, seed):
     scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
+    _, _, tall, wide = drawn_within(height, width, scale, ratio, seed)
+    if height * width > 10_000 and 0.5 < height / width < 2:
+        assert 0.07 <= tall * wide / (height * width) <= 1
+        assert 0.7 < wide / tall < 1.4
+
+
+def drawn_within(height, width, scale, ratio, seed):
     top, left, tall, wide = draw_window(height, width, scale, ratio, rng(seed))
     assert 0 <= top <= height - tall
     assert 0 <= left <= width - wide
     assert min(tall, wide) >= 1
-    if height * width > 10_000 and 0.5 < height / width < 2:
-        assert 0.07 <= tall * wide / (height * width) <= 1
-        assert 0.7 < wide / tall < 1.4
+    return top, left, tall, wide
+
+
+SIDES = st.one_of(st.integers(1, 4), st.integers(1, 600))
+PAIRS = (st.lists(st.floats(low, high), min_size=2, max_size=2) for low, high in ((1e-9, 1), (1e-3, 1e3)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(SIDES, SIDES, *PAIRS, st.integers(0, 2**32))
+def test_windows_of_any_ranges_have_pixels(height, width, scale, ratio, seed):
+    drawn_within(height, width, sorted(scale), sorted(ratio), seed)
 
 
 def test_windows_are_spread_over_areas_and_shapes():
@@ -115,6 +130,19 @@ def test_windows_are_spread_over_areas_and_shapes():
 def test_a_window_that_never_fits_is_the_middle():
     assert draw_window(10, 1000, (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (0, 493, 10, 13)
     assert draw_window(1000, 10, (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (493, 0, 13, 10)
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "expected"),
+    [
+        ((2, 2), (5, 6), (0, 0, 1, 2)),
+        ((300, 1), (2.5, 3), (149, 0, 1, 1)),
+        ((1, 300), (0.2, 0.3), (0, 149, 1, 1)),
+        ((40, 50), (100, 100), (19, 0, 1, 50)),
+    ],
+)
+def test_the_middle_has_a_pixel_at_least(size, ratio, expected):
+    assert draw_window(*size, (1e-9, 1e-9), ratio, rng()) == expected
 
 
 def test_flips():

@@ -107,6 +107,22 @@ def test_the_pixels_are_those_of_a_cpu(files, chain, normalized, staged):
         assert label.tolist() == other.tolist()
 
 
+@pytest.mark.parametrize(
+    ("size", "ratio"),
+    [((2, 2), (5, 6)), ((300, 1), (2.5, 3)), ((1, 300), (0.2, 0.3)), ((40, 50), (100, 100))],
+    ids=str,
+)
+def test_the_smallest_windows_are_those_of_a_cpu(size, ratio, staged):
+    pixels = np.random.default_rng(0).integers(100, 256, (*size, 3), np.uint8)
+    samples = [{"image": pixels, "label": number} for number in range(6)]
+    for scale in ((0.08, 1), (1e-9, 1e-9)):
+        crop = [RandomResizedCrop("image", (8, 8), scale=scale, ratio=ratio)]
+        expected, _ = read(samples, "cpu", crop)
+        assert min(image.min() for image, _ in expected) >= 100
+        assert equal(read(samples, simulated_places(1), crop)[0], expected)
+    assert staged
+
+
 @pytest.mark.parametrize("to", ["HWC", "channels_last"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_layout_and_dtype_are_those_of_a_cpu(files, to, dtype, staged):
