@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from gpuloader.base.lazy import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader import dataset, fluid, io, reader
+    from gpuloader import dataset, fluid, reader
+    from gpuloader import io as io
     from gpuloader.base.errors import (
         ComposeNotAligned,
         DataFileError,
