@@ -252,3 +252,83 @@ def test_a_block_whose_objects_are_of_another_form_than_the_last_one_has_its_own
     for one, other in zip(found, wanted, strict=True):
         assert_same(one, other)
     assert found[1]["name"]["x"].tolist() in ([1, 2], [2, 1])
+
+
+class Taken:
+    """Samples 0 to 25 by index, in columns; notes what it was asked for. `changes` replaces later rows."""
+
+    def __init__(self, changes=()):
+        self.samples = [{"label": np.int64(number), "name": f"sample {number}"} for number in range(25)]
+        for number, sample in dict(changes).items():
+            self.samples[number] = sample
+        self.blocks, self.rows = [], []
+
+    def __len__(self):
+        return 25
+
+    def __getitem__(self, index):
+        self.rows.append(index)
+        return self.samples[index]
+
+    def take_block(self, indices):
+        self.blocks.append(list(indices))
+        samples = [self.samples[index] for index in indices]
+        return Block([Part(self.column(sample), slice(0, 1)) for sample in samples])
+
+    @staticmethod
+    def column(sample):
+        return {name: Names([one]) if name == "name" else np.array([one]) for name, one in sample.items()}
+
+
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
+def test_samples_are_taken_in_columns_by_their_indices(workers):
+    dataset = Taken()
+    loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle=True, seed=3, **workers)
+    wanted = DataLoader(dataset.samples, places="cpu", batch_size=7, shuffle=True, seed=3)
+    for found, other in zip(loader, wanted, strict=True):
+        assert_same(found, other)
+    assert dataset.rows == []
+    if workers is not PROCESSES:
+        assert sorted(itertools.chain(*dataset.blocks)) == list(range(25))
+
+
+def test_columns_are_transformed():
+    loader = DataLoader(Taken(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
+    assert np.concatenate([batch["label"] for batch in loader]).tolist() == np.eye(25).tolist()
+
+
+def test_a_batch_whose_columns_differ_is_read_by_sample():
+    dataset = Taken({5: {"label": np.int32(50), "name": "sample 5"}})
+    first, second, *_ = DataLoader(dataset, places="cpu", batch_size=4)
+    assert (first["label"].tolist(), second["label"].tolist()) == ([0, 1, 2, 3], [4, 50, 6, 7])
+    assert second["label"].dtype == np.int64
+    assert dataset.rows == [4, 5, 6, 7]
+
+
+def test_a_sample_that_does_not_fit_is_named():
+    dataset = Taken({5: {"label": np.zeros(2, np.int64), "name": "sample 5"}})
+    with pytest.raises(SampleError, match="label") as caught:
+        list(DataLoader(dataset, places="cpu", batch_size=4))
+    assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 1, 5)
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+def test_an_error_of_take_block_says_which_batch(workers):
+    class Faulty(Taken):
+        def take_block(self, indices):
+            if 9 in indices:
+                raise KeyError("no such row")
+            return super().take_block(indices)
+
+    message = r"take_block raised KeyError: 'no such row' for the indices \[.*9"
+    with pytest.raises(SampleError, match=message) as caught:
+        list(DataLoader(Faulty(), places="cpu", batch_size=4, **workers))
+    assert caught.value.batch == 2
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_collate_fn_gets_samples_that_are_read_one_by_one():
+    dataset = Taken()
+    loader = DataLoader(dataset, places="cpu", batch_size=5, collate_fn=lambda samples: samples[0]["label"])
+    assert [int(np.asarray(batch)) for batch in loader] == [0, 5, 10, 15, 20]
+    assert dataset.blocks == []

@@ -152,14 +152,18 @@ def test_copies_are_timed_where_there_are_any():
 class CountingDevice(SimulatedDevice):
     def __init__(self):
         super().__init__()
-        self.timed_events = 0
+        self.timed_events = self.timed_copies = 0
 
     def event(self, *, timed=False):
         self.timed_events += timed
         return super().event(timed=timed)
 
+    def elapsed(self, start, end):
+        self.timed_copies += 1
+        return super().elapsed(start, end)
 
-def test_timing_copies_keeps_few_events():
+
+def test_few_copies_are_timed_and_their_events_are_used_again():
     place = CustomPlace(CountingDevice())
     loader = DataLoader.from_generator(capacity=2).set_batch_generator(
         lambda: ([np.zeros((4, 8))] for _ in range(20 * EVERY)), places=place
@@ -167,3 +171,4 @@ def test_timing_copies_keeps_few_events():
     for (batch,) in loader:
         np.asarray(batch)
     assert 2 <= place.device.timed_events <= 6
+    assert 20 <= place.device.timed_copies <= 26
