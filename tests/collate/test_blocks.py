@@ -7,7 +7,7 @@ import pytest
 
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, get_worker_info
 from gpuloader.sources.block import Block, Part, gives_blocks
-from gpuloader.transforms import OneHot
+from gpuloader.transforms import OneHot, Resize
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
 
@@ -331,4 +331,14 @@ def test_a_collate_fn_gets_samples_that_are_read_one_by_one():
     dataset = Taken()
     loader = DataLoader(dataset, places="cpu", batch_size=5, collate_fn=lambda samples: samples[0]["label"])
     assert [int(np.asarray(batch)) for batch in loader] == [0, 5, 10, 15, 20]
+    assert dataset.blocks == []
+
+
+def test_pictures_are_transformed_one_by_one():
+    dataset = Taken()
+    dataset.samples = [{"image": np.full((4, 5, 3), number, np.uint8)} for number in range(25)]
+    loader = DataLoader(dataset, places="cpu", batch_size=5, transforms=[Resize("image", (2, 2))])
+    for number, batch in enumerate(loader):
+        wanted = np.arange(5 * number, 5 * number + 5)[:, None, None, None]
+        assert (batch["image"] == np.broadcast_to(wanted, (5, 2, 2, 3))).all()
     assert dataset.blocks == []

@@ -30,11 +30,13 @@ def test_samples_of_one_value():
 
 def test_a_sample_of_another_form_says_which():
     structure = Structure.of({"a": 1})
-    for leaves in (
-        array_leaves(structure, iter([{"a": 1}, {"b": 1}]), 5, {}),
-        all_leaves(structure, [{"a": 1}, {"b": 1}], 5),
+    samples = [{"a": 1}, {"b": 1}]
+    for leaves, index in (
+        (array_leaves(structure, iter(samples), 5, {}), 6),
+        (all_leaves(structure, samples, 5), 6),
+        (all_leaves(structure, samples), 1),
     ):
         assert list(next(leaves)) == [1]
         with pytest.raises(SampleError) as caught:
             next(leaves)
-        assert caught.value.index == 6
+        assert caught.value.index == index

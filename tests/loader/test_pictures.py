@@ -236,6 +236,16 @@ def test_without_a_name_only_the_first_picture_is_transformed():
     assert batch["c"].shape == (1, 8, 9, 3)
 
 
+@pytest.mark.parametrize("field", ["a", "b"])
+def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_alike(field):
+    """Whether a transform makes these pictures or they came as arrays."""
+    dataset = [{"a": make_pixels(8, 9), "b": make_pixels(8, 9), field: make_pixels(8, 20 + n)} for n in range(2)]
+    steps = [Resize("a", 8 if field == "a" else (4, 5))]
+    with pytest.raises(SampleError, match="so that all pictures have one size") as caught:
+        list(DataLoader(dataset, places="cpu", batch_size=2, transforms=steps))
+    assert caught.value.field == field
+
+
 def test_single_samples_are_transformed_too(folder):
     samples = list(DataLoader(folder, places="cpu", batch_size=None, transforms=[Resize("image", (4, 5))]))
     assert {image.shape for image, _ in samples} == {(4, 5, 3)}

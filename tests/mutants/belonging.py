@@ -10,7 +10,7 @@ MORE: dict[str, str] = {
     "collate/blank.py": "collate/structure loader/forms",
     "collate/block_assembly.py": "collate/blocks sources/tables/table",
     "collate/columns.py": "loader/forms loader/generator_loader",
-    "collate/finish.py": "collate/assembly collate/items transforms/transforms",
+    "collate/finish.py": "collate/assembly collate/items transforms/transforms loader/prefetching",
     "collate/form.py": "loader/forms",
     "collate/gaps.py": "loader/pictures",
     "collate/gather.py": "pipeline/cache transforms/transforms",
@@ -22,7 +22,7 @@ MORE: dict[str, str] = {
     "collate/look.py": "loader/prefetching torch/prefetch",
     "collate/nested.py": "loader/prefetching torch/prefetch torch/formats",
     "collate/packing.py": "collate/samples collate/items loader/exact_values",
-    "collate/pictures.py": "loader/pictures transforms/staging",
+    "collate/pictures.py": "loader/pictures transforms/staging pipeline/decoding",
     "collate/reading.py": "collate/assembly loader/dataset_loader",
     "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values "
     "bad_input",
@@ -42,6 +42,7 @@ MORE: dict[str, str] = {
     "fetch/worker_options.py": "loader/options watch/tuning",
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
     "fetch/processes/control.py": "fetch/processes/fork_server",
+    "fetch/processes/failures.py": "fetch/processes/deaths",
     "fetch/processes/pickling.py": "fetch/processes/shipping",
     "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/starting "
     "fetch/processes/deaths",

@@ -2,11 +2,14 @@
 
 import itertools
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gpuloader import LoaderError, SampleError
+from gpuloader.fetch.jobs import Job
+from gpuloader.fetch.processes.failures import died
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, OwnError, Unpicklable, indices, loader, plain
 
@@ -283,3 +286,45 @@ def test_a_worker_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
     with pytest.raises(LoaderError, match=r"worker [01] could not start: .*the thread could not be started"):
         list(loader(Faulty(), start_method="fork"))
     assert capfd.readouterr() == ("", "")
+
+
+def make_job(number, indices=(), deaths=0):
+    job = Job(number, indices)
+    job.deaths = deaths
+    return job
+
+
+@pytest.mark.parametrize(
+    ("code", "deaths", "held", "message"),
+    [
+        (3, 0, [], "exited with code 3 while it was idle"),
+        (3, 1, [], "exited with code 3 while it was idle"),
+        (3, 2, [], "exited with code 3 while it was idle, the 2nd in a row to die before it delivered anything"),
+        (
+            -9,
+            0,
+            [make_job(4, [7, 8])],
+            "was ended by signal 9 (SIGKILL) while it was fetching batch 4 (samples 7, 8); "
+            "the system may have run out of memory",
+        ),
+        (
+            -11,
+            3,
+            [make_job(4, range(5), deaths=3), make_job(6, range(5, 10), deaths=2)],
+            "was ended by signal 11 (SIGSEGV) while it was fetching batches 4, 6, the 3rd worker to die at batch "
+            "4 (samples 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)",
+        ),
+        (
+            None,
+            4,
+            [make_job(0, range(8), deaths=1), make_job(1, [], deaths=2)],
+            "closed its pipe while it was fetching batches 0, 1, the 4th in a row to die before it delivered "
+            "anything (samples 0, 1, 2, 3, 4, 5, 6, 7)",
+        ),
+    ],
+)
+def test_the_error_for_a_dead_worker_says_what_it_did(code, deaths, held, message):
+    error = died(SimpleNamespace(number=1, pid=77, deaths=deaths), code, held)
+    assert str(error) == f"worker 1 (process 77) {message}"
+    assert (error.pid, error.signal) == (77, -code if code and code < 0 else None)
+    assert list(error.indices) == [index for job in held for index in job.indices]
