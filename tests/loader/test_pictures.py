@@ -239,7 +239,9 @@ def test_without_a_name_only_the_first_picture_is_transformed():
 @pytest.mark.parametrize("field", ["a", "b"])
 def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_alike(field):
     """Whether a transform makes these pictures or they came as arrays."""
-    dataset = [{"a": make_pixels(8, 9), "b": make_pixels(8, 9), field: make_pixels(8, 20 + n)} for n in range(2)]
+    dataset = [
+        {"a": make_pixels(8, 9), "b": make_pixels(8, 9), field: make_pixels(8, 20 + n)} for n in range(2)
+    ]
     steps = [Resize("a", 8 if field == "a" else (4, 5))]
     with pytest.raises(SampleError, match="so that all pictures have one size") as caught:
         list(DataLoader(dataset, places="cpu", batch_size=2, transforms=steps))

@@ -12,15 +12,19 @@ SECOND = 10**9
 
 
 class Loop:
-    """A loop on one simulated device, which takes ever the same time per step and waits for half of it."""
+    """A loop on one simulated device, whose steps take as long as the test says."""
 
     def __init__(self, climb=None, prefetch=1, budget=1 << 20):
         self.climb = climb or Climb(Setting(1, 2, 1), most_workers=8)
         self.resized = []
         self.ring = SimpleNamespace(count=4, slot_nbytes=1000, grow=self.grow)
-        self.lanes = [SimpleNamespace(device=place.device, prefetch=prefetch) for place in simulated_places(1)]
+        self.lanes = [
+            SimpleNamespace(device=place.device, prefetch=prefetch) for place in simulated_places(1)
+        ]
         self.pipeline = SimpleNamespace(prefetch=prefetch)
-        self.meter = SimpleNamespace(steps=0, wait=0, transfer=0, compute=0, snapshot=lambda: self.meter.steps)
+        self.meter = SimpleNamespace(
+            steps=0, wait=0, transfer=0, compute=0, snapshot=lambda: self.meter.steps
+        )
         fetching = SimpleNamespace(ahead_of=lambda workers, depth: workers * depth, budget=budget)
         fetch = SimpleNamespace(resize=lambda *sizes: self.resized.append(sizes))
         self.steering = Steering(self.climb, fetch, self.ring, self.lanes, self.meter, fetching)
@@ -28,11 +32,11 @@ class Loop:
     def grow(self, count):
         self.ring.count += count
 
-    def step(self, seconds=0.1):
+    def step(self, seconds=0.1, waiting=0.5):
         self.meter.steps += 1
-        self.meter.wait += int(seconds * SECOND / 2)
-        self.meter.compute += int(seconds * SECOND / 4)
-        self.meter.transfer += int(seconds * SECOND / 4)
+        self.meter.wait += int(seconds * SECOND * waiting)
+        self.meter.compute += int(seconds * SECOND * (1 - waiting) / 2)
+        self.meter.transfer += int(seconds * SECOND * (1 - waiting) / 2)
         return self.steering.after_step(self.pipeline)
 
 
@@ -81,6 +85,17 @@ def test_a_setting_beyond_the_memory_budget_changes_nothing():
     assert loop.climb.settled_at == loop.meter.steps
     assert loop.resized == [(1, 2)]
     assert not loop.step()
+    enough = Loop(budget=8000)
+    for _ in range(FEWEST_STEPS):
+        enough.step()
+    assert (enough.climb.setting.workers, enough.ring.count) == (2, 8)
+
+
+def test_a_loop_that_hardly_waits_keeps_its_setting():
+    loop = Loop()
+    assert [loop.step(waiting=0.01) for _ in range(FEWEST_STEPS)] == [True] * (FEWEST_STEPS - 1) + [False]
+    assert loop.climb.setting == Setting(1, 2, 1)
+    assert loop.resized == []
 
 
 def test_only_the_latest_epoch_of_a_loader_steers():

@@ -299,7 +299,12 @@ def make_job(number, indices=(), deaths=0):
     [
         (3, 0, [], "exited with code 3 while it was idle"),
         (3, 1, [], "exited with code 3 while it was idle"),
-        (3, 2, [], "exited with code 3 while it was idle, the 2nd in a row to die before it delivered anything"),
+        (
+            3,
+            2,
+            [],
+            "exited with code 3 while it was idle, the 2nd in a row to die before it delivered anything",
+        ),
         (
             -9,
             0,
@@ -310,9 +315,9 @@ def make_job(number, indices=(), deaths=0):
         (
             -11,
             3,
-            [make_job(4, range(5), deaths=3), make_job(6, range(5, 10), deaths=2)],
-            "was ended by signal 11 (SIGSEGV) while it was fetching batches 4, 6, the 3rd worker to die at batch "
-            "4 (samples 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)",
+            [make_job(4, range(5), deaths=2), make_job(6, range(5, 10), deaths=1)],
+            "was ended by signal 11 (SIGSEGV) while it was fetching batches 4, 6, the 2nd worker to die at "
+            "batch 4 (samples 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)",
         ),
         (
             None,
