@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -92,7 +93,35 @@ def _close_pipes(error: OSError) -> None:
                     os.close(frame.f_locals[name])
 
 
-def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
+class StartedThread:
+    """A thread of this package, which does not belong to the garbage when its holder does.
+
+    The standard library keeps all threads in a weak set, which removes them in Python code. A Ctrl-C that
+    arrives while a thread is collected with the epoch that has started it would be lost there. So this refers
+    to the thread weakly; as long as it runs, it keeps itself.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = weakref.ref(thread)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return self._thread() is threading.current_thread()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread has ended, at most `timeout` seconds."""
+        thread = self._thread()
+        if thread is not None:
+            thread.join(timeout)
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs."""
+        thread = self._thread()
+        return thread is not None and thread.is_alive()
+
+
+def start_thread(name: str, target: Callable[..., object], *arguments: object) -> StartedThread:
     """Start and return a daemon thread, which reads for the same loader as the calling thread, if any.
 
     Raises
@@ -111,7 +140,7 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
             f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "
             "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
         ) from error
-    return thread
+    return StartedThread(thread)
 
 
 def _run(owner: object, target: Callable[..., object], *arguments: object) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import NoReturn
 
 from gpuloader.base.errors import LoaderError, QueueClosed
-from gpuloader.base.processes import start_thread
+from gpuloader.base.processes import StartedThread, start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import interrupted
 from gpuloader.fetch.relay import Relay, run
@@ -61,7 +60,7 @@ class ReadAhead:
         self._relay.paused = not (bound or pace.beside)
         self._pace = pace
         self._process = os.getpid()
-        self._thread: threading.Thread | None = None
+        self._thread: StartedThread | None = None
         self._reads = not (bound and pace.threaded)  # whether this thread may read
         self._switches = not bound
         self._eager = eager
@@ -199,7 +198,7 @@ class ReadAhead:
         with relay.mutex:
             relay.reader_waits = False
         relay.room.put(None)
-        if self._thread is not threading.current_thread():
+        if not self._thread.is_current:
             self._thread.join(CLOSING_TIME)
         if self._thread.is_alive():
             return False  # it returns the slots when the user's code returns

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gpuloader.base.errors import LoaderError
-from gpuloader.base.processes import start_thread
+from gpuloader.base.processes import StartedThread, start_thread
 from gpuloader.devices.base import Device
 from gpuloader.transforms.program import Program
 
@@ -31,7 +31,7 @@ class KernelsAhead:
         self._beginning = threading.Lock()
         self._has_begun = False
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: StartedThread | None = None
 
     def begin(self, program: Program) -> None:
         """Begin to compile what a program launches; only the first call does. Any thread may call it."""
@@ -50,7 +50,7 @@ class KernelsAhead:
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            if thread is not threading.current_thread():  # which may have collected an epoch as garbage
+            if not thread.is_current:  # which may have collected an epoch as garbage
                 thread.join()
 
 

@@ -71,6 +71,8 @@ class Acts:
         """Perform one act, raising what the loader raises, and `Wrong` for wrong data."""
         name, _, number = act.partition(":")
         self.steps = 0
+        if self.loader is None:  # an interrupt came while an earlier act made another one
+            self.loader = self.source.open()
         if name in ("break", "close", "drop", "cycle", "raise"):
             self._leave(name, int(number))
         else:

@@ -110,12 +110,9 @@ def test_an_epoch_dropped_by_the_garbage_collector_is_closed_too(options):
     assert len(list(loader)) == 20
 
 
-@pytest.mark.parametrize("read_ahead", [True, False])
+@pytest.mark.parametrize("read_ahead", [True, False, "thread"])
 def test_an_interrupt_while_an_epoch_is_collected_is_delivered(read_ahead, monkeypatch):
-    """Its memory is that of an earlier epoch, and so older than what closes the epoch.
-
-    Without a thread: the standard library keeps all threads in a weak set, which removes them in Python code.
-    """
+    """Its memory is that of an earlier epoch, and so older than what closes the epoch."""
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
     [place] = simulated_places(1)

@@ -13,7 +13,7 @@ from typing import Any
 from gpuloader.base.errors import LoaderError, WorkerTimeout
 from gpuloader.base.nesting import read_for
 from gpuloader.base.numa import Cores, bind
-from gpuloader.base.processes import LONGEST_WAIT, start_thread
+from gpuloader.base.processes import LONGEST_WAIT, StartedThread, start_thread
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.fetch.failures import plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window
@@ -90,7 +90,7 @@ class Threads:
         self._failures: list[LoaderError] = []
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.closed = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[StartedThread] = []
         try:
             for tasks in queues:
                 self._start(tasks)
@@ -167,7 +167,7 @@ class Threads:
             tasks.put(None)
         deadline = monotonic() + CLOSING_TIME
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if not thread.is_current:
                 thread.join(max(deadline - monotonic(), 0))
         return not any(thread.is_alive() for thread in self._threads)
 
