@@ -3,6 +3,8 @@
 import os
 import threading
 
+import pytest
+
 from gpuloader.pipeline.kernels_ahead import KernelsAhead
 from tests.fakes import wait_until
 
@@ -80,6 +82,8 @@ def test_a_failure_concerns_that_device_alone():
     ahead.finish()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_compiles_nothing_and_waits_for_no_thread():
     device = Compiling(goes_on=False)
     busy, idle = KernelsAhead([device]), KernelsAhead([device])

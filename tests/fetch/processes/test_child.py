@@ -12,7 +12,10 @@ from gpuloader.fetch.processes.child import ServedChild, wait_for
 from gpuloader.fetch.processes.serving import STATUS
 from tests.fakes import is_running
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs process descriptors")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs process descriptors"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
 
 
 @pytest.fixture(params=[True, False], ids=["descriptor", "none"])
