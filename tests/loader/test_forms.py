@@ -309,3 +309,9 @@ class TestReaders:
             )
             with pytest.raises(SampleError, match=rf"batch 0, sample 1, field '0': {message}"):
                 list(loader)
+
+
+def test_text_stands_beside_sequences_of_its_own_sample():
+    samples = [{"words": [1] * (number + 1), "name": f"n{number}"} for number in range(4)]
+    batches = DataLoader(samples, places="cpu", batch_size=2, ragged=["words"])
+    assert [batch["name"] for batch in batches] == [["n0", "n1"], ["n2", "n3"]]
