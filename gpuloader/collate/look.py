@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuloader.collate.stream import StagedBatch
 from gpuloader.collate.structure import Branch, Structure
-from gpuloader.collate.whole import list_entries
+from gpuloader.collate.whole import open_flat
 from gpuloader.fields.spec import Array
 from gpuloader.fields.tensors import is_tensor
 from gpuloader.staging.layout import Layout
@@ -61,9 +61,10 @@ class Look:
         large : int
             The bytes from which on an array is large.
         """
-        entries, structure = list_entries(batch), staged.structure
-        if entries is None or structure is None or any(staged.levels):
+        flat, structure = open_flat(batch), staged.structure
+        if flat is None or structure is None or any(staged.levels):
             return None
+        keys, entries = flat
         if not isinstance(structure.root, Branch) or len(structure.leaves) != len(entries):
             return None
         fields: list[tuple[Any, Any, tuple[int, ...], bool]] = []
@@ -78,7 +79,6 @@ class Look:
                 fields.append((type(entry), None, (), False))
             else:
                 return None
-        keys = (*batch,) if type(batch) is dict else None
         return cls(type(batch), keys, tuple(fields), structure, staged.layout, staged.levels)
 
     def take_apart(self, batch: Any) -> tuple[list[Array], tuple[Any, ...], list[Array]] | None:

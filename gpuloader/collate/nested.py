@@ -16,7 +16,7 @@ from gpuloader.collate.form import Collation
 from gpuloader.collate.look import PLAIN, Look
 from gpuloader.collate.stream import Apart, StagedBatch, fill_slot, write_arrays
 from gpuloader.collate.structure import Leaf, Node, Structure
-from gpuloader.collate.whole import Parts, list_entries, take_apart
+from gpuloader.collate.whole import Parts, open_flat, take_apart
 from gpuloader.devices.following import find_library
 from gpuloader.devices.foreign_arrays import is_on_host
 from gpuloader.fields.ragged import Ragged
@@ -144,9 +144,10 @@ class NestedStager:
 
     def _look_at(self, batch: Any) -> Any:
         """Return what the structure of a batch without nesting follows from; None for any other batch."""
-        entries = list_entries(batch)
-        if entries is None:
+        flat = open_flat(batch)
+        if flat is None:
             return None
+        keys, entries = flat
         staged = []
         for entry in entries:
             if type(entry) is np.ndarray or is_tensor(entry):
@@ -155,7 +156,7 @@ class NestedStager:
                 staged.append(False)
             else:
                 return None
-        return type(batch), (*batch,) if type(batch) is dict else None, tuple(staged)
+        return type(batch), keys, tuple(staged)
 
     def _is_staged(self, value: Any) -> bool:
         intake = self._intake

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.collate.form import Collation
-from gpuloader.collate.stream import StagedBatch
+from gpuloader.collate.stream import StagedBatch, write_arrays
 from gpuloader.collate.structure import Structure, is_proper_array, is_proper_value
 from gpuloader.fields.casting import cast
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike, matches
@@ -95,8 +95,7 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
         parts = _take_any_apart(value, collation)
         layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
-    for view, array in zip(slot.views(layout), parts.arrays, strict=True):
-        np.copyto(view, array)
+    write_arrays(parts.arrays, slot.views(layout))
     return StagedBatch(slot, layout, parts.levels, number, parts.structure, parts.objects)
 
 
@@ -113,15 +112,15 @@ def _take_any_apart(value: Any, collation: Collation) -> Parts:
 
 def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] | None:
     """Return parts and layout of arrays without nesting; None for all other values."""
-    if collation.feeds is not None or (entries := list_entries(value)) is None:
+    if collation.feeds is not None or (flat := open_flat(value)) is None:
         return None
+    keys, entries = flat
     fields = []
     for entry in entries:
         if type(entry) is not np.ndarray:
             return None
         fields.append((entry.shape, entry.dtype))
     kind: Any = type(value)
-    keys = (*value,) if kind is dict else None
     known = _plan_plain(kind, keys, tuple(fields), collation.function is not None)
     if known is None:
         return None
@@ -129,18 +128,20 @@ def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] 
     return Parts(structure, [*entries], (0,) * len(fields), ()), layout
 
 
-def list_entries(value: Any) -> Collection[Any] | None:
-    """Return the entries of a tuple, a list or a dict with string keys; None for all other values.
+def open_flat(value: Any) -> tuple[tuple[str, ...] | None, Collection[Any]] | None:
+    """Return keys and entries of a tuple, a list or a dict with string keys; None for all other values.
 
-    Subclasses are other values. So are other keys: 1 and True are equal, but not the same.
+    A tuple or a list has None as its keys. Subclasses are other values. So are dicts with other keys: 1 and
+    True are equal, but not the same.
 
-    >>> list_entries({"a": 1, "b": 2}), list_entries((3,)), list_entries({1: 2}), list_entries("text")
-    (dict_values([1, 2]), (3,), None, None)
+    >>> open_flat({"a": 1, "b": 2}), open_flat((3,)), open_flat({1: 2}), open_flat("text")
+    ((('a', 'b'), dict_values([1, 2])), (None, (3,)), None, None)
     """
     kind = type(value)
     if kind is dict:
-        return value.values() if all(type(key) is str for key in value) else None
-    return value if kind is tuple or kind is list else None
+        keys = (*value,)
+        return (keys, value.values()) if all(type(key) is str for key in keys) else None
+    return (None, value) if kind is tuple or kind is list else None
 
 
 @functools.lru_cache(maxsize=64)
