@@ -22,13 +22,11 @@ from gpuloader.kernels.launching import (
 from gpuloader.kernels.windows import (
     Layout,
     as_pixels,
-    check_layout,
-    check_numbers,
+    check_images,
     check_window,
     cut_windows,
     geometry_type,
     join_shape,
-    measure,
 )
 
 _LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and that a lane stores of a row
@@ -114,10 +112,7 @@ def _check(
     images: Any, size: Sequence[int], windows: Any, layout: str, library: Library
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Return the shape of the result, and the kernel's geometry, where `pixel` is in bytes."""
-    check_array("images", images, library, shape=(None,) * 4)
-    check_numbers("images", images)
-    check_layout("layout", layout)
-    channels, height, width = measure(images, layout)
+    channels, height, width = check_images(images, layout, library)
     out_height, out_width = check_window(size, height, width)
     samples = len(images)
     check_array("windows", windows, library, shape=(samples, 3), dtypes=[np.int32])

@@ -12,10 +12,8 @@ from gpuloader.kernels.launching import Library, check_array, find_device, launc
 from gpuloader.kernels.windows import (
     Layout,
     as_pixels,
-    check_layout,
-    check_numbers,
+    check_images,
     geometry_type,
-    measure,
 )
 
 ENTRIES = tuple(f"erase<{word}>" for size, word in WORDS.items() if size <= 8)
@@ -99,10 +97,7 @@ def _check(
     images: Any, windows: Any, color: ArrayLike, layout: str, library: Library
 ) -> tuple[dict[str, int], NDArray[Any]]:
     """Return the kernel's geometry, and the color in the dtype of the images."""
-    check_array("images", images, library, shape=(None,) * 4)
-    check_numbers("images", images)
-    check_layout("layout", layout)
-    channels, height, width = measure(images, layout)
+    channels, height, width = check_images(images, layout, library)
     check_array("windows", windows, library, shape=(len(images), 4), dtypes=[np.int32])
     try:
         values = np.asarray(color, images.dtype).reshape(-1)

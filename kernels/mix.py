@@ -25,10 +25,8 @@ from gpuloader.kernels.launching import (
 from gpuloader.kernels.windows import (
     Layout,
     as_pixels,
-    check_layout,
-    check_numbers,
+    check_images,
     geometry_type,
-    measure,
 )
 
 _FLOATS = ("float16", "float32", "float64")
@@ -273,10 +271,7 @@ def _check_floats(
 
 def _check_images(images: Any, mix: Any, layout: str, library: Library) -> dict[str, int]:
     """Return the kernel's geometry."""
-    check_array("images", images, library, shape=(None,) * 4)
-    check_numbers("images", images)
-    check_layout("layout", layout)
-    channels, height, width = measure(images, layout)
+    channels, height, width = check_images(images, layout, library)
     check_array("mix", mix, library, shape=(len(images), _OWN + 1), dtypes=[np.int32])
     pixel = channels if layout == "HWC" else 1
     values = channels * height * width

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.kernels.launching import check_size
+from gpuloader.kernels.launching import Library, check_array, check_size
 
 Layout = Literal["HWC", "CHW"]
 
@@ -88,6 +88,18 @@ def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple
             f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape[1:]}"
         )
     return channels, height, width
+
+
+def check_images(images: Any, layout: str, library: Library) -> tuple[int, int, int]:
+    """Return the channels, height and width of images that a kernel moves as words, or raise as `crop` does.
+
+    >>> check_images(np.zeros((8, 32, 40, 3), np.uint8), "HWC", "numpy")
+    (3, 32, 40)
+    """
+    check_array("images", images, library, shape=(None,) * 4)
+    check_numbers("images", images)
+    check_layout("layout", layout)
+    return measure(images, layout)
 
 
 def check_window(size: object, height: int, width: int) -> tuple[int, int]:
