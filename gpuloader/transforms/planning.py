@@ -14,8 +14,8 @@ import numpy as np
 from gpuloader.sources.pictures.coloring import Coloring, recolor
 from gpuloader.sources.pictures.decoding import Pixels
 from gpuloader.sources.pictures.geometry import Geometry
-from gpuloader.sources.pictures.picture import Picture, as_picture, size_of
-from gpuloader.sources.pictures.resampling import as_pixels, resample
+from gpuloader.sources.pictures.picture import as_picture, size_of
+from gpuloader.sources.pictures.resampling import as_image, as_pixels, resample
 
 Plan = list[Geometry | Coloring]
 """The steps in their order; the first is a `Geometry` of the decoded picture."""
@@ -106,11 +106,7 @@ def make_picture(value: Any, transforms: Sequence[PictureTransform], rng: np.ran
 
 def finish_plan(picture: Any, plan: Plan) -> Pixels:
     """Return the pixels that a plan makes of what `as_picture` returned."""
-    first, *others = plan
-    assert isinstance(first, Geometry)
-    if isinstance(picture, Picture):
-        picture, first = picture.decode_for(first)
-    image = resample(picture, first)
-    for step in others:
-        image = resample(image, step) if isinstance(step, Geometry) else recolor(image, step)
-    return as_pixels(image)
+    made = picture
+    for step in plan:
+        made = resample(made, step) if isinstance(step, Geometry) else recolor(as_image(made), step)
+    return as_pixels(made)

@@ -238,10 +238,12 @@ def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> N
     """Decode a part of a picture, by way of the thread's own memory unless the part is the whole."""
     top, left, bottom, right = part
     out = target.reshape(bottom - top, right - left, 3)
-    is_whole = out.shape[:2] == shrink_size(size_of(picture), shrink)
-    pixels = picture.decode_at(shrink, out if is_whole else None)
+    if out.shape[:2] == shrink_size(size_of(picture), shrink):
+        pixels, (y, x) = picture.decode_at(shrink, out), (0, 0)
+    else:
+        pixels, (y, x) = picture.decode_part(shrink, part)
     if pixels is not out:
-        out[...] = np.asarray(pixels)[top:bottom, left:right]
+        out[...] = np.asarray(pixels)[top - y : bottom - y, left - x : right - x]
 
 
 def cut_region(pixels: Pixels, geometry: Geometry, changes: Iterable[float] = ()) -> Region:
@@ -266,10 +268,7 @@ def find_part(
     (8, 18, 20, 30)
     """
     tall, wide = size
-    top, left, bottom, right = geometry.find_region()
-    # One more on each side, because the kernel and Pillow round the edges of the box to float32.
-    top, left = min(max(top - 1, 0), tall - 1), min(max(left - 1, 0), wide - 1)
-    bottom, right = max(min(bottom + 1, tall), top + 1), max(min(right + 1, wide), left + 1)
+    top, left, bottom, right = geometry.find_part(tall, wide)
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
     numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn, *changes)

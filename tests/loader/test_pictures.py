@@ -20,6 +20,8 @@ from gpuloader import (
     SampleError,
     TensorDataset,
 )
+from gpuloader.sources.pictures import resampling
+from gpuloader.sources.pictures.compiling import LateResizer, compile_resizer
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     Cast,
@@ -30,6 +32,7 @@ from gpuloader.transforms import (
     RandomFlip,
     RandomResizedCrop,
     Resize,
+    planning,
 )
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, write_folder
 
@@ -299,12 +302,26 @@ def test_threads_decode_by_default(folder):
     assert DataLoader([1, 2], num_workers=2)._loading.workers.kind == "process"
 
 
-def test_no_more_pictures_are_decoded_than_threads(folder, monkeypatch):
-    """Each thread holds one decoded picture at a time, whatever the batch."""
-    from gpuloader.sources.pictures import picture
+@pytest.fixture(params=["Pillow", "compiled"])
+def way(request, monkeypatch):
+    """Have all pictures resized by Pillow, or by compiled code, which decodes them in part."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    choose_resizer(monkeypatch, compile_resizer() if request.param == "compiled" else None)
+    return request.param
 
+
+def choose_resizer(monkeypatch, resizer):
+    late = LateResizer(0)
+    monkeypatch.setattr(late, "find", lambda: resizer)
+    monkeypatch.setattr(resampling, "LATE_RESIZER", late)
+
+
+def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):
+    """Each thread holds one decoded picture at a time, whatever the batch."""
     held, most, lock = 0, 0, threading.Lock()
-    decode, resample = picture.decode_briefly, None
+    decoder = "decode_at" if way == "Pillow" else "decode_part"
+    decode, resample = getattr(Picture, decoder), planning.resample
 
     def counted(*arguments):
         nonlocal held, most
@@ -313,10 +330,6 @@ def test_no_more_pictures_are_decoded_than_threads(folder, monkeypatch):
             most = max(most, held)
         return decode(*arguments)
 
-    from gpuloader.transforms import planning
-
-    resample = planning.resample
-
     def done(*arguments):
         nonlocal held
         image = resample(*arguments)
@@ -324,11 +337,31 @@ def test_no_more_pictures_are_decoded_than_threads(folder, monkeypatch):
             held -= 1
         return image
 
-    monkeypatch.setattr(picture, "decode_briefly", counted)
+    monkeypatch.setattr(Picture, decoder, counted)
     monkeypatch.setattr(planning, "resample", done)
     read(folder, batch_size=15, num_workers=4, transforms=[Resize("image", (8, 8))])
     assert 1 <= most <= 4
     assert held == 0
+
+
+@pytest.mark.parametrize("transforms", [AUGMENTED, [Resize("image", 30), CenterCrop("image", 34)]], ids=len)
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}], ids=str)
+def test_compiled_code_makes_the_same_batches(folder, transforms, workers, monkeypatch):
+    pytest.importorskip("numba")
+    options = {"transforms": transforms, **workers}
+    choose_resizer(monkeypatch, None)
+    expected = read(folder, **options)
+    choose_resizer(monkeypatch, compile_resizer())
+    assert_equal(read(folder, **options), expected)
+
+
+def test_compiled_code_takes_over_in_the_middle_of_an_epoch(folder, monkeypatch):
+    pytest.importorskip("numba")
+    choose_resizer(monkeypatch, None)
+    expected = read(folder)
+    monkeypatch.setattr(resampling, "LATE_RESIZER", LateResizer(pays_after=7))
+    assert_equal(read(folder), expected)
+    assert resampling.LATE_RESIZER.find() is not None
 
 
 @pytest.mark.parametrize(

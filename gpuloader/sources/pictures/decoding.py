@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.base.errors import MissingPackage, PictureError, describe_error, missing_package
+from gpuloader.fields.encoded import Part
+from gpuloader.sources.pictures.turbojpeg import load_turbojpeg
 
 Pixels = NDArray[np.uint8]
 """Pixels of shape (height, width, channels)."""
 
-_JPEG = b"\xff\xd8\xff"
+_JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 _TURBO = ("YCbCr", "Gray", "GRAY")  # what is left to Pillow: CMYK, YCCK, and RGB stored as such
 _EIGHTHS = 8  # a decoder shrinks to n / 8 of the size
 _KEPT = 64 << 20  # bytes: memory that a thread keeps for its next picture
@@ -212,6 +214,35 @@ def decode_briefly(
                 return _turn(pixels, header.orientation)
         image = _convert(data, header, shrink)
         return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
+
+
+def decode_part(
+    data: bytes, header: Header, shrink: int, part: Part
+) -> tuple[Pixels, tuple[int, int]] | None:
+    """Return pixels of at least a part of an encoded picture, for use as those of `decode_briefly`.
+
+    Parameters
+    ----------
+    data : bytes
+        The encoded picture.
+    header : Header
+        Its header.
+    shrink : int
+        The eighths of its size at which it is decoded.
+    part : tuple of int
+        Top, left, bottom and right of the part, at that size.
+
+    Returns
+    -------
+    tuple or None
+        The pixels, and their top and left in the picture. None if TurboJPEG 3 is missing, if the picture is
+        no upright JPEG, or if it looks damaged. Then the decoder of the whole picture decides.
+    """
+    # What is cut off below the part would go unnoticed.
+    if not header.is_turbo or header.orientation != 1 or bytes(data[-2:]) != _END_OF_JPEG:
+        return None
+    library = load_turbojpeg()
+    return None if library is None else library.decode_part(data, part, shrink, _scratch.take)
 
 
 def _decode_turbo(

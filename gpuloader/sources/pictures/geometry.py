@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from gpuloader.fields.encoded import Part
+
 FILTERS = {"bilinear": 1.0, "bicubic": 2.0}
 """The filters, and how far each reaches, in pixels of the coarser of the two grids."""
 
@@ -102,6 +104,18 @@ class Geometry:
             return top, left, top + height, left + width
         (first, last), (near, far) = self._reach(1), self._reach(0)
         return first, near, last, far
+
+    def find_part(self, height: int, width: int) -> Part:
+        """Return `find_region`, within a source of this size, and a pixel wider on each side.
+
+        Pillow and the kernel round the edges of the box to float32, so they may read that pixel.
+
+        >>> Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear").find_part(40, 60)
+        (8, 18, 20, 30)
+        """
+        top, left, bottom, right = self.find_region()
+        top, left = min(max(top - 1, 0), height - 1), min(max(left - 1, 0), width - 1)
+        return top, left, max(min(bottom + 1, height), top + 1), max(min(right + 1, width), left + 1)
 
     def _reach(self, axis: int) -> tuple[int, int]:
         """Return the first source row (axis 1) or column (axis 0) that is read, and the one after the last.

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.base.errors import PictureError, SampleError, SourceError
-from gpuloader.fields.encoded import Code
+from gpuloader.fields.encoded import Code, Part
 from gpuloader.sources.pictures.decoding import (
     Header,
     Pixels,
     choose_shrink,
     decode,
     decode_briefly,
+    decode_part,
     load_pillow,
     read_header,
     shrink_size,
@@ -137,13 +138,23 @@ class Picture:
             )
         return pixels
 
-    def decode_for(self, geometry: Geometry) -> tuple[Pixels | Any, Geometry]:
-        """Return pixels to resample before this thread decodes another picture, and the geometry for them.
+    def decode_part(self, shrink: int, part: Part) -> tuple[Pixels | Any, tuple[int, int]]:
+        """Return pixels of at least a part, as `decode_at` does, and their top and left.
 
-        The pixels are those of `decode_briefly`. The decoder has shrunk them if the geometry allows that.
+        Parameters
+        ----------
+        shrink : int
+            The eighths of its size at which the picture is decoded.
+        part : tuple of int
+            Top, left, bottom and right at that size.
+
+        Raises
+        ------
+        PictureError
+            As `decode_at` does.
         """
-        shrink, geometry = self.plan_decoding(geometry)
-        return self.decode_at(shrink), geometry
+        found = decode_part(self.data, self.header, shrink, part)
+        return (self.decode_at(shrink), (0, 0)) if found is None else found
 
     def to_pillow(self) -> Any:
         """Return the picture as an image of Pillow, of mode RGB; raises the errors of the class."""

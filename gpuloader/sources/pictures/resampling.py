@@ -1,4 +1,4 @@
-"""Resamples pictures with Pillow, columns first, whatever order Pillow itself would choose."""
+"""Resamples pictures as Pillow does, columns first, whatever order Pillow itself would choose."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.sources.pictures.decoding import Pixels, load_pillow
+from gpuloader.sources.pictures.compiling import LATE_RESIZER, Resizer
+from gpuloader.sources.pictures.decoding import Pixels, load_pillow, shrink_size
 from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.sources.pictures.picture import Picture, size_of
 
 _STRIP = 4 << 20  # bytes of a picture that are copied at once for the first pass
 _MODES = {1: "L", 3: "RGB"}
 
 
-def resample(picture: Pixels | Any, geometry: Geometry) -> Any:
-    """Return the picture that a geometry describes, as an image of Pillow.
+def resample(picture: Picture | Pixels | Any, geometry: Geometry) -> Pixels | Any:
+    """Return the picture that a geometry describes, as pixels or as an image of Pillow.
 
     It equals Pillow's ``resize`` of the columns, and then of the rows, bit for bit. Only the rows that the
     result depends on are computed.
 
     Parameters
     ----------
-    picture : numpy.ndarray or PIL.Image.Image
-        uint8 pixels of shape (height, width, channels) with 1 or 3 channels, or an image of mode L or RGB.
+    picture : Picture, numpy.ndarray or PIL.Image.Image
+        What `as_picture` returns. A `Picture` is decoded at the size that the geometry allows.
     geometry : Geometry
         What to take from the picture.
+
+    Raises
+    ------
+    PictureError
+        The picture cannot be decoded.
 
     Examples
     --------
@@ -36,6 +43,37 @@ def resample(picture: Pixels | Any, geometry: Geometry) -> Any:
     >>> np.asarray(resample(ramp, geometry))[0, :, 0].tolist()
     [29, 74, 124, 169]
     """
+    resizer = None if geometry.filter is None else LATE_RESIZER.find()
+    corner = 0, 0
+    if isinstance(picture, Picture):
+        shrink, geometry = picture.plan_decoding(geometry)
+        if resizer is None:  # Pillow takes boxes of whole pictures
+            picture = picture.decode_at(shrink)
+        else:
+            part = geometry.find_part(*shrink_size(picture.header.size, shrink))
+            picture, corner = picture.decode_part(shrink, part)
+    if resizer is not None and _is_colored(picture):
+        return _resize_compiled(resizer, np.asarray(picture), geometry, corner)
+    return _resample_by_pillow(picture, geometry)
+
+
+def _resize_compiled(resizer: Resizer, pixels: Pixels, geometry: Geometry, corner: tuple[int, int]) -> Pixels:
+    out = np.empty((geometry.height, geometry.width, 3), np.uint8)
+    turn = geometry.flip + 2 * geometry.flop
+    resizer(
+        pixels,
+        corner,
+        geometry.box,
+        geometry.size,
+        geometry.window[:2],
+        turn,
+        geometry.filter == "bicubic",
+        out,
+    )
+    return out
+
+
+def _resample_by_pillow(picture: Pixels | Any, geometry: Geometry) -> Any:
     top, left, height, width = geometry.window
     if geometry.filter is None:
         image = _take(picture, top, left, height, width)
@@ -56,7 +94,7 @@ def _resize(picture: Pixels | Any, geometry: Geometry) -> Any:
     kind = pillow.Resampling[str(geometry.filter).upper()]
     left, top, right, bottom = geometry.box
     height, width = geometry.size
-    tall, wide = _measure(picture)
+    tall, wide = size_of(picture)
     first, _, last, far = geometry.find_region()
     last, far = min(last, tall), min(max(far, math.ceil(right)), wide)
     # Rows above and below are not read, but with them the box needs no shift, which would round otherwise.
@@ -78,10 +116,8 @@ def _resize(picture: Pixels | Any, geometry: Geometry) -> Any:
     return image
 
 
-def _measure(picture: Pixels | Any) -> tuple[int, int]:
-    if isinstance(picture, np.ndarray):
-        return picture.shape[0], picture.shape[1]
-    return picture.height, picture.width
+def _is_colored(picture: Pixels | Any) -> bool:
+    return bool(picture.shape[2] == 3 if isinstance(picture, np.ndarray) else picture.mode == "RGB")
 
 
 def _take(picture: Pixels | Any, top: int, left: int, height: int, width: int) -> Any:
@@ -100,7 +136,14 @@ def _take(picture: Pixels | Any, top: int, left: int, height: int, width: int) -
     return load_pillow().frombytes(mode, (width, height), data, "raw", mode, wide * channels, 1)
 
 
-def as_pixels(image: Any) -> Pixels:
-    """Return the pixels of an image of Pillow, of shape (height, width, channels)."""
+def as_image(made: Pixels | Any) -> Any:
+    """Return what `resample` returned as an image of Pillow."""
+    return load_pillow().fromarray(made) if isinstance(made, np.ndarray) else made
+
+
+def as_pixels(image: Pixels | Any) -> Pixels:
+    """Return what `resample` returned as pixels of shape (height, width, channels)."""
+    if isinstance(image, np.ndarray):
+        return image
     channels = len(image.getbands())
     return np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, channels)

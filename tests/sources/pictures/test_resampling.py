@@ -1,14 +1,39 @@
 """Pictures are resampled as Pillow does it: first the columns, then the rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuloader.sources.pictures import resampling
+from gpuloader.sources.pictures.compiling import compile_resizer
 from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.sources.pictures.picture import Picture
 from gpuloader.sources.pictures.resampling import as_pixels, resample
-from tests.picture_files import make_pixels, pillow
+from gpuloader.sources.pictures.turbojpeg import load_turbojpeg
+from tests.picture_files import encode, make_pixels, pillow
+
+
+class Always:
+    """A late resizer that compiles at once, or never."""
+
+    def __init__(self, resizer):
+        self._resizer = resizer
+
+    def find(self):
+        return self._resizer
+
+
+@pytest.fixture(params=["Pillow", "compiled"])
+def way(request, monkeypatch):
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    resizer = compile_resizer() if request.param == "compiled" else None
+    monkeypatch.setattr(resampling, "LATE_RESIZER", Always(resizer))
+    return request.param
+
 
 FILTERS = {"bilinear": pillow.Resampling.BILINEAR, "bicubic": pillow.Resampling.BICUBIC}
 
@@ -35,9 +60,13 @@ def cases(draw):
     return (height, width), (top, left, tall, wide), size, window, draw(st.sampled_from(sorted(FILTERS)))
 
 
-@settings(max_examples=150, deadline=None)
+# The fixture does not depend on the example.
+SAME_WAY = [HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=SAME_WAY)
 @given(cases(), st.sampled_from([1, 3]), st.booleans(), st.booleans())
-def test_a_window_of_a_resized_part_equals_pillows(case, channels, flip, flop):
+def test_a_window_of_a_resized_part_equals_pillows(way, case, channels, flip, flop):
     (height, width), cut, size, (top, left, tall, wide), kind = case
     pixels = make_pixels(height, width, channels)
     geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
@@ -65,9 +94,9 @@ def test_large_pictures_are_resampled_in_strips(case, strip):
     np.testing.assert_array_equal(got, as_pixels(resample(pixels, geometry)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=SAME_WAY)
 @given(cases())
-def test_the_region_is_all_that_the_result_depends_on(case):
+def test_the_region_is_all_that_the_result_depends_on(way, case):
     (height, width), cut, size, (top, left, tall, wide), kind = case
     pixels = make_pixels(height, width)
     geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
@@ -92,3 +121,50 @@ def test_mirroring_comes_last():
     cut = geometry.cut(0, 0, 3, 3)
     np.testing.assert_array_equal(as_pixels(resample(pixels, cut)), pixels[::-1, ::-1][:3, :3])
     assert geometry.mirrored(flip=True, flop=True) == Geometry.of(9, 11)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=SAME_WAY)
+@given(cases(), st.sampled_from([None, 0.5, 1.5]), st.booleans())
+def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge, scaled):
+    (height, width), (top, left, tall, wide), size, window, kind = case
+    picture = Picture(encode(make_pixels(height, width), quality=90, subsampling=2))
+    geometry = Geometry.of(height, width).cut(top, left, tall, wide).resized(size, kind, scaled=scaled)
+    if edge is not None:  # a box between pixels, as that of a picture that the decoder has shrunk
+        box = (left + edge / 3, top + edge / 3, left + wide, top + tall)
+        geometry = replace(geometry, box=box) if edge / 3 < min(tall, wide) else geometry
+    geometry = geometry.cut(*window).mirrored(flip=True)
+    shrink, shrunk = picture.plan_decoding(geometry)
+    expected = resampling._resample_by_pillow(np.array(picture.decode_at(shrink)), shrunk)
+    np.testing.assert_array_equal(as_pixels(resample(picture, geometry)), as_pixels(expected))
+
+
+@pytest.mark.parametrize("size", [(700, 900), (1, 3000), (3000, 1)], ids=str)
+@pytest.mark.parametrize("target", [(1, 1), (64, 3), (3, 200), (150, 150)], ids=str)
+@pytest.mark.parametrize("kind", FILTERS)
+def test_large_pictures_of_any_scale(way, size, target, kind):
+    pixels = make_pixels(*size)
+    geometry = Geometry.of(*size).resized(target, kind)
+    expected = by_pillow(pixels, geometry.box, target, kind)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), expected)
+
+
+def test_only_the_part_is_decoded(way, monkeypatch):
+    library = load_turbojpeg()
+    if library is None:
+        pytest.skip("TurboJPEG 3 is not installed")
+    seen, decode_part = [], library.decode_part
+
+    def note(*arguments):
+        found = decode_part(*arguments)
+        seen.append(found[0].shape)
+        return found
+
+    monkeypatch.setattr(library, "decode_part", note)
+    picture = Picture(encode(make_pixels(160, 200)))
+    resample(picture, Geometry.of(160, 200).cut(60, 70, 50, 40).resized((20, 20), "bilinear"))
+    if way == "compiled":
+        [(height, width, _)] = seen
+        assert 50 < height < 60
+        assert 40 < width < 80
+    else:
+        assert not seen

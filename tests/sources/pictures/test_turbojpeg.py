@@ -1,0 +1,212 @@
+"""Parts of JPEGs have the pixels of the whole, whatever is read of the rest."""
+
+import ctypes
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gpuloader import Picture, PictureError
+from gpuloader.sources.pictures import decoding, turbojpeg
+from gpuloader.sources.pictures.turbojpeg import TurboJPEG, load_turbojpeg
+from tests.picture_files import encode, make_pixels, pillow
+
+LIBRARY = load_turbojpeg()
+if LIBRARY is None:
+    pytest.skip("TurboJPEG 3 is not installed", allow_module_level=True)
+
+
+def decode_part(picture, shrink, part):
+    """Return exactly the part, as `Picture.decode_part` finds it."""
+    pixels, (y, x) = picture.decode_part(shrink, part)
+    top, left, bottom, right = part
+    return np.asarray(pixels)[top - y : bottom - y, left - x : right - x].copy()
+
+
+@st.composite
+def parts(draw, height, width):
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    return top, left, draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
+
+
+SUBSAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "4:1:1"]
+
+
+def encode_by_turbo(pixels, subsampling):
+    turbo = pytest.importorskip("simplejpeg")
+    return turbo.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
+
+
+@pytest.mark.parametrize("subsampling", ["440", "411", "420"])
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
+    picture = Picture(encode_by_turbo(make_pixels(301, 403), subsampling))
+    whole = np.array(picture.decode_at(shrink))
+    for number in range(12):
+        rng = np.random.default_rng(number)
+        top, left = (int(rng.integers(length)) for length in whole.shape[:2])
+        bottom = int(rng.integers(top, whole.shape[0])) + 1
+        right = int(rng.integers(left, whole.shape[1])) + 1
+        part = decode_part(picture, shrink, (top, left, bottom, right))
+        np.testing.assert_array_equal(part, whole[top:bottom, left:right])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.data(),
+    st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    st.sampled_from(SUBSAMPLINGS),
+    st.sampled_from([5, 60, 95]),
+    st.sampled_from([{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"optimize": True}]),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_a_part_has_the_pixels_of_the_whole(data, size, subsampling, quality, options, shrink):
+    # Fewer pixels have the same size at some eighths, and simplejpeg goes by the size.
+    assume(shrink == 8 or max(size) >= 8)
+    encoded = encode(make_pixels(*size), quality=quality, subsampling=subsampling, **options)
+    picture = Picture(encoded)
+    whole = np.asarray(picture.decode_at(shrink)).copy()
+    part = data.draw(parts(*whole.shape[:2]))
+    found = LIBRARY.decode_part(encoded, part, shrink, lambda shape: np.empty(shape, np.uint8))
+    assert found is not None
+    top, left, bottom, right = part
+    np.testing.assert_array_equal(decode_part(picture, shrink, part), whole[top:bottom, left:right])
+
+
+def test_a_gray_jpeg_has_three_equal_channels():
+    picture = Picture(encode(make_pixels(40, 50, 1)[..., 0]))
+    np.testing.assert_array_equal(decode_part(picture, 8, (3, 20, 30, 41)), picture.decode()[3:30, 20:41])
+
+
+def test_only_what_is_needed_is_decoded():
+    encoded = encode(make_pixels(200, 300), subsampling="4:2:0")
+    pixels, corner = LIBRARY.decode_part(
+        encoded, (50, 100, 90, 130), 8, lambda shape: np.empty(shape, np.uint8)
+    )
+    assert corner == (50, 96)
+    assert pixels.shape == (40, 131 - 96, 3)
+
+
+UNFIT = {
+    "PNG": lambda: encode(make_pixels(20, 30), "PNG"),
+    "CMYK": lambda: encode(pillow.fromarray(make_pixels(20, 30)).convert("CMYK")),
+    "more behind its end": lambda: encode(make_pixels(20, 30)) + b"more",
+    "cut off": lambda: encode(make_pixels(20, 30))[:-60] + b"\xff\xd9",
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_is_not_decoded_in_part_is_decoded_as_a_whole(kind):
+    picture = Picture(UNFIT[kind]())
+    pixels, corner = picture.decode_part(8, (12, 3, 20, 9))
+    assert corner == (0, 0)
+    np.testing.assert_array_equal(np.asarray(pixels), np.asarray(picture.decode_at(8)))
+
+
+def test_a_file_that_is_cut_off_below_the_part_is_an_error_all_the_same():
+    picture = Picture(encode(make_pixels(60, 80))[:-300], "cut.jpg")
+    with pytest.raises(PictureError, match=r"cut\.jpg: .* truncated"):
+        picture.decode_part(8, (0, 0, 8, 8))
+
+
+def test_a_turned_picture_is_decoded_as_a_whole():
+    exif = pillow.Exif()
+    exif[0x0112] = 6
+    encoded = encode(make_pixels(20, 30), exif=exif)
+    pixels, corner = Picture(encoded, upright=True).decode_part(8, (0, 0, 5, 5))
+    assert (pixels.shape, corner) == ((30, 20, 3), (0, 0))
+    assert Picture(encoded).decode_part(8, (4, 0, 9, 5))[1] == (4, 0)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_damaged_files_have_the_same_pixels_in_part(seed):
+    rng = np.random.default_rng(seed)
+    data = bytearray(encode(make_pixels(60, 80), quality=70, restart_marker_rows=int(rng.integers(2))))
+    place = int(rng.integers(2, len(data) - 2))
+    data[place : place + int(rng.integers(4))] = rng.bytes(int(rng.integers(4)))
+    picture = Picture(bytes(data))
+    try:
+        whole = np.asarray(picture.decode_at(8)).copy()
+    except ValueError:
+        return
+    assert whole.shape == picture.shape
+    top, left = int(rng.integers(picture.shape[0])), int(rng.integers(picture.shape[1]))
+    part = top, left, min(top + 20, picture.shape[0]), min(left + 20, picture.shape[1])
+    expected = whole[part[0] : part[2], part[1] : part[3]]
+    np.testing.assert_array_equal(decode_part(picture, 8, part), expected)
+
+
+def test_a_handle_serves_again_after_damaged_data():
+    library = TurboJPEG(ctypes.CDLL(find_path()))
+    sound = encode(make_pixels(40, 50))
+    expected = Picture(sound).decode()[5:20, 10:30]
+    for data in (sound, sound[:200] + b"\0" * 300, b"", b"\xff\xd8\xff", sound):
+        found = library.decode_part(data, (5, 10, 20, 30), 8, lambda shape: np.empty(shape, np.uint8))
+        assert (found is None) == (data is not sound)
+    pixels, (y, x) = found
+    np.testing.assert_array_equal(pixels[:, 10 - x : 30 - x], expected)
+    assert y == 5
+    assert len(library._idle) == 1
+
+
+def find_path():
+    return (turbojpeg._list_bundled() or [turbojpeg._SYSTEM])[0]
+
+
+def test_many_threads_decode_at_once():
+    encoded = [encode(make_pixels(90, 120, seed=seed)) for seed in range(4)]
+    wholes = [Picture(data).decode() for data in encoded]
+
+    def check(number):
+        top, left = number % 40, number % 70
+        part = decode_part(Picture(encoded[number % 4]), 8, (top, left, top + 40, left + 40))
+        return np.array_equal(part, wholes[number % 4][top : top + 40, left : left + 40])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(check, range(400)))
+    assert len(LIBRARY._idle) <= 9
+
+
+def test_a_header_that_promises_another_size_is_no_reason_to_read_beyond():
+    data = bytearray(encode(make_pixels(20, 30)))
+    at = data.index(b"\xff\xc0") + 5
+    found = struct.unpack(">HH", data[at : at + 4])
+    assert found == (20, 30)
+    small = Picture(bytes(data))
+    assert small.header.size == (20, 30)
+    data[at : at + 4] = struct.pack(">HH", 10, 10)
+    assert (
+        LIBRARY.decode_part(bytes(data), (5, 5, 20, 30), 8, lambda shape: np.empty(shape, np.uint8)) is None
+    )
+
+
+@pytest.mark.parametrize("missing", [OSError("no such library"), AttributeError("tj3Init")])
+def test_without_turbojpeg_3_pictures_are_decoded_as_a_whole(monkeypatch, missing):
+    def fail(library):
+        raise missing
+
+    monkeypatch.setattr(turbojpeg.ctypes, "CDLL", fail)
+    assert load_turbojpeg.__wrapped__() is None
+    monkeypatch.setattr(decoding, "load_turbojpeg", lambda: None)
+    picture = Picture(encode(make_pixels(20, 30)))
+    assert picture.decode_part(8, (12, 3, 20, 9))[1] == (0, 0)
+
+
+def test_the_library_of_the_system_is_taken_where_no_package_has_one(monkeypatch):
+    asked = []
+
+    def load(library):
+        asked.append(library)
+        raise OSError(library)
+
+    monkeypatch.setattr(turbojpeg, "distribution", raise_missing)
+    monkeypatch.setattr(turbojpeg.ctypes, "CDLL", load)
+    load_turbojpeg.__wrapped__()
+    assert asked == [turbojpeg._SYSTEM]
+
+
+def raise_missing(name):
+    raise turbojpeg.PackageNotFoundError(name)
