@@ -26,20 +26,41 @@ MEMORY, DISK, ELAPSED = ", in memory", ", files", ", elapsed"
 """The endings of the names of ways: where the encoded pictures are; and the time elapsed in the last turn."""
 
 
-def open_host(root: str, side: str) -> Here:
+def open_host(root: str, side: str, name: str = "exact") -> Here:
     """Return the side of gpuloader on a CPU place, given the folder and the size of the result."""
-    return Here(lambda: _open_ours(root, int(side), "cpu", "exact", lambda batch: batch[0].item(0)))
+    return Here(lambda: _open_ours(root, int(side), "cpu", name, lambda batch: batch[0].item(0)))
 
 
-def open_road(root: str, side: str) -> Here:
+def open_plain_host(root: str, side: str) -> Here:
+    """Return the side of gpuloader on a CPU place, as it is without the extra ``images-fast``."""
+    do_without_extra()
+    return open_host(root, side, "exact, without images-fast")
+
+
+def open_plain_road(root: str, side: str) -> Here:
+    """Return the side of gpuloader on the way to a GPU, as it is without the extra ``images-fast``."""
+    do_without_extra()
+    return open_road(root, side, "to a GPU, without images-fast")
+
+
+def do_without_extra() -> None:
+    """Have this process resize by Pillow, and decode whole pictures."""
+    from gpuloader.sources.pictures import decoding, resampling
+
+    never: Any = mock.Mock(**{"find.return_value": None})
+    mock.patch.object(resampling, "LATE_RESIZER", never).start()
+    mock.patch.object(decoding, "load_turbojpeg", return_value=None).start()
+
+
+def open_road(root: str, side: str, name: str = "to a GPU") -> Here:
     """Return the side of gpuloader on the way to a GPU whose calls do nothing."""
     from benchmarks.gpu.counted_cuda import counted_cuda
 
     stack = contextlib.ExitStack()
     stack.enter_context(counted_cuda())
     atexit.register(stack.close)
-    ours = partial(_open_ours, root, int(side), "gpu:0", "to a GPU", lambda batch: batch)
-    return Here(lambda: ours() | _open_decoding(root, int(side)))
+    ours = partial(_open_ours, root, int(side), "gpu:0", name, lambda batch: batch)
+    return Here(lambda: ours() | (_open_decoding(root, int(side)) if name == "to a GPU" else {}))
 
 
 def _open_decoding(root: str, side: int) -> dict[str, Candidate]:
