@@ -80,13 +80,17 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def take(self, shape: tuple[int, ...]) -> Pixels:
-        """Return an array of this shape, valid until the thread asks for the next."""
-        count = math.prod(shape)
-        if count > _KEPT:
+    def take(self, shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
+        """Return an array of this shape, valid until the thread asks for the next.
+
+        If it is for a part, memory is kept for the whole: it is not used up as long as nothing is written
+        there, and need not grow with the parts to come.
+        """
+        count, kept = math.prod(shape), math.prod(whole or shape)
+        if kept > _KEPT:
             return np.empty(shape, np.uint8)
-        if count > self._memory.size:
-            self._memory = np.empty(count, np.uint8)
+        if kept > self._memory.size:
+            self._memory = np.empty(kept, np.uint8)
         return self._memory[:count].reshape(shape)
 
 
@@ -242,7 +246,10 @@ def decode_part(
     if not header.is_turbo or header.orientation != 1 or bytes(data[-2:]) != _END_OF_JPEG:
         return None
     library = load_turbojpeg()
-    return None if library is None else library.decode_part(data, part, shrink, _scratch.take)
+    if library is None:
+        return None
+    whole = *shrink_size(header.size, shrink), 3
+    return library.decode_part(data, part, shrink, lambda shape: _scratch.take(shape, whole))
 
 
 def _decode_turbo(

@@ -52,9 +52,12 @@ def resample(picture: Picture | Pixels | Any, geometry: Geometry) -> Pixels | An
         else:
             part = geometry.find_part(*shrink_size(picture.header.size, shrink))
             picture, corner = picture.decode_part(shrink, part)
-    if resizer is not None and _is_colored(picture):
-        return _resize_compiled(resizer, np.asarray(picture), geometry, corner)
-    return _resample_by_pillow(picture, geometry)
+    if resizer is None or not _is_colored(picture):
+        return _resample_by_pillow(picture, geometry)
+    if not isinstance(picture, np.ndarray):
+        top, left, bottom, right = geometry.find_part(picture.height, picture.width)
+        picture, corner = np.asarray(picture.crop((left, top, right, bottom))), (top, left)
+    return _resize_compiled(resizer, picture, geometry, corner)
 
 
 def _resize_compiled(resizer: Resizer, pixels: Pixels, geometry: Geometry, corner: tuple[int, int]) -> Pixels:

@@ -50,24 +50,28 @@ class TurboJPEG:
 
     Parameters
     ----------
-    library : ctypes.CDLL
-        The library.
+    library : str
+        The path or the name of the library.
 
     Raises
     ------
     AttributeError
         The library has no such functions.
+    OSError
+        There is no such library.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: str) -> None:
+        # Threads that let each other run for a moment lose more time than a short call takes.
+        decoding, brief = ctypes.CDLL(library), ctypes.PyDLL(library)
         handle, address, size, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self._open = _declare(library.tj3Init, handle, number)
-        self._read = _declare(library.tj3DecompressHeader, number, handle, ctypes.c_char_p, size)
-        self._get = _declare(library.tj3Get, number, handle, number)
-        self._shrink = _declare(library.tj3SetScalingFactor, number, handle, _Factor)
-        self._crop = _declare(library.tj3SetCroppingRegion, number, handle, _Region)
+        self._open = _declare(brief.tj3Init, handle, number)
+        self._read = _declare(brief.tj3DecompressHeader, number, handle, ctypes.c_char_p, size)
+        self._get = _declare(brief.tj3Get, number, handle, number)
+        self._shrink = _declare(brief.tj3SetScalingFactor, number, handle, _Factor)
+        self._crop = _declare(brief.tj3SetCroppingRegion, number, handle, _Region)
         self._decompress = _declare(
-            library.tj3Decompress8, number, handle, ctypes.c_char_p, size, address, number, number
+            decoding.tj3Decompress8, number, handle, ctypes.c_char_p, size, address, number, number
         )
         self._idle: deque[int] = deque()  # one handle for each thread that decodes at the same time
 
@@ -132,7 +136,7 @@ def load_turbojpeg() -> TurboJPEG | None:
     """Return TurboJPEG 3, or None if it is not there."""
     for library in (*_list_bundled(), _SYSTEM):
         try:
-            return TurboJPEG(ctypes.CDLL(library))
+            return TurboJPEG(library)
         except (OSError, AttributeError):  # no such library; or that of TurboJPEG 2
             continue
     return None

@@ -1,6 +1,5 @@
 """Parts of JPEGs have the pixels of the whole, whatever is read of the rest."""
 
-import ctypes
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -140,7 +139,7 @@ def test_damaged_files_have_the_same_pixels_in_part(seed):
 
 
 def test_a_handle_serves_again_after_damaged_data():
-    library = TurboJPEG(ctypes.CDLL(find_path()))
+    library = TurboJPEG(find_path())
     sound = encode(make_pixels(40, 50))
     expected = Picture(sound).decode()[5:20, 10:30]
     for data in (sound, sound[:200] + b"\0" * 300, b"", b"\xff\xd8\xff", sound):
