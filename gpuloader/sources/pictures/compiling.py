@@ -1,4 +1,4 @@
-"""When the resizing of pictures is compiled, and when Pillow does it: both make the same pixels."""
+"""Decides whether Pillow or compiled code resizes a picture; both produce the same pixels."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from gpuloader.sources.pictures import resizing
 Resizer = Callable[..., None]
 """`resizing.resize`, compiled."""
 
-_PAYS_AFTER = 500  # pictures, with which Pillow takes as much longer as it takes to load what is compiled
+_PAYS_AFTER = 500  # pictures: on them, Pillow loses as much time as loading the compiled code takes
 
 
 class LateResizer:
-    """Compiles the resizing once a process has resized so many pictures that it pays.
+    """Compiles the resizing code after a process has resized enough pictures to repay the cost.
 
-    The thread that asks for the next one compiles. The others, and all before, resize with Pillow. Numba
-    keeps what it has compiled in files, so it takes a few seconds once on a machine, and part of a second in
-    later processes.
+    Until then, and while one thread compiles, Pillow resizes the pictures. Numba caches the compiled code in
+    files: compiling takes the first process on a machine a few seconds, and later ones a fraction of a second.
 
     Parameters
     ----------
     pays_after : int
-        The number of pictures.
+        The number of pictures that Pillow resizes before one thread begins to compile.
 
     Examples
     --------
@@ -40,11 +39,11 @@ class LateResizer:
     def __init__(self, pays_after: int = _PAYS_AFTER) -> None:
         self._pays_after = pays_after
         self._pictures = itertools.count()
-        self._turn = threading.Lock()  # never released, so that only one thread ever compiles
+        self._turn = threading.Lock()  # never released, so only one thread ever compiles
         self._resizer: Resizer | None = None
 
     def find(self) -> Resizer | None:
-        """Return the compiled function for the next picture; None has Pillow resize it."""
+        """Return the compiled function; None means that Pillow must resize the next picture."""
         pays = self._resizer is None and next(self._pictures) >= self._pays_after
         if pays and self._turn.acquire(blocking=False):
             self._resizer = compile_resizer()
@@ -53,7 +52,7 @@ class LateResizer:
 
 @cache
 def compile_resizer() -> Resizer | None:
-    """Return `resizing.resize`, compiled by Numba; None if Numba is not installed, or does not compile."""
+    """Return `resizing.resize`, compiled by Numba; None if Numba is not installed or fails."""
     if find_spec("numba") is None:
         return None
     try:
@@ -68,9 +67,9 @@ def compile_resizer() -> Resizer | None:
             register_jitable(function)
         try:
             compiled: Resizer = numba.njit(signature, nogil=True, cache=True)(resizing.resize)
-        except RuntimeError:  # no folder for its files can be written to
+        except RuntimeError:  # Numba finds no writable folder for its cache
             compiled = numba.njit(signature, nogil=True)(resizing.resize)
-    except Exception:  # whatever is wrong with Numba here, Pillow does the same
+    except Exception:  # whatever is wrong with Numba, Pillow can take over
         return None
     return compiled
 
@@ -79,8 +78,8 @@ _CALLED = (
     resizing.find_taps,
     resizing.weigh,
     resizing.resize_across,
-    resizing.turn_pixels,
-    resizing.turn_back,
+    resizing.transpose_pixels,
+    resizing.transpose_back,
     resizing.add_lines,
     resizing.pack,
     resizing.copy_colors,
@@ -88,4 +87,4 @@ _CALLED = (
 )
 
 LATE_RESIZER = LateResizer()
-"""That of this process."""
+"""This process's own."""

@@ -83,8 +83,8 @@ class _Scratch(threading.local):
     def take(self, shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
         """Return an array of this shape, valid until the thread asks for the next.
 
-        If it is for a part, memory is kept for the whole: it is not used up as long as nothing is written
-        there, and need not grow with the parts to come.
+        For a part of a picture, `whole` is the shape to reserve, so that the memory need not grow for the next
+        part. The system provides only the pages that are written.
         """
         count, kept = math.prod(shape), math.prod(whole or shape)
         if kept > _KEPT:
@@ -223,7 +223,7 @@ def decode_briefly(
 def decode_part(
     data: bytes, header: Header, shrink: int, part: Part
 ) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return pixels of at least a part of an encoded picture, for use as those of `decode_briefly`.
+    """Return the pixels of a part of an encoded picture, and some around it, as `decode_briefly` does.
 
     Parameters
     ----------
@@ -232,17 +232,17 @@ def decode_part(
     header : Header
         Its header.
     shrink : int
-        The eighths of its size at which it is decoded.
+        The eighths of its size to decode it at.
     part : tuple of int
-        Top, left, bottom and right of the part, at that size.
+        The part's top, left, bottom and right, at that size.
 
     Returns
     -------
     tuple or None
         The pixels, and their top and left in the picture. None if TurboJPEG 3 is missing, if the picture is
-        no upright JPEG, or if it looks damaged. Then the decoder of the whole picture decides.
+        not an upright JPEG, or if it looks damaged. The caller then decodes the whole picture.
     """
-    # What is cut off below the part would go unnoticed.
+    # Without this marker, the file may be cut off below the part, which TurboJPEG would not notice.
     if not header.is_turbo or header.orientation != 1 or bytes(data[-2:]) != _END_OF_JPEG:
         return None
     library = load_turbojpeg()

@@ -106,9 +106,9 @@ class Geometry:
         return first, near, last, far
 
     def find_part(self, height: int, width: int) -> Part:
-        """Return `find_region`, within a source of this size, and a pixel wider on each side.
+        """Return `find_region` with one more pixel on each side, clipped to a source of this size.
 
-        Pillow and the kernel round the edges of the box to float32, so they may read that pixel.
+        Pillow and the kernel round the edges of the box to float32, so they may read one pixel more.
 
         >>> Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear").find_part(40, 60)
         (8, 18, 20, 30)

@@ -139,14 +139,14 @@ class Picture:
         return pixels
 
     def decode_part(self, shrink: int, part: Part) -> tuple[Pixels | Any, tuple[int, int]]:
-        """Return pixels of at least a part, as `decode_at` does, and their top and left.
+        """Return the pixels of a part and some around it, as `decode_at` does, and their top and left.
 
         Parameters
         ----------
         shrink : int
-            The eighths of its size at which the picture is decoded.
+            The eighths of its size to decode the picture at.
         part : tuple of int
-            Top, left, bottom and right at that size.
+            The part's top, left, bottom and right, at that size.
 
         Raises
         ------

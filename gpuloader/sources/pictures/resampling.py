@@ -47,7 +47,7 @@ def resample(picture: Picture | Pixels | Any, geometry: Geometry) -> Pixels | An
     corner = 0, 0
     if isinstance(picture, Picture):
         shrink, geometry = picture.plan_decoding(geometry)
-        if resizer is None:  # Pillow takes boxes of whole pictures
+        if resizer is None:  # Pillow resizes boxes of whole pictures only
             picture = picture.decode_at(shrink)
         else:
             part = geometry.find_part(*shrink_size(picture.header.size, shrink))

@@ -1,9 +1,9 @@
 """Resizes pictures as Pillow does, bit for bit, in functions that Numba compiles; see `compiling`.
 
-They are plain functions, which do the same without Numba, only slowly. As Pillow does, `resize` makes sums of
-weighted pixels along x, rounds them to bytes, and makes sums of those along y. The sums are those of whole
-lines, so that the compiler makes vector code of them: the pixels of a strip of rows are turned first, and
-those of a column lie side by side. A pixel takes four bytes there; the last of them means nothing.
+They are plain functions, which also run without Numba, slowly. `resize` sums weighted pixels along x, rounds
+the sums to bytes, and sums those along y, as Pillow does. Each loop runs over a whole line of values, so that
+the compiler vectorizes it. For the sums along x, a strip of rows is transposed first, which places the pixels
+of a column side by side. A pixel takes four bytes there; the fourth is unused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpuloader.sources.pictures.decoding import Pixels
 
 Taps = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-"""The first pixel of each output; how many pixels it has; and their weights, in units of 2**-22."""
+"""Each output's first pixel, its number of pixels, and their weights, in units of 2**-22."""
 
 Box = tuple[float, float, float, float]
 Pair = tuple[int, int]
@@ -23,8 +23,8 @@ Words = NDArray[np.uint32]
 Sums = NDArray[np.int32]
 
 _BITS = 22  # of a weight's fraction
-_STRIP = 64  # rows that are resized along x at once
-_BLOCK = 16  # rows that are turned at once: as many lines as the CPU's cache holds
+_STRIP = 64  # rows to resize along x at once
+_BLOCK = 16  # rows to transpose at once: as many lines as fit into the CPU's cache
 _HALF = np.int32(1 << (_BITS - 1))
 _SHIFT, _LEAST, _MOST = np.int32(_BITS), np.int32(0), np.int32(255)
 _GREEN, _BLUE = np.uint32(8), np.uint32(16)
@@ -33,24 +33,24 @@ _GREEN, _BLUE = np.uint32(8), np.uint32(16)
 def resize(
     pixels: Pixels, corner: Pair, box: Box, size: Pair, window: Pair, turn: int, cubic: bool, out: Pixels
 ) -> None:
-    """Write a window of a resized box of a picture; what lies outside of the resized box is black.
+    """Write a window of a resized box of a picture; pixels outside the resized box are black.
 
     Parameters
     ----------
     pixels : numpy.ndarray
-        A part of the picture that holds all that the result depends on; uint8 (height, width, 3).
+        The part of the picture that the result depends on, or more of it; uint8 (height, width, 3).
     corner : tuple of int
-        Top and left of that part in the picture.
+        The top and left of that part in the picture.
     box : tuple of float
-        Left, top, right and bottom of what is resized, in the picture.
+        The left, top, right and bottom of the box, in the picture.
     size : tuple of int
-        Height and width that the box is resized to.
+        The height and width to resize the box to.
     window : tuple of int
-        Top and left of the result in the resized box.
+        The top and left of the result in the resized box.
     turn : int
         1 mirrors the result left to right, 2 top to bottom, 3 both.
     cubic : bool
-        Whether the filter is bicubic, and not bilinear.
+        Whether the filter is bicubic; otherwise it is bilinear.
     out : numpy.ndarray
         The result; uint8 (height, width, 3).
 
@@ -89,20 +89,20 @@ def resize(
 def find_taps(
     begin: int, length: int, low: float, high: float, whole: int, start: int, outputs: int, cubic: bool
 ) -> Taps:
-    """Return the taps of some outputs along one axis.
+    """Return the taps of a range of outputs along one axis.
 
     Every operation is rounded to double by itself, in Pillow's order.
 
     Parameters
     ----------
     begin, length : int
-        The pixels of the picture that are there. The taps count from `begin`.
+        The range of the picture's pixels that is available. The taps count from `begin`.
     low, high : float
         The box's edges, which Pillow rounds to float32.
     whole : int
-        What the box is resized to.
+        The number of pixels to resize the box to.
     start, outputs : int
-        The first output, and how many there are.
+        The first output, and the number of outputs.
     cubic : bool
         Whether the filter is bicubic.
 
@@ -151,7 +151,7 @@ def weigh(x: float, cubic: bool) -> float:
 
 
 def resize_across(pixels: Pixels, taps: Taps, flip: bool, lines: Bytes) -> None:
-    """Write rows of pixels, resized along x and perhaps mirrored, with four bytes a pixel."""
+    """Write rows of pixels, resized along x and optionally mirrored, with four bytes per pixel."""
     firsts, counts, weights = taps
     columns = len(firsts)
     begin, end = firsts[0], firsts[-1] + counts[-1]
@@ -160,16 +160,16 @@ def resize_across(pixels: Pixels, taps: Taps, flip: bool, lines: Bytes) -> None:
     sums, target = np.empty(_STRIP * 4, np.int32), lines.view(np.uint32)
     for start in range(0, len(pixels), _STRIP):
         rows = min(_STRIP, len(pixels) - start)
-        turn_pixels(pixels[start : start + rows, begin:end], source)
+        transpose_pixels(pixels[start : start + rows, begin:end], source)
         for column in range(columns):
             first, count = firsts[column] - begin, counts[column]
             add_lines(source_bytes, first, count, weights[column], sums[: rows * 4])
             pack(sums[: rows * 4], result_bytes[columns - 1 - column if flip else column])
-        turn_back(result, target[start : start + rows])
+        transpose_back(result, target[start : start + rows])
 
 
-def turn_pixels(pixels: Pixels, result: Words) -> None:
-    """Write pixels of shape (rows, columns, 3), as words of shape (columns, at least these rows)."""
+def transpose_pixels(pixels: Pixels, result: Words) -> None:
+    """Transpose pixels of shape (rows, columns, 3) into words of shape (columns, at least rows)."""
     for column in range(pixels.shape[1]):
         line = result[column]
         for row in range(len(pixels)):
@@ -177,11 +177,11 @@ def turn_pixels(pixels: Pixels, result: Words) -> None:
             line[row] = np.uint32(red) | np.uint32(green) << _GREEN | np.uint32(blue) << _BLUE
 
 
-def turn_back(words: Words, result: Words) -> None:
-    """Write words of shape (columns, at least these rows), as (rows, columns).
+def transpose_back(words: Words, result: Words) -> None:
+    """Transpose words of shape (columns, at least rows) into (rows, columns).
 
     >>> result = np.empty((2, 2), np.uint32)
-    >>> turn_back(np.array([[1, 2, 9], [3, 4, 9]], np.uint32), result)
+    >>> transpose_back(np.array([[1, 2, 9], [3, 4, 9]], np.uint32), result)
     >>> result.tolist()
     [[1, 3], [2, 4]]
     """
@@ -194,7 +194,7 @@ def turn_back(words: Words, result: Words) -> None:
 
 
 def add_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums) -> None:
-    """Write the weighted sums of lines, which `round_to_byte` rounds."""
+    """Write the weighted sums of lines, for `round_to_byte`."""
     sums[:] = _HALF
     for tap in range(count):
         weight, line = weights[tap], lines[first + tap]

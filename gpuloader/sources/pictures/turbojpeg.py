@@ -1,8 +1,8 @@
-"""Decodes a part of a JPEG by the C functions of TurboJPEG 3, which no Python package offers.
+"""Decodes part of a JPEG with C functions of TurboJPEG 3, which no Python package exposes.
 
-They are in the library that the package ``turbojpeg`` brings along, and in libjpeg-turbo 3 if the system has
-it. Of rows above the part, only the coefficients are unpacked; rows below it are not even read. Of columns
-beside it, no pixels are computed. See ``tj3SetCroppingRegion`` in TurboJPEG's documentation,
+The package ``turbojpeg`` contains the library; otherwise the system's libjpeg-turbo 3 is used. For rows above
+the part, the library only unpacks the coefficients. It does not read rows below the part, and computes no
+pixels in columns beside it. See ``tj3SetCroppingRegion`` in TurboJPEG's documentation,
 https://libjpeg-turbo.org/Documentation/Documentation.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gpuloader.fields.encoded import Part
 
 Take = Callable[[tuple[int, ...]], NDArray[np.uint8]]
-"""Returns uint8 memory of a shape."""
+"""Returns uint8 memory of the given shape."""
 
 Found = tuple[NDArray[np.uint8], tuple[int, int]]
 """Pixels of shape (height, width, 3), and their top and left in the picture."""
@@ -32,7 +32,7 @@ _RGB = 0  # TJPF_RGB
 _SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6  # TJPARAM
 _UNITS = 8, 16, 16, 8, 8, 32, 8  # tjMCUWidth: columns that are decoded at once, by the kind of subsampling
 _EIGHTHS = 8
-_INTERPOLATED = 8  # columns
+_INTERPOLATED = 8  # columns: wide enough for the decoder to interpolate colors
 
 _SYSTEM = {"darwin": "libturbojpeg.dylib", "win32": "turbojpeg.dll"}.get(sys.platform, "libturbojpeg.so.0")
 
@@ -46,7 +46,7 @@ class _Factor(ctypes.Structure):
 
 
 class TurboJPEG:
-    """TurboJPEG 3, of any library that has it; any thread may call the method.
+    """TurboJPEG 3 in a given library. Any thread may call the method.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class TurboJPEG:
     """
 
     def __init__(self, library: str) -> None:
-        # Threads that let each other run for a moment lose more time than a short call takes.
+        # Releasing the interpreter's lock takes longer than a brief call.
         decoding, brief = ctypes.CDLL(library), ctypes.PyDLL(library)
         handle, address, size, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._open = _declare(brief.tj3Init, handle, number)
@@ -73,27 +73,29 @@ class TurboJPEG:
         self._decompress = _declare(
             decoding.tj3Decompress8, number, handle, ctypes.c_char_p, size, address, number, number
         )
-        self._idle: deque[int] = deque()  # one handle for each thread that decodes at the same time
+        self._idle: deque[int] = deque()  # as many handles as threads have decoded at the same time
 
     def decode_part(self, data: bytes, part: Part, shrink: int, take: Take) -> Found | None:
-        """Return pixels of at least a part of a JPEG; those of the part are the same as of the whole.
+        """Return the pixels of a part of a JPEG, and some around it.
+
+        Within the part, they equal the pixels of the whole picture.
 
         Parameters
         ----------
         data : bytes
             The JPEG.
         part : tuple of int
-            Top, left, bottom and right of the part, in the picture after shrinking it.
+            The part's top, left, bottom and right, after shrinking the picture.
         shrink : int
-            The eighths of its size to decode it at: 1, 2, 4 or 8.
+            The eighths of its size to shrink the picture to: 1, 2, 4 or 8.
         take : callable
-            Called for the memory of the pixels.
+            Called with the shape of the pixels to obtain their memory.
 
         Returns
         -------
         tuple or None
-            The pixels, and their top and left in the picture; None if the data is damaged, or is none that
-            can be decoded in part.
+            The pixels, and their top and left in the picture. None if the data is damaged or cannot be
+            decoded in part.
         """
         try:
             handle = self._idle.pop()
@@ -115,8 +117,8 @@ class TurboJPEG:
         if not 0 <= kind < len(_UNITS) or bottom > height or right > width:
             return None
         unit = max(_UNITS[kind] * shrink // _EIGHTHS, 1)
-        # Colors are interpolated between neighbors, which the outermost columns of a part lack; and not at
-        # all in a part of so few columns.
+        # The decoder interpolates colors between columns. It does not at the edges of a part, and nowhere in
+        # a very narrow part.
         left = max(min(left - 1, width - _INTERPOLATED), 0) // unit * unit
         right = min(max(right + 1, left + _INTERPOLATED), width)
         if self._crop(handle, _Region(left, top, right - left, bottom - top)):
@@ -133,7 +135,7 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 @cache
 def load_turbojpeg() -> TurboJPEG | None:
-    """Return TurboJPEG 3, or None if it is not there."""
+    """Return TurboJPEG 3, or None if no library of it is found."""
     for library in (*_list_bundled(), _SYSTEM):
         try:
             return TurboJPEG(library)
@@ -143,7 +145,7 @@ def load_turbojpeg() -> TurboJPEG | None:
 
 
 def _list_bundled() -> list[str]:
-    """Return the libraries that the package ``turbojpeg`` has brought along."""
+    """Return the paths of the libraries in the package ``turbojpeg``."""
     try:
         files = distribution("turbojpeg").files or []
     except PackageNotFoundError:
