@@ -22,7 +22,7 @@ class LateResizer:
     """Compiles the resizing code after a process has resized enough pictures to repay the cost.
 
     Until then, and while one thread compiles, Pillow resizes the pictures. Numba caches the compiled code in
-    files: compiling takes the first process on a machine a few seconds, and later ones a fraction of a second.
+    files: compiling takes the first process on a machine a few seconds, and others a fraction of a second.
 
     Parameters
     ----------

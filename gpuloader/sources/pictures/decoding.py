@@ -83,8 +83,8 @@ class _Scratch(threading.local):
     def take(self, shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
         """Return an array of this shape, valid until the thread asks for the next.
 
-        For a part of a picture, `whole` is the shape to reserve, so that the memory need not grow for the next
-        part. The system provides only the pages that are written.
+        For a part of a picture, `whole` is the shape to reserve, so that the memory need not grow for the
+        next part. The system provides only the pages that are written.
         """
         count, kept = math.prod(shape), math.prod(whole or shape)
         if kept > _KEPT:
