@@ -70,6 +70,10 @@ class RandomCropFlip:
     def check(self, inputs: Sequence[Array]) -> None:
         """Accept any values."""
 
+    def adapt(self, before: KernelCall) -> RandomCropFlip:
+        """Return the transform for the layout that a kernel has given the pictures."""
+        return replace(self, layout=find_layout(self.layout, before))
+
     def _sizes(self, inputs: Sequence[Spec]) -> tuple[int, int, int]:
         return find_sizes(inputs, self.layout or "HWC")
 
@@ -82,7 +86,9 @@ class RandomCropFlip:
         (samples, *_), dtype = inputs[0]
         output = (samples, *join_shape(channels, tall, wide, layout)), dtype
         empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _WINDOW), np.int32)}
-        return KernelCall.settle(empty, output, crop, crop_on_host, size=(tall, wide), layout=layout)
+        return KernelCall.settle(
+            empty, output, crop, crop_on_host, moves=True, size=(tall, wide), layout=layout
+        )
 
 
 @dataclass(frozen=True)

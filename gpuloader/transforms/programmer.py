@@ -241,14 +241,14 @@ class _Planner:
     def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:
         """Note how an array that an operation makes is delivered; the first of `arrays` is its first input.
 
-        A result is turned like its input, if that is and has the same shape.
+        A result is turned like its input if it has the input's values or shape.
         """
         if isinstance(operation, Chain):
             for call, taken, output in operation.calls:
                 self._note(call, tuple(arrays[one] for one in taken), arrays[output])
         elif isinstance(operation, KernelCall) and not operation.in_place:
             before = self._made.get(arrays[0])
-            if before is not None and before.outputs[0][0] == operation.outputs[0][0]:
+            if before is not None and (operation.moves or before.outputs[0][0] == operation.outputs[0][0]):
                 operation = replace(operation, axes=operation.axes or before.axes)
             if before is not None and operation.moves:
                 operation = replace(operation, bits=before.bits)

@@ -96,6 +96,14 @@ class TestChannelsLast:
         [same, _], *_ = load(steps[0], Normalize("0", dtype="bfloat16"), seed=1)
         assert torch.equal(images, same)
 
+    def test_windows_keep_the_format_and_the_dtype(self):
+        steps = [Normalize("0", to="channels_last", dtype="bfloat16"), RandomCropFlip("0", (5, 4))]
+        [images, _], *_ = load(*steps, seed=1)
+        assert (images.shape, images.dtype) == ((4, 3, 5, 4), torch.bfloat16)
+        assert images.is_contiguous(memory_format=LAST)
+        [same, _], *_ = load(*reversed(steps), seed=1)
+        assert torch.equal(images, same)
+
     def test_a_cast_keeps_the_format(self):
         [images, _], *_ = load(Normalize("0", to="channels_last"), Cast("0", "float16"))
         assert images.is_contiguous(memory_format=LAST)

@@ -13,6 +13,7 @@ from gpuloader.transforms import (
     Normalize,
     OneHot,
     RandomCropFlip,
+    RandomCropFlip,
     RandomErasing,
     RandomFlip,
 )
@@ -204,6 +205,18 @@ def test_pictures_keep_their_memory_format(make, layout):
     for images, _ in DataLoader(options["source"], places="cpu", batch_size=4, transforms=steps):
         assert images.shape == (4, 3, SIDE, SIDE)
         assert images.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+@pytest.mark.parametrize("layout", [None, "CHW", "HWC"])
+@pytest.mark.parametrize("places", ["cpu", "simulated"])
+def test_windows_of_pictures_keep_their_memory_format(layout, places):
+    options = {"source": dataset(dtype=np.uint8, layout="HWC")}
+    expected = read(Normalize("0"), RandomCropFlip("0", (5, 4)), **options)
+    steps = [Normalize("0", to="channels_last"), RandomCropFlip("0", (5, 4), layout=layout)]
+    places = simulated_places(1) if places == "simulated" else places
+    found = read(*steps, places=places, **options)
+    assert_same(found, expected)
+    assert found[0][0].shape == (4, 3, 5, 4)
 
 
 def test_pictures_of_bfloat16_are_blended_as_floats():
