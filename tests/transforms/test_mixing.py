@@ -13,7 +13,6 @@ from gpuloader.transforms import (
     Normalize,
     OneHot,
     RandomCropFlip,
-    RandomCropFlip,
     RandomErasing,
     RandomFlip,
 )
