@@ -7,15 +7,23 @@ import numpy as np
 import pytest
 
 from gpuloader.kernels import launching, shuffle
+from gpuloader.kernels.compiling import kernel_names
+from tests.ahead import Ahead
 from tests.kernels.shim import Kernels, build, read
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory):
-    """Return the kernels, which stand in for those that CuPy compiles."""
+def kernels(request, tmp_path_factory):
+    """Return the kernels, which stand in for those that CuPy compiles; built ahead where tests follow."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed, so kernels cannot run on the CPU")
-    return Kernels(lambda name: build(name, tmp_path_factory.mktemp(name)))
+    tested = {item.path.stem.removeprefix("test_") for item in request.session.items}
+    folders = {name: tmp_path_factory.mktemp(name) for name in kernel_names()}
+    library = Ahead(
+        lambda name: build(name, folders[name]), [(name,) for name in kernel_names() if name in tested]
+    )
+    yield Kernels(library)
+    library.close()
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,11 @@ def build(name, folder):
 class Kernels:
     """Loads kernels as `load_kernel` does, and records launches.
 
+    Parameters
+    ----------
+    library : callable
+        Returns the library of a kernel, by name, as `build` does; called for every launch.
+
     Attributes
     ----------
     launches : list
@@ -78,21 +83,10 @@ class Kernels:
         Grid and block to use instead of the launcher's.
     """
 
-    def __init__(self, build):
-        self.build = build
-        self.libraries = {}
+    def __init__(self, library):
+        self.library = library
         self.launches = []
         self.shape = None
-
-    def library(self, name):
-        if name not in self.libraries:
-            try:
-                self.libraries[name] = self.build(name)
-            except subprocess.CalledProcessError as error:  # kept, so as not to build for every example
-                self.libraries[name] = error
-        if isinstance(library := self.libraries[name], Exception):
-            raise library
-        return library
 
     def load(self, name, entry=None):
         entry = name if entry is None else entry

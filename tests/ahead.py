@@ -1,0 +1,38 @@
+"""Computing ahead: other cores work on what later tests ask for, such as compiled code or programs."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from gpuloader.base.platforms import usable_cores
+
+
+class Ahead:
+    """A function whose results for known arguments are computed ahead, by a thread for each further core.
+
+    What has not begun when it is asked for is computed at once, in the thread that asks.
+
+    Parameters
+    ----------
+    compute : callable
+        The function. Several threads call it at a time.
+    known : list of tuple
+        The arguments that will be asked for, in about this order.
+    """
+
+    def __init__(self, compute, known):
+        self.compute = compute
+        self.pool = ThreadPoolExecutor(max(usable_cores() - 1, 1))
+        self.results = {arguments: self.pool.submit(compute, *arguments) for arguments in known}
+
+    def __call__(self, *arguments):
+        result = self.results.get(arguments)
+        if result is None or result.cancel():
+            result = self.results[arguments] = Future()
+            try:
+                result.set_result(self.compute(*arguments))
+            except Exception as error:  # kept, so as not to compute for every example of hypothesis
+                result.set_exception(error)
+        return result.result()
+
+    def close(self):
+        """Forget what has not begun, and wait for the rest."""
+        self.pool.shutdown(cancel_futures=True)
