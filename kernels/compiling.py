@@ -108,21 +108,21 @@ def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
     return module.get_function(entry)
 
 
-def compile_kernel(name: str, architecture: int) -> bytes:
-    """Return the machine code of all entries of a kernel for one architecture.
+def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
+    """Return the machine code of entries of a kernel for one architecture; None is all of them.
 
-    Uses NVRTC if it is installed, otherwise nvcc.
+    Uses NVRTC if it is installed, otherwise nvcc. Any thread may call this.
 
     Raises
     ------
     CompileError
         The compiler reported an error or a warning, or there is no compiler.
     """
-    nvrtc = find_nvrtc()
+    nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
     if nvrtc is not None:
-        return _compile_by_nvrtc(nvrtc, name, architecture)
+        return _compile_by_nvrtc(nvrtc, name, architecture, entries)
     if shutil.which("nvcc"):
-        return _compile_by_nvcc(name, architecture)
+        return _compile_by_nvcc(name, architecture, entries)
     raise CompileError(
         f"no CUDA compiler: install NVRTC with {install_command('kernels')}, or put nvcc on the PATH"
     )
@@ -140,9 +140,8 @@ def find_nvrtc() -> Any:
     return nvrtc
 
 
-def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
+def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
     program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
-    entries = kernel_entries(name)
     try:
         for entry in entries:
             nvrtc.addNameExpression(program, entry)
@@ -163,11 +162,11 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int) -> bytes:
         nvrtc.destroyProgram(program)
 
 
-def _compile_by_nvcc(name: str, architecture: int) -> bytes:
+def _compile_by_nvcc(name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
         # A template is compiled only where it is used; taking its address counts as a use.
-        used = ", ".join(f"(void*)({entry})" for entry in kernel_entries(name))
+        used = ", ".join(f"(void*)({entry})" for entry in entries)
         source.write_text(f"{read_source(name)}\nvoid* entries_of_{name}[] = {{{used}}};\n")
         command = ["nvcc", "-cubin", "-ftz=true", "-Werror", "all-warnings", f"-arch=sm_{architecture}"]
         done = subprocess.run(

@@ -13,41 +13,73 @@ from gpuloader.kernels.compiling import (
     kernel_names,
     read_source,
 )
+from tests.ahead import Ahead
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
 
 
 # `make kernels` compiles every kernel for every architecture. The tests compile for the oldest and the
 # newest; `cast`, which has by far the most entries, only for the oldest.
-BOTH_ENDS = [(name, end) for name in kernel_names() for end in (ARCHITECTURES[0], ARCHITECTURES[-1])]
+BOTH_ENDS = [
+    (name, end)
+    for name in kernel_names()
+    for end in (ARCHITECTURES[0], ARCHITECTURES[-1])
+    if (name, end) != ("cast", ARCHITECTURES[-1])
+]
+BY_NVCC = [name for name in kernel_names() if name != "cast"]
 
 
-@needs_nvrtc
-@pytest.mark.parametrize(("name", "architecture"), [pair for pair in BOTH_ENDS if pair != ("cast", 120)])
-def test_every_entry_of_every_kernel_compiles_for_the_oldest_and_the_newest(name, architecture):
-    assert compile_kernel(name, architecture)[:4] == b"\x7fELF"
+NVCC = ("all", "by nvcc")
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_kernel_compiles_for_every_architecture(architecture):
-    assert compile_kernel("gather", architecture)[:4] == b"\x7fELF"
+def ends_of(entries):
+    return {entries[0], entries[-1]}
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("name", kernel_names())
-def test_an_entry_compiles_alone_as_cupy_has_it(monkeypatch, name):
-    """Code that only other entries use must not cause a warning."""
-    first, last = kernel_entries(name)[0], kernel_entries(name)[-1]
-    for entry in {first, last}:
-        monkeypatch.setattr(compiling, "kernel_entries", lambda name, entry=entry: (entry,))
-        assert compile_kernel(name, 90)
+def compile_one(name, architecture, entries):
+    """Compile by NVRTC some entries, or all if they are None; by nvcc, all."""
+    if entries == NVCC:
+        return compiling._compile_by_nvcc(name, architecture, kernel_entries(name))
+    return compile_kernel(name, architecture, entries)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("name", [name for name in kernel_names() if name != "cast"])
-def test_nvcc_compiles_them_too(name):
-    assert compiling._compile_by_nvcc(name, 90)[:4] == b"\x7fELF"
+@pytest.fixture(scope="class")
+def compile_ahead():
+    """Return `compile_one`; other cores begin with what the tests ask for last."""
+    by_nvrtc = [
+        *((name, end, None) for name, end in BOTH_ENDS),
+        *(("gather", architecture, None) for architecture in ARCHITECTURES[1:-1]),
+        *((name, 90, (entry,)) for name in kernel_names() for entry in ends_of(kernel_entries(name))),
+    ]
+    by_nvcc = [(name, 90, NVCC) for name in BY_NVCC]
+    wanted = (by_nvrtc if find_nvrtc() else []) + (by_nvcc if shutil.which("nvcc") else [])
+    ahead = Ahead(compile_one, wanted[::-1])
+    yield ahead
+    ahead.close()
+
+
+class TestEveryKernel:
+    @needs_nvrtc
+    @pytest.mark.parametrize(("name", "architecture"), BOTH_ENDS)
+    def test_every_entry_compiles_for_the_oldest_and_the_newest(self, compile_ahead, name, architecture):
+        assert compile_ahead(name, architecture, None)[:4] == b"\x7fELF"
+
+    @needs_nvrtc
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_one_compiles_for_every_architecture(self, compile_ahead, architecture):
+        assert compile_ahead("gather", architecture, None)[:4] == b"\x7fELF"
+
+    @needs_nvrtc
+    @pytest.mark.parametrize("name", kernel_names())
+    def test_an_entry_compiles_alone_as_cupy_has_it(self, compile_ahead, name):
+        """Code that only other entries use must not cause a warning."""
+        for entry in ends_of(kernel_entries(name)):
+            assert compile_ahead(name, 90, (entry,))
+
+    @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+    @pytest.mark.parametrize("name", BY_NVCC)
+    def test_nvcc_compiles_it_too(self, compile_ahead, name):
+        assert compile_ahead(name, 90, NVCC)[:4] == b"\x7fELF"
 
 
 @needs_nvrtc
