@@ -130,11 +130,11 @@ def test_a_part_that_takes_too_long_is_stopped_with_what_it_started(prove):
         f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}]); "
         f"open({str(started)!r}, 'w').write(str(child.pid)); print('so far', flush=True); child.wait()"
     )
-    slow = part("slow", code, limit=3.0)
+    slow = part("slow", code, limit=2.0)
     status, report = prove([slow, part("next", "print('went on')")])
     assert status == 1
     assert results(report) == {"slow": "stopped", "next": "passed"}
-    assert report["parts"]["slow"]["summary"] == "took longer than 3 s"
+    assert report["parts"]["slow"]["summary"] == "took longer than 2 s"
     assert report["parts"]["slow"]["output"] == "so far"
     assert not is_running(int(started.read_text()))
 
