@@ -68,7 +68,8 @@ def test_the_loader_goes_before_its_epoch(options):
 
 
 @pytest.mark.parametrize("options", PROCESSES)
-def test_a_worker_that_is_slow_is_not_waited_for(options):
+def test_a_worker_that_is_slow_is_not_waited_for(options, monkeypatch):
+    monkeypatch.setattr(workers, "GRACE", 0.2)  # for which alone it is waited for
     one = loader(Faulty(actions={4: partial(time.sleep, 1000)}), **options)
     for _ in one:
         break

@@ -9,6 +9,7 @@ import pytest
 
 from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
 from gpuloader.fetch.processes import shipping
+from gpuloader.fetch.threads import crew
 from gpuloader.staging import arena
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain
@@ -27,15 +28,16 @@ def nothing_left():
         yield
 
 
-TIMEOUT = 1.5
+TIMEOUT = 1.0
 """Seconds in which workers start and deliver even on a busy machine."""
 
 released = threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def nothing_released():
+def nothing_released(monkeypatch):
     """Let what still hangs in a thread go at the end, because a thread cannot be killed."""
+    monkeypatch.setattr(crew, "CLOSING_TIME", 0.1)  # no time is enough for it to end
     released.clear()
     yield
     released.set()
@@ -51,7 +53,7 @@ def hang_once(tmp_path, options):
 def test_a_sample_that_hangs(options, tmp_path):
     one = loader(Faulty(actions={9: hang_once(tmp_path, options)}), timeout=TIMEOUT, **options)
     epoch, got = iter(one), []
-    with pytest.raises(WorkerTimeout, match=r"worker [01] .*batch 2 within the timeout of 1.5 s") as caught:
+    with pytest.raises(WorkerTimeout, match=r"worker [01] .*batch 2 within the timeout of 1.0 s") as caught:
         got += epoch
     released.set()  # a thread hung until now
     assert 9 in caught.value.indices

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpuloader import Ragged, WorkerError
+from gpuloader.fetch.processes import workers
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain
 
@@ -74,8 +75,9 @@ def test_a_death_without_persistent_workers(method, tmp_path):
         list(one)
 
 
-def test_a_worker_that_only_closes_its_link_is_dead_too():
+def test_a_worker_that_only_closes_its_link_is_dead_too(monkeypatch):
     """Its process stays, because the user's code started a thread that is not a daemon."""
+    monkeypatch.setattr(workers, "GRACE", 0.2)  # no time is enough for it to end
     one = loader(Faulty(actions={13: leave_a_thread}), start_method="forkserver")
     with pytest.raises(WorkerError, match=r"closed its pipe while it was fetching batch(es)? 3"):
         list(one)
@@ -157,8 +159,9 @@ def begin_and_die(number):
         os._exit(4)
 
 
-def test_a_worker_that_dies_before_it_has_anything_to_do_is_not_replaced_for_ever():
+def test_a_worker_that_dies_before_it_has_anything_to_do_is_not_replaced_for_ever(monkeypatch):
     """There is only one batch, so the second worker has no task."""
+    monkeypatch.setattr(workers, "GRACE", 0.2)  # the first one sleeps for longer in any case
     slow = partial(time.sleep, 2)
     one = loader(
         Faulty(4, actions={0: slow}),
