@@ -19,6 +19,7 @@ from gpuloader import (
     ZarrDataset,
 )
 from gpuloader.base.errors import MissingPackage
+from gpuloader.sources.files import opening
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
 
@@ -186,9 +187,10 @@ def test_a_chunk_that_is_damaged(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES, FORKSERVER], ids=str)
-def test_a_server_that_drops_connections(write, tmp_path, workers):
+def test_a_server_that_drops_connections(write, tmp_path, workers, monkeypatch):
     pytest.importorskip("aiohttp")
     pytest.importorskip("fsspec")
+    monkeypatch.setattr(opening, "FIRST_WAIT", 0.01)
     path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
     with serve(tmp_path, drops=lambda number: number % 3 == 1) as served:
         dataset = kind(f"{served.url}/{path.name}", ["label"])

@@ -12,6 +12,7 @@ import pytest
 
 from gpuloader import DataFileError, DataLoader, SampleError, SourceError, TarDataset
 from gpuloader.base.errors import MissingPackage
+from gpuloader.sources.files import opening
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.serving import serve
 
@@ -81,9 +82,10 @@ def test_samples_without_decode_are_bytes(folder):
     assert sample == {"__key__": "0000", "__url__": str(folder / "000.tar"), "bin": bytes(5), "cls": b"0"}
 
 
-def test_a_server_that_drops_connections(folder):
+def test_a_server_that_drops_connections(folder, monkeypatch):
     pytest.importorskip("aiohttp")
     pytest.importorskip("fsspec")
+    monkeypatch.setattr(opening, "FIRST_WAIT", 0.01)
     with serve(folder, drops=lambda number: number % 2 == 1) as served:
         found = [label for batch in load(served.url) for label in check(batch)]
         assert served.dropped == 2 * SHARDS  # reading the end of each file, then all of it
