@@ -13,6 +13,7 @@ from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryErr
 from gpuloader.collate import gradual, items, samples
 from gpuloader.fetch.processes.fork_server import prepare_server
 from gpuloader.testing import simulated_places
+from tests.ahead import Ahead
 from tests.fakes import nothing_left_behind
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, assert_same, name_workers
 
@@ -98,15 +99,27 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_twenty_samples_need_the_memory_of_twenty_samples(case):
-    done = subprocess.run(
+def run_case(case):
+    return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(case=case)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def run_ahead():
+    """Return `run_case`; further cores run several at a time."""
+    ahead = Ahead(run_case, [(case,) for case in [*CASES][::-1]])
+    yield ahead
+    ahead.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_samples_need_the_memory_of_twenty_samples(run_ahead, case):
+    done = run_ahead(case)
     assert done.returncode == 0, done.stderr
     samples, nbytes = done.stdout.split()
     assert samples == "20"
