@@ -14,6 +14,8 @@ MNIST ?=
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
 
+# The tests start hundreds of programs. Each would compile the package anew where no bytecode may be written.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
