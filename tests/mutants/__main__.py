@@ -63,7 +63,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=float, help="seconds per mutant; default: 10, and 5 times the tests alone"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    # The tests run in another folder. Resolving the path would leave the environment that it stands for.
+    options.python = options.python.absolute()
+    return options
 
 
 def _try_module(module: Path, tree: Path, options: argparse.Namespace, tallies: list[Tally]) -> bool:
