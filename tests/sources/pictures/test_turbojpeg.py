@@ -39,6 +39,23 @@ def encode_by_turbo(pixels, subsampling):
     return turbo.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
 
 
+def decode_by_library(encoded, part, shrink=8):
+    return LIBRARY.decode_part(encoded, part, shrink, lambda shape: np.empty(shape, np.uint8))
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 18, 23, 24, 25, 33, 39, 40, 65])
+def test_narrow_parts_at_the_right_edge(subsampling, width):
+    pixels = make_pixels(20, width, 1 if subsampling == "Gray" else 3)
+    turbo = pytest.importorskip("simplejpeg")
+    space = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
+    encoded = turbo.encode_jpeg(pixels, **space)
+    whole = Picture(encoded).decode()
+    for left in range(max(width - 9, 0), width):
+        found, (y, x) = decode_by_library(encoded, (5, left, 12, width))
+        np.testing.assert_array_equal(found[5 - y : 12 - y, left - x : width - x], whole[5:12, left:])
+
+
 @pytest.mark.parametrize("subsampling", ["440", "411", "420"])
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
@@ -49,6 +66,7 @@ def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
         top, left = (int(rng.integers(length)) for length in whole.shape[:2])
         bottom = int(rng.integers(top, whole.shape[0])) + 1
         right = int(rng.integers(left, whole.shape[1])) + 1
+        assert decode_by_library(picture.data, (top, left, bottom, right), shrink) is not None
         part = decode_part(picture, shrink, (top, left, bottom, right))
         np.testing.assert_array_equal(part, whole[top:bottom, left:right])
 
@@ -69,8 +87,7 @@ def test_a_part_has_the_pixels_of_the_whole(data, size, subsampling, quality, op
     picture = Picture(encoded)
     whole = np.asarray(picture.decode_at(shrink)).copy()
     part = data.draw(parts(*whole.shape[:2]))
-    found = LIBRARY.decode_part(encoded, part, shrink, lambda shape: np.empty(shape, np.uint8))
-    assert found is not None
+    assert decode_by_library(encoded, part, shrink) is not None
     top, left, bottom, right = part
     np.testing.assert_array_equal(decode_part(picture, shrink, part), whole[top:bottom, left:right])
 
@@ -82,9 +99,7 @@ def test_a_gray_jpeg_has_three_equal_channels():
 
 def test_only_what_is_needed_is_decoded():
     encoded = encode(make_pixels(200, 300), subsampling="4:2:0")
-    pixels, corner = LIBRARY.decode_part(
-        encoded, (50, 100, 90, 130), 8, lambda shape: np.empty(shape, np.uint8)
-    )
+    pixels, corner = decode_by_library(encoded, (50, 100, 90, 130))
     assert corner == (50, 96)
     assert pixels.shape == (40, 131 - 96, 3)
 
@@ -169,17 +184,14 @@ def test_many_threads_decode_at_once():
     assert len(LIBRARY._idle) <= 9
 
 
-def test_a_header_that_promises_another_size_is_no_reason_to_read_beyond():
+@pytest.mark.parametrize("size", [(10, 10), (10, 30), (20, 10)], ids=str)
+def test_a_header_that_promises_another_size_is_no_reason_to_read_beyond(size):
     data = bytearray(encode(make_pixels(20, 30)))
     at = data.index(b"\xff\xc0") + 5
     found = struct.unpack(">HH", data[at : at + 4])
     assert found == (20, 30)
-    small = Picture(bytes(data))
-    assert small.header.size == (20, 30)
-    data[at : at + 4] = struct.pack(">HH", 10, 10)
-    assert (
-        LIBRARY.decode_part(bytes(data), (5, 5, 20, 30), 8, lambda shape: np.empty(shape, np.uint8)) is None
-    )
+    data[at : at + 4] = struct.pack(">HH", *size)
+    assert decode_by_library(bytes(data), (5, 5, 20, 30)) is None
 
 
 @pytest.mark.parametrize("missing", [OSError("no such library"), AttributeError("tj3Init")])
@@ -209,3 +221,19 @@ def test_the_library_of_the_system_is_taken_where_no_package_has_one(monkeypatch
 
 def raise_missing(name):
     raise turbojpeg.PackageNotFoundError(name)
+
+
+def test_a_library_that_does_not_load_is_no_reason_to_stop_looking(monkeypatch, tmp_path):
+    broken = tmp_path / "turbojpeg.libs" / "libturbojpeg-1.so"
+    broken.parent.mkdir()
+    broken.write_bytes(b"no library")
+
+    class Files:
+        files = (broken, tmp_path / "turbojpeg.so", tmp_path / "turbojpeg.libs" / "libother.so")
+
+    for path in Files.files:
+        monkeypatch.setattr(type(path), "locate", lambda path: path, raising=False)
+    monkeypatch.setattr(turbojpeg, "_SYSTEM", find_path())
+    monkeypatch.setattr(turbojpeg, "distribution", lambda name: Files)
+    assert turbojpeg._list_bundled() == [str(broken)]
+    assert load_turbojpeg.__wrapped__() is not None
