@@ -44,7 +44,7 @@ def decode_by_library(encoded, part, shrink=8):
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
-@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 18, 23, 24, 25, 33, 39, 40, 65])
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 33, 39, 40, 65])
 def test_narrow_parts_at_the_right_edge(subsampling, width):
     pixels = make_pixels(20, width, 1 if subsampling == "Gray" else 3)
     turbo = pytest.importorskip("simplejpeg")
