@@ -225,8 +225,9 @@ def stage_plan(
     if not isinstance(picture, Picture):
         return cut_region(np.asarray(picture), geometry, changes)
     shrink, geometry = picture.plan_decoding(geometry)
-    part, numbers = find_part(shrink_size(size_of(picture), shrink), geometry, changes)
-    top, left, bottom, right = part
+    needed = geometry.find_part(*shrink_size(size_of(picture), shrink))
+    part = top, left, bottom, right = picture.find_decodable(shrink, needed)
+    numbers = _number_part(part, geometry, changes)
     return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, picture, shrink, part))
 
 
@@ -235,15 +236,15 @@ def _make_into(picture: Picture, plan: Plan, target: Pixels) -> None:
 
 
 def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> None:
-    """Decode a part of a picture, by way of the thread's own memory unless the part is the whole."""
+    """Decode a part of a picture, straight into its place if the decoder can."""
     top, left, bottom, right = part
     out = target.reshape(bottom - top, right - left, 3)
     if out.shape[:2] == shrink_size(size_of(picture), shrink):
-        pixels, (y, x) = picture.decode_at(shrink, out), (0, 0)
+        pixels = picture.decode_at(shrink, out)
+        if pixels is not out:
+            out[...] = np.asarray(pixels)
     else:
-        pixels, (y, x) = picture.decode_part(shrink, part)
-    if pixels is not out:
-        out[...] = np.asarray(pixels)[top - y : bottom - y, left - x : right - x]
+        picture.decode_part(shrink, part, out)
 
 
 def cut_region(pixels: Pixels, geometry: Geometry, changes: Iterable[float] = ()) -> Region:
@@ -268,8 +269,13 @@ def find_part(
     (8, 18, 20, 30)
     """
     tall, wide = size
-    top, left, bottom, right = geometry.find_part(tall, wide)
+    part = geometry.find_part(tall, wide)
+    return part, _number_part(part, geometry, changes)
+
+
+def _number_part(part: Part, geometry: Geometry, changes: Iterable[float]) -> Floats:
+    top, left, bottom, right = part
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
     numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn, *changes)
-    return (top, left, bottom, right), np.array(numbers, np.float32)
+    return np.array(numbers, np.float32)

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import MissingPackage, PictureError, describe_error, missing_package
 from gpuloader.fields.encoded import Part
-from gpuloader.sources.pictures.turbojpeg import load_turbojpeg
+from gpuloader.sources.pictures.turbojpeg import load_turbojpeg, widen
 
 Pixels = NDArray[np.uint8]
 """Pixels of shape (height, width, channels)."""
 
 _JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 _TURBO = ("YCbCr", "Gray", "GRAY")  # what is left to Pillow: CMYK, YCCK, and RGB stored as such
+_UNITS = {"444": 8, "422": 16, "420": 16, "440": 8, "411": 32, "Gray": 8}  # columns, by the subsampling
 _EIGHTHS = 8  # a decoder shrinks to n / 8 of the size
 _KEPT = 64 << 20  # bytes: memory that a thread keeps for its next picture
 
@@ -41,12 +42,15 @@ class Header(NamedTuple):
         Whether libjpeg-turbo decodes it.
     orientation : int
         How it is turned, as Exif counts: 1 is upright.
+    unit : int
+        The columns of a unit, by which a decoder can begin; 0 if unknown.
     """
 
     height: int
     width: int
     is_turbo: bool
     orientation: int = 1
+    unit: int = 0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -140,10 +144,10 @@ def _read_jpeg(data: bytes) -> Header | None:
     if turbo is None or bytes(data[:3]) != _JPEG:
         return None
     try:
-        height, width, colors, _ = turbo.decode_jpeg_header(data)
+        height, width, colors, subsampling = turbo.decode_jpeg_header(data)
     except ValueError:
         return None  # Pillow may know better
-    return Header(height, width, colors in _TURBO)
+    return Header(height, width, colors in _TURBO, unit=_UNITS.get(subsampling, 0))
 
 
 def _read_other(data: bytes) -> Header:
@@ -220,10 +224,8 @@ def decode_briefly(
         return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
 
 
-def decode_part(
-    data: bytes, header: Header, shrink: int, part: Part
-) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return the pixels of a part of an encoded picture, and some around it, as `decode_briefly` does.
+def find_decodable(data: bytes, header: Header, shrink: int, part: Part) -> Part | None:
+    """Return the part of a picture that is decoded so as to get the pixels of a part.
 
     Parameters
     ----------
@@ -238,18 +240,43 @@ def decode_part(
 
     Returns
     -------
-    tuple or None
-        The pixels, and their top and left in the picture. None if TurboJPEG 3 is missing, if the picture is
-        not an upright JPEG, or if it looks damaged. The caller then decodes the whole picture.
+    tuple of int or None
+        The part itself, or more columns. None if TurboJPEG 3 is missing, if the picture is not an upright
+        JPEG, or if it looks damaged; the picture is then decoded as a whole.
     """
     # Without this marker, the file may be cut off below the part, which TurboJPEG would not notice.
-    if not header.is_turbo or header.orientation != 1 or bytes(data[-2:]) != _END_OF_JPEG:
+    is_sound = header.is_turbo and header.orientation == 1 and bytes(data[-2:]) == _END_OF_JPEG
+    if not is_sound or not header.unit or load_turbojpeg() is None:
         return None
+    _, width = shrink_size(header.size, shrink)
+    return widen(part, width, max(header.unit * shrink // _EIGHTHS, 1))
+
+
+def decode_part(
+    data: bytes, header: Header, shrink: int, part: Part, out: Pixels | None = None
+) -> Pixels | None:
+    """Return the pixels of what `find_decodable` returned, for use as those of `decode_briefly`.
+
+    Parameters
+    ----------
+    data, header, shrink : bytes, Header, int
+        As for `find_decodable`.
+    part : tuple of int
+        What it returned.
+    out : numpy.ndarray or None
+        Memory of the part's size to decode into, contiguous; None has the thread's own.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        The pixels; None if the data is damaged.
+    """
     library = load_turbojpeg()
-    if library is None:
-        return None
-    whole = *shrink_size(header.size, shrink), 3
-    return library.decode_part(data, part, shrink, lambda shape: _scratch.take(shape, whole))
+    assert library is not None
+    top, left, bottom, right = part
+    if out is None:
+        out = _scratch.take((bottom - top, right - left, 3), (*shrink_size(header.size, shrink), 3))
+    return out if library.decode_part(data, part, shrink, out) else None
 
 
 def _decode_turbo(

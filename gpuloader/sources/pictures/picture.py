@@ -18,6 +18,7 @@ from gpuloader.sources.pictures.decoding import (
     decode,
     decode_briefly,
     decode_part,
+    find_decodable,
     load_pillow,
     read_header,
     shrink_size,
@@ -138,8 +139,8 @@ class Picture:
             )
         return pixels
 
-    def decode_part(self, shrink: int, part: Part) -> tuple[Pixels | Any, tuple[int, int]]:
-        """Return the pixels of a part and some around it, as `decode_at` does, and their top and left.
+    def find_decodable(self, shrink: int, part: Part) -> Part:
+        """Return the part that `decode_part` decodes to get the right pixels of a part: itself, or more.
 
         Parameters
         ----------
@@ -147,14 +148,33 @@ class Picture:
             The eighths of its size to decode the picture at.
         part : tuple of int
             The part's top, left, bottom and right, at that size.
+        """
+        return find_decodable(self.data, self.header, shrink, part) or part
+
+    def decode_part(self, shrink: int, part: Part, out: Pixels | None = None) -> Pixels:
+        """Return the pixels of what `find_decodable` returned, as `decode_at` does.
+
+        Only within the part that `find_decodable` was given are they those of the whole picture.
 
         Raises
         ------
         PictureError
             As `decode_at` does.
         """
-        found = decode_part(self.data, self.header, shrink, part)
-        return (self.decode_at(shrink), (0, 0)) if found is None else found
+        top, left, bottom, right = part
+        if find_decodable(self.data, self.header, shrink, part):
+            pixels = decode_part(self.data, self.header, shrink, part, out)
+            if pixels is not None:
+                return pixels
+        whole = self.decode_at(shrink)
+        if isinstance(whole, np.ndarray):
+            found = whole[top:bottom, left:right]
+        else:
+            found = np.asarray(whole.crop((left, top, right, bottom)))
+        if out is None:
+            return np.ascontiguousarray(found)
+        out[...] = found
+        return out
 
     def to_pillow(self) -> Any:
         """Return the picture as an image of Pillow, of mode RGB; raises the errors of the class."""

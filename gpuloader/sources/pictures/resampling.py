@@ -50,8 +50,9 @@ def resample(picture: Picture | Pixels | Any, geometry: Geometry) -> Pixels | An
         if resizer is None:  # Pillow resizes boxes of whole pictures only
             picture = picture.decode_at(shrink)
         else:
-            part = geometry.find_part(*shrink_size(picture.header.size, shrink))
-            picture, corner = picture.decode_part(shrink, part)
+            needed = geometry.find_part(*shrink_size(picture.header.size, shrink))
+            part = picture.find_decodable(shrink, needed)
+            picture, corner = picture.decode_part(shrink, part), part[:2]
     if resizer is None or not _is_colored(picture):
         return _resample_by_pillow(picture, geometry)
     if not isinstance(picture, np.ndarray):

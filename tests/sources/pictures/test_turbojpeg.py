@@ -20,9 +20,13 @@ if LIBRARY is None:
 
 def decode_part(picture, shrink, part):
     """Return exactly the part, as `Picture.decode_part` finds it."""
-    pixels, (y, x) = picture.decode_part(shrink, part)
-    top, left, bottom, right = part
-    return np.asarray(pixels)[top - y : bottom - y, left - x : right - x].copy()
+    found = picture.find_decodable(shrink, part)
+    return cut(picture.decode_part(shrink, found), part, found).copy()
+
+
+def cut(pixels, part, found):
+    (top, left, bottom, right), (y, x, _, _) = part, found
+    return pixels[top - y : bottom - y, left - x : right - x]
 
 
 @st.composite
@@ -39,8 +43,12 @@ def encode_by_turbo(pixels, subsampling):
     return turbo.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
 
 
-def decode_by_library(encoded, part, shrink=8):
-    return LIBRARY.decode_part(encoded, part, shrink, lambda shape: np.empty(shape, np.uint8))
+def decode_by_library(picture, part, shrink=8):
+    """Return the part, decoded by TurboJPEG for sure."""
+    found = decoding.find_decodable(picture.data, picture.header, shrink, part)
+    out = np.empty((found[2] - found[0], found[3] - found[1], 3), np.uint8)
+    assert LIBRARY.decode_part(picture.data, found, shrink, out)
+    return cut(out, part, found)
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
@@ -49,11 +57,11 @@ def test_narrow_parts_at_the_right_edge(subsampling, width):
     pixels = make_pixels(20, width, 1 if subsampling == "Gray" else 3)
     turbo = pytest.importorskip("simplejpeg")
     space = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
-    encoded = turbo.encode_jpeg(pixels, **space)
-    whole = Picture(encoded).decode()
+    picture = Picture(turbo.encode_jpeg(pixels, **space))
+    whole = picture.decode()
     for left in range(max(width - 9, 0), width):
-        found, (y, x) = decode_by_library(encoded, (5, left, 12, width))
-        np.testing.assert_array_equal(found[5 - y : 12 - y, left - x : width - x], whole[5:12, left:])
+        found = decode_by_library(picture, (5, left, 12, width))
+        np.testing.assert_array_equal(found, whole[5:12, left:])
 
 
 @pytest.mark.parametrize("subsampling", ["440", "411", "420"])
@@ -66,8 +74,7 @@ def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
         top, left = (int(rng.integers(length)) for length in whole.shape[:2])
         bottom = int(rng.integers(top, whole.shape[0])) + 1
         right = int(rng.integers(left, whole.shape[1])) + 1
-        assert decode_by_library(picture.data, (top, left, bottom, right), shrink) is not None
-        part = decode_part(picture, shrink, (top, left, bottom, right))
+        part = decode_by_library(picture, (top, left, bottom, right), shrink)
         np.testing.assert_array_equal(part, whole[top:bottom, left:right])
 
 
@@ -87,8 +94,8 @@ def test_a_part_has_the_pixels_of_the_whole(data, size, subsampling, quality, op
     picture = Picture(encoded)
     whole = np.asarray(picture.decode_at(shrink)).copy()
     part = data.draw(parts(*whole.shape[:2]))
-    assert decode_by_library(encoded, part, shrink) is not None
     top, left, bottom, right = part
+    np.testing.assert_array_equal(decode_by_library(picture, part, shrink), whole[top:bottom, left:right])
     np.testing.assert_array_equal(decode_part(picture, shrink, part), whole[top:bottom, left:right])
 
 
@@ -98,10 +105,17 @@ def test_a_gray_jpeg_has_three_equal_channels():
 
 
 def test_only_what_is_needed_is_decoded():
-    encoded = encode(make_pixels(200, 300), subsampling="4:2:0")
-    pixels, corner = decode_by_library(encoded, (50, 100, 90, 130))
-    assert corner == (50, 96)
-    assert pixels.shape == (40, 131 - 96, 3)
+    picture = Picture(encode(make_pixels(200, 300), subsampling="4:2:0"))
+    assert picture.find_decodable(8, (50, 100, 90, 130)) == (50, 96, 90, 131)
+    assert picture.decode_part(8, (50, 96, 90, 131)).shape == (40, 35, 3)
+
+
+def test_a_part_is_decoded_where_it_is_wanted():
+    picture, out = Picture(encode(make_pixels(60, 80))), np.empty((10, 33, 3), np.uint8)
+    part = picture.find_decodable(8, (20, 40, 30, 64))
+    assert part == (20, 32, 30, 65)
+    assert picture.decode_part(8, part, out) is out
+    np.testing.assert_array_equal(out[:, 8:-1], picture.decode()[20:30, 40:64])
 
 
 UNFIT = {
@@ -112,12 +126,18 @@ UNFIT = {
 }
 
 
+@pytest.mark.parametrize("into", [False, True])
 @pytest.mark.parametrize("kind", UNFIT)
-def test_what_is_not_decoded_in_part_is_decoded_as_a_whole(kind):
+def test_what_is_not_decoded_in_part_is_decoded_as_a_whole(kind, into):
     picture = Picture(UNFIT[kind]())
-    pixels, corner = picture.decode_part(8, (12, 3, 20, 9))
-    assert corner == (0, 0)
-    np.testing.assert_array_equal(np.asarray(pixels), np.asarray(picture.decode_at(8)))
+    part = (12, 3, 20, 9)
+    out = np.empty((8, 6, 3), np.uint8) if into else None
+    pixels = picture.decode_part(8, part, out)
+    assert pixels.flags.c_contiguous
+    assert not into or pixels is out
+    np.testing.assert_array_equal(pixels, np.asarray(picture.decode_at(8))[12:20, 3:9])
+    if kind != "cut off":  # which shows only when it is decoded
+        assert picture.find_decodable(8, part) == part
 
 
 def test_a_file_that_is_cut_off_below_the_part_is_an_error_all_the_same():
@@ -130,9 +150,10 @@ def test_a_turned_picture_is_decoded_as_a_whole():
     exif = pillow.Exif()
     exif[0x0112] = 6
     encoded = encode(make_pixels(20, 30), exif=exif)
-    pixels, corner = Picture(encoded, upright=True).decode_part(8, (0, 0, 5, 5))
-    assert (pixels.shape, corner) == ((30, 20, 3), (0, 0))
-    assert Picture(encoded).decode_part(8, (4, 0, 9, 5))[1] == (4, 0)
+    assert decoding.find_decodable(encoded, Picture(encoded).header, 8, (4, 0, 9, 5)) == (4, 0, 9, 8)
+    picture = Picture(encoded, upright=True)
+    assert decoding.find_decodable(encoded, picture.header, 8, (4, 0, 9, 5)) is None
+    np.testing.assert_array_equal(picture.decode_part(8, (4, 0, 9, 5)), picture.decode()[4:9, :5])
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -154,15 +175,12 @@ def test_damaged_files_have_the_same_pixels_in_part(seed):
 
 
 def test_a_handle_serves_again_after_damaged_data():
-    library = TurboJPEG(find_path())
+    library, out = TurboJPEG(find_path()), np.empty((15, 32, 3), np.uint8)
     sound = encode(make_pixels(40, 50))
     expected = Picture(sound).decode()[5:20, 10:30]
     for data in (sound, sound[:200] + b"\0" * 300, b"", b"\xff\xd8\xff", sound):
-        found = library.decode_part(data, (5, 10, 20, 30), 8, lambda shape: np.empty(shape, np.uint8))
-        assert (found is None) == (data is not sound)
-    pixels, (y, x) = found
-    np.testing.assert_array_equal(pixels[:, 10 - x : 30 - x], expected)
-    assert y == 5
+        assert library.decode_part(data, (5, 0, 20, 32), 8, out) == (data is sound)
+    np.testing.assert_array_equal(out[:, 10:30], expected)
     assert len(library._idle) == 1
 
 
@@ -191,7 +209,8 @@ def test_a_header_that_promises_another_size_is_no_reason_to_read_beyond(size):
     found = struct.unpack(">HH", data[at : at + 4])
     assert found == (20, 30)
     data[at : at + 4] = struct.pack(">HH", *size)
-    assert decode_by_library(bytes(data), (5, 5, 20, 30)) is None
+    out = np.empty((15, 30, 3), np.uint8)
+    assert not LIBRARY.decode_part(bytes(data), (5, 0, 20, 30), 8, out)
 
 
 @pytest.mark.parametrize("missing", [OSError("no such library"), AttributeError("tj3Init")])
@@ -203,7 +222,8 @@ def test_without_turbojpeg_3_pictures_are_decoded_as_a_whole(monkeypatch, missin
     assert load_turbojpeg.__wrapped__() is None
     monkeypatch.setattr(decoding, "load_turbojpeg", lambda: None)
     picture = Picture(encode(make_pixels(20, 30)))
-    assert picture.decode_part(8, (12, 3, 20, 9))[1] == (0, 0)
+    assert picture.find_decodable(8, (12, 3, 20, 9)) == (12, 3, 20, 9)
+    np.testing.assert_array_equal(picture.decode_part(8, (12, 3, 20, 9)), picture.decode()[12:20, 3:9])
 
 
 def test_the_library_of_the_system_is_taken_where_no_package_has_one(monkeypatch):
