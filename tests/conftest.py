@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFl
 
 from gpuloader.sources.mnist.digits import Mnist
 from gpuloader.sources.mnist.mnist_json import read_json
+from gpuloader.sources.pictures import resampling
+from gpuloader.sources.pictures.compiling import LateResizer
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)
@@ -37,6 +40,14 @@ def what_is_there_is_no_garbage():
     """Exclude objects that exist before a module's tests from garbage collection, which many tests call."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pillow_resizes():
+    """Let Pillow resize all pictures, except in the tests of compiled code, whatever ran before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resampling, "LATE_RESIZER", LateResizer(load_after=sys.maxsize))
+        yield
 
 
 @pytest.fixture(scope="session")

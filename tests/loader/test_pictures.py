@@ -1,6 +1,7 @@
 """Loaders of pictures: decoded, resized and augmented, the same for any workers, places and resume."""
 
 import io
+import itertools
 import sys
 import threading
 
@@ -359,9 +360,12 @@ def test_compiled_code_takes_over_in_the_middle_of_an_epoch(folder, monkeypatch)
     pytest.importorskip("numba")
     choose_resizer(monkeypatch, None)
     expected = read(folder)
-    monkeypatch.setattr(resampling, "LATE_RESIZER", LateResizer(pays_after=7))
+    resizer, pictures = compile_resizer(), itertools.count()
+    late = LateResizer()
+    monkeypatch.setattr(late, "find", lambda: resizer if next(pictures) >= 7 else None)
+    monkeypatch.setattr(resampling, "LATE_RESIZER", late)
     assert_equal(read(folder), expected)
-    assert resampling.LATE_RESIZER.find() is not None
+    assert next(pictures) == 15
 
 
 @pytest.mark.parametrize(

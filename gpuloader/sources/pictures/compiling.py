@@ -2,76 +2,119 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from gpuloader.base.errors import LoaderError
+from gpuloader.base.processes import start_thread
 from gpuloader.sources.pictures import resizing
 
 Resizer = Callable[..., None]
 """`resizing.resize`, compiled."""
 
-_PAYS_AFTER = 500  # pictures: on them, Pillow loses as much time as loading the compiled code takes
+# Pictures on which Pillow loses as much time as it takes to load the compiled code, and to compile it.
+_LOAD_AFTER, _COMPILE_AFTER = 500, 4500
+
+# A child that is forked while a thread uses Numba would wait for Numba's locks forever.
+_using_numba = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_using_numba.acquire,
+        after_in_parent=_using_numba.release,
+        after_in_child=_using_numba.release,
+    )
 
 
 class LateResizer:
     """Compiles the resizing code after a process has resized enough pictures to repay the cost.
 
-    Until then, and while one thread compiles, Pillow resizes the pictures. Numba caches the compiled code in
-    files: compiling takes the first process on a machine a few seconds, and others a fraction of a second.
+    A thread of its own does so, and Pillow resizes the pictures until it is done. Numba caches the compiled
+    code in files: compiling takes the first process on a machine a few seconds, and loading takes others a
+    fraction of a second. Threads that fork, and the end of the program, wait for it.
 
     Parameters
     ----------
-    pays_after : int
-        The number of pictures that Pillow resizes before one thread begins to compile.
+    load_after, compile_after : int
+        The number of pictures after which code in the cache is loaded, and other code is compiled.
 
     Examples
     --------
-    >>> late = LateResizer(pays_after=2)
+    >>> late = LateResizer(load_after=2)
     >>> late.find(), late.find()
     (None, None)
     """
 
-    def __init__(self, pays_after: int = _PAYS_AFTER) -> None:
-        self._pays_after = pays_after
+    def __init__(self, load_after: int = _LOAD_AFTER, compile_after: int = _COMPILE_AFTER) -> None:
+        self._due = load_after
+        self._compile_after = compile_after
         self._pictures = itertools.count()
-        self._turn = threading.Lock()  # never released, so only one thread ever compiles
+        self._turn = threading.Lock()  # released only if there is something left to do
         self._resizer: Resizer | None = None
 
     def find(self) -> Resizer | None:
         """Return the compiled function; None means that Pillow must resize the next picture."""
-        pays = self._resizer is None and next(self._pictures) >= self._pays_after
-        if pays and self._turn.acquire(blocking=False):
-            self._resizer = compile_resizer()
+        is_due = self._resizer is None and next(self._pictures) >= self._due
+        if is_due and self._turn.acquire(blocking=False):
+            with suppress(LoaderError):  # the system starts no more threads
+                atexit.register(start_thread("gpuloader-compiler", self._begin).join)
         return self._resizer
 
+    def _begin(self) -> None:
+        with _using_numba:
+            is_last = self._due >= self._compile_after
+            if is_last or is_cached():
+                self._resizer = compile_resizer()
+            else:
+                self._due = self._compile_after
+                self._turn.release()
 
-@cache
+
+def is_cached() -> bool:
+    """Return whether Numba has compiled the resizing code before, or will never do so."""
+    try:
+        folder = _prepare(cache=True)[0].stats.cache_path
+    except Exception:
+        return True  # nothing is gained by trying later
+    return any(Path(folder).glob(f"*{resizing.resize.__name__}-*.nbi"))
+
+
 def compile_resizer() -> Resizer | None:
     """Return `resizing.resize`, compiled by Numba; None if Numba is not installed or fails."""
-    if find_spec("numba") is None:
-        return None
-    try:
-        numba: Any = import_module("numba")
-        register_jitable = import_module("numba.extending").register_jitable
-        if numba.config.DISABLE_JIT:
-            return None
-        picture, out = (numba.types.Array(numba.uint8, 3, "C", readonly=one) for one in (True, False))
-        pair, box = numba.types.UniTuple(numba.int64, 2), numba.types.UniTuple(numba.float64, 4)
-        signature = numba.void(picture, pair, box, pair, pair, numba.int64, numba.boolean, out)
-        for function in _CALLED:
-            register_jitable(function)
-        try:
-            compiled: Resizer = numba.njit(signature, nogil=True, cache=True)(resizing.resize)
-        except RuntimeError:  # Numba finds no writable folder for its cache
-            compiled = numba.njit(signature, nogil=True)(resizing.resize)
-    except Exception:  # whatever is wrong with Numba, Pillow can take over
-        return None
-    return compiled
+    for cache in (True, False):  # there may be no writable folder, or a damaged file
+        with suppress(Exception):  # whatever is wrong with Numba, Pillow can take over
+            dispatcher, signature = _prepare(cache=cache)
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()  # for other types; it converts them
+            compiled: Resizer = dispatcher
+            return compiled
+    return None
+
+
+def _prepare(*, cache: bool) -> tuple[Any, Any]:
+    """Return Numba's function, which is not compiled yet, and its signature."""
+    numba: Any = import_module("numba")
+    if numba.config.DISABLE_JIT:
+        raise ValueError("Numba's compiler is switched off")
+    picture, out = (numba.types.Array(numba.uint8, 3, "C", readonly=one) for one in (True, False))
+    pair, box = numba.types.UniTuple(numba.int64, 2), numba.types.UniTuple(numba.float64, 4)
+    signature = numba.void(picture, pair, box, pair, pair, numba.int64, numba.boolean, out)
+    _register()
+    return numba.njit(nogil=True, cache=cache)(resizing.resize), signature
+
+
+@functools.cache
+def _register() -> None:
+    """Let `resizing.resize` call the other functions when it is compiled."""
+    for function in _CALLED:
+        import_module("numba.extending").register_jitable(function)
 
 
 _CALLED = (

@@ -28,6 +28,9 @@ from gpuloader.sources.recognizing import is_instance
 
 _BYTES = (bytes, bytearray, memoryview)
 
+Encoded = bytes | bytearray | memoryview
+"""An encoded picture."""
+
 
 class Picture:
     """An encoded picture, such as the contents of a JPEG file, which is decoded when its pixels are needed.
@@ -37,7 +40,7 @@ class Picture:
 
     Parameters
     ----------
-    data : bytes
+    data : bytes, bytearray or memoryview
         The encoded picture, in any format that Pillow reads.
     file : str
         The name to give in errors.
@@ -77,8 +80,8 @@ class Picture:
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, data: bytes, file: str = "", *, upright: bool = False) -> None:
-        self.data = data
+    def __init__(self, data: Encoded, file: str = "", *, upright: bool = False) -> None:
+        self.data: bytes = data if isinstance(data, bytes) else bytes(data)
         self.file = file
         self.upright = upright
         self._header: Header | None = None
@@ -246,7 +249,7 @@ def as_picture(value: Any) -> Picture | Pixels | Any:
     if isinstance(value, Picture):
         return value
     if isinstance(value, _BYTES):
-        return Picture(bytes(value))
+        return Picture(value)
     if is_encoded(value):
         data, path = value["bytes"], value["path"]
         return Picture.read(path) if data is None else Picture(data, path or "")

@@ -22,6 +22,7 @@ from gpuloader.fields.encoded import Part
 
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
 _RGB = 0  # TJPF_RGB
+_PROGRESSIVE = 12  # TJPARAM_PROGRESSIVE
 _EIGHTHS = 8
 _INTERPOLATED = 8  # columns: wide enough for the decoder to interpolate colors
 
@@ -83,6 +84,7 @@ class TurboJPEG:
         handle, address, size, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._open = _declare(brief.tj3Init, handle, number)
         self._read = _declare(brief.tj3DecompressHeader, number, handle, ctypes.c_char_p, size)
+        self._get = _declare(brief.tj3Get, number, handle, number)
         self._shrink = _declare(brief.tj3SetScalingFactor, number, handle, _Factor)
         self._crop = _declare(brief.tj3SetCroppingRegion, number, handle, _Region)
         self._decompress = _declare(
@@ -92,6 +94,9 @@ class TurboJPEG:
 
     def decode_part(self, data: bytes, part: Part, shrink: int, out: NDArray[np.uint8]) -> bool:
         """Decode a part of a JPEG; return False if its data is damaged or cannot be decoded in part.
+
+        A progressive JPEG cannot: where scans are missing, the decoder smooths over the edges of blocks, and
+        it would smooth less at the edges of the part.
 
         Parameters
         ----------
@@ -114,6 +119,7 @@ class TurboJPEG:
         try:
             return not (
                 self._read(handle, data, len(data))
+                or self._get(handle, _PROGRESSIVE)
                 or self._shrink(handle, _Factor(1, _EIGHTHS // shrink))
                 or self._crop(handle, _Region(left, top, right - left, bottom - top))
                 or self._decompress(handle, data, len(data), out.ctypes.data, out.strides[0], _RGB)
