@@ -12,6 +12,7 @@ import numpy as np
 from gpuloader.base.installing import install_command
 from gpuloader.doctor.finding import Finding
 from gpuloader.kernels.compiling import kernel_names, read_source
+from gpuloader.sources.pictures.turbojpeg import load_turbojpeg
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_NUMPY = (1, 26)
@@ -27,6 +28,9 @@ USED = {
     ),
 }
 """Optional packages of the loader: the extra that installs each, and the consequence of its absence."""
+
+PICTURES = ("pillow", "simplejpeg", "numba")
+"""The distributions that decode and resize pictures."""
 
 FRAMEWORKS = {"torch": "torch", "jax": "jax", "paddle": "paddlepaddle"}
 """The distribution that each `output` needs; Paddle's GPU build has the suffix ``-gpu``."""
@@ -54,6 +58,7 @@ def software_findings(installed: Mapping[str, str]) -> tuple[Finding, ...]:
         numpy_finding(np.__version__),
         kernels_finding(),
         *(_used_finding(name, installed) for name in USED),
+        pictures_finding(installed, has_turbojpeg=load_turbojpeg() is not None),
         _frameworks_finding(installed),
     )
 
@@ -103,6 +108,24 @@ def _used_finding(name: str, installed: Mapping[str, str]) -> Finding:
     if name in installed:
         return Finding(name, installed[name])
     return Finding(name, "not installed", "note", f"{without} Install it: {install_command(extra)}.")
+
+
+def pictures_finding(installed: Mapping[str, str], *, has_turbojpeg: bool) -> Finding:
+    """Report what decodes and resizes pictures; having none of it is good too.
+
+    >>> pictures_finding({"pillow": "12.0", "simplejpeg": "1.9", "numba": "0.61"}, has_turbojpeg=True).value
+    'pillow 12.0, simplejpeg 1.9, numba 0.61, TurboJPEG 3'
+    """
+    present = [f"{name} {installed[name]}" for name in PICTURES if name in installed]
+    value = ", ".join(present + ["TurboJPEG 3"] * has_turbojpeg)
+    if "pillow" not in installed:
+        return Finding("pictures", value or f"none of {', '.join(PICTURES)}")
+    missing = [name for name in PICTURES if name not in installed]
+    if missing:
+        install = install_command("images-fast")
+        advice = f"Without {' and '.join(missing)}, pictures take longer. Install: {install}."
+        return Finding("pictures", value, "note", advice)
+    return Finding("pictures", value)
 
 
 def _frameworks_finding(installed: Mapping[str, str]) -> Finding:

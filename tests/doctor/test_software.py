@@ -7,6 +7,7 @@ from gpuloader.doctor.software import (
     installed_distributions,
     kernels_finding,
     numpy_finding,
+    pictures_finding,
     python_finding,
     software_findings,
 )
@@ -41,6 +42,18 @@ def test_frameworks_are_named_and_none_is_all_right():
     assert none.verdict == "good"
     some = named(software_findings({"torch": "2.13.0", "paddlepaddle-gpu": "3.3.1"}), "frameworks")
     assert some.value == "torch 2.13.0, paddle 3.3.1"
+
+
+def test_pictures_need_no_package_but_take_longer_without_some():
+    all_of_them = {"pillow": "12.0", "simplejpeg": "1.9", "numba": "0.61"}
+    found = pictures_finding(all_of_them, has_turbojpeg=False)
+    assert (found.value, found.verdict) == ("pillow 12.0, simplejpeg 1.9, numba 0.61", "good")
+    assert pictures_finding({}, has_turbojpeg=False).value == "none of pillow, simplejpeg, numba"
+    assert pictures_finding({"numba": "0.61"}, has_turbojpeg=True).verdict == "good"
+    found = pictures_finding({"pillow": "12.0"}, has_turbojpeg=False)
+    assert (found.value, found.verdict) == ("pillow 12.0", "note")
+    assert "Without simplejpeg and numba" in found.advice
+    assert "images-fast" in found.advice
 
 
 def test_a_package_without_kernels_is_incomplete(monkeypatch):
