@@ -1,6 +1,7 @@
 """Fixtures: kernels built for the CPU through the shim, and launchers that run them."""
 
 import contextlib
+import importlib.util
 import shutil
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from gpuloader.kernels import launching, shuffle
 from gpuloader.kernels.compiling import kernel_names
 from tests.ahead import Ahead
-from tests.kernels.shim import Kernels, build, read
+from tests.kernels.sanitized import find_sanitizer, run_sanitized
+from tests.kernels.shim import SANITIZED, Kernels, build, read
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +26,19 @@ def kernels(request, tmp_path_factory):
     )
     yield Kernels(library)
     library.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sanitized_run(request):
+    """Run the tests with sanitizers on another core, if they are to run at all; None if they cannot."""
+    wanted = any(item.path.stem == "test_sanitized" for item in request.session.items) and not SANITIZED
+    library = find_sanitizer() if wanted and importlib.util.find_spec("cupy") else None
+    if library is None:
+        yield None
+        return
+    run = Ahead(lambda: run_sanitized(library), [()])
+    yield run
+    run.close()
 
 
 @pytest.fixture(scope="module")

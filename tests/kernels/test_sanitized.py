@@ -1,47 +1,14 @@
 """Runs the kernel tests again with kernels built with address and undefined-behavior sanitizers."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from gpuloader.kernels.compiling import kernel_names
 from tests.kernels.shim import SANITIZED
-
-HERE = Path(__file__).parent
-
-
-def find_sanitizer():
-    if shutil.which("g++") is None:
-        return None
-    found = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return found if Path(found).is_absolute() else None
 
 
 @pytest.mark.skipif(SANITIZED, reason="these are the sanitized kernels")
-def test_kernels_touch_nothing_that_is_not_theirs():
-    library = find_sanitizer()
-    if library is None:
+def test_kernels_touch_nothing_that_is_not_theirs(sanitized_run):
+    if sanitized_run is None:
         pytest.skip("g++ has no address sanitizer here")
     pytest.importorskip("cupy", reason="CuPy is not installed")
-    names = kernel_names()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "agree or the_time_asked_for"]
-        + [str(HERE / f"test_{name}.py") for name in names],
-        env={
-            **os.environ,
-            "GPULOADER_SANITIZE": "1",
-            "LD_PRELOAD": library,
-            "ASAN_OPTIONS": "detect_leaks=0",
-        },
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = sanitized_run()
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

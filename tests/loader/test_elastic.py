@@ -29,7 +29,7 @@ class TestResuming:
         uneven=st.sampled_from(["pad", "drop"]),
         kind=st.sampled_from([range, Stream]),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     def test_at_any_world_size_and_batch_size_loses_and_repeats_nothing(
         self, count, legs, last, uneven, kind
     ):
@@ -76,7 +76,7 @@ class TestResuming:
         ),
         epoch=st.integers(0, 3),
     )
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=50, deadline=None)
     def test_on_any_number_of_places_reads_one_order(self, count, legs, epoch):
         state, found = {"version": 2, "epoch": epoch, "seed": 5, "position": 0}, []
         for world_size, size, places, split, most in [*legs, (2, 3, 2, "batches", 10**6)]:
@@ -153,7 +153,7 @@ class TestResuming:
     @given(
         count=st.integers(0, 60), legs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), max_size=4)
     )
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=50, deadline=None)
     def test_alone_at_another_batch_size(self, count, legs):
         state, samples = None, []
         for size, most in [*legs, (4, 10**6)]:

@@ -234,7 +234,7 @@ def declared(value, shape, dtype, route):
     numbers,
     st.sampled_from([None, *NATIVE, *NARROW]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_a_declared_field_rounds_and_nothing_else(route, dtype, form, number, source):
     value, shape, wanted = make(form, number, source)
     try:
@@ -257,7 +257,7 @@ def test_a_declared_field_rounds_and_nothing_else(route, dtype, form, number, so
     numbers,
     st.sampled_from([None, *NATIVE, *NARROW]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_a_field_that_the_first_sample_settles_changes_no_number(route, dtype, form, number, source):
     value, shape, wanted = make(form, number, source)
     samples = [(np.zeros(shape, dtype),), (value,)]

@@ -128,7 +128,7 @@ class Lengths(Dataset):
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["i2", "i8", "f4", "f8"])), min_size=1, max_size=8),
     st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_batches_depend_on_their_own_samples_only(kinds, size):
     """Every batch is what it would be in a loader of its own, and so is every error."""
     dataset = Lengths(kinds)

@@ -164,7 +164,7 @@ def sampled_data_sets(draw):
 
 
 @given(make=sampled_data_sets(), epoch=st.integers(0, 3), choice=workers)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_order_does_not_depend_on_the_workers(make, epoch, choice):
     def run_epoch(**options):
         loader = make(seed=7, **options)
@@ -177,7 +177,7 @@ def test_the_order_does_not_depend_on_the_workers(make, epoch, choice):
 
 
 @given(make=sampled_data_sets(), epoch=st.integers(0, 2), legs=legs)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_an_interrupted_epoch_resumes_where_it_was(make, epoch, legs):
     whole = make(seed=11, **INLINE)
     whole.set_epoch(epoch)
@@ -220,7 +220,7 @@ def test_batches_received_out_of_order_are_not_repeated(count, size, legs):
     breaks=st.lists(st.integers(0, 5), max_size=4),
 )
 @example(kind=Stateful, count=13, size=3, drop_last=False, threads=1, breaks=[5])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_iterable_data_set_resumes(kind, count, size, drop_last, threads, breaks):
     options = {"num_workers": threads, "worker_type": "thread"}
     if kind is Stateful and threads > 1:

@@ -50,7 +50,7 @@ def orders(draw):
     return base
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(order=orders(), data=st.data())
 def test_any_slice_is_that_part_of_the_whole(order, data):
     expected = whole(order)
@@ -73,7 +73,7 @@ def test_an_order_pickles_as_its_fields_whatever_it_has_computed(order):
     assert whole(pickle.loads(shipped)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     count=st.sampled_from([0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4096, 4097]) | st.integers(0, 10_000),
     seed=seeds,

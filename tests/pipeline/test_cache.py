@@ -296,7 +296,7 @@ class TestTheOrderOnTheDevice:
         seed=st.integers(0, 2**64 - 1),
         draws=st.booleans(),
     )
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=50, deadline=None)
     def test_is_the_same_wherever_it_is_entered(
         self, count, size, places, remainder, shuffle, drop_last, start, seed, draws
     ):
@@ -528,7 +528,7 @@ class TestUpload:
         chunk=st.integers(1, 300),
         seed=st.integers(0, 9),
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_of_any_size_in_chunks_of_any_size(self, sizes, chunk, seed):
         random = np.random.default_rng(seed)
         arrays = [random.integers(0, 200, (rows, 3)).astype(dtype) for rows, dtype in sizes]
