@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -45,11 +46,16 @@ def open_plain_road(root: str, side: str) -> Here:
 
 def do_without_extra() -> None:
     """Have this process resize by Pillow, and decode whole pictures."""
-    from gpuloader.sources.pictures import decoding, resampling
+    from gpuloader.sources.pictures import compiling, decoding, resampling
 
-    never: Any = mock.Mock(**{"find.return_value": None})
+    # No mock of a function, which would take long for each picture.
+    never = compiling.LateResizer(load_after=sys.maxsize)
     mock.patch.object(resampling, "LATE_RESIZER", never).start()
-    mock.patch.object(decoding, "load_turbojpeg", return_value=None).start()
+    mock.patch.object(decoding, "load_turbojpeg", _find_nothing).start()
+
+
+def _find_nothing() -> None:
+    pass
 
 
 def open_road(root: str, side: str, name: str = "to a GPU") -> Here:
