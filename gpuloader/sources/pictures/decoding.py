@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpuloader.base.errors import MissingPackage, PictureError, describe_error, missing_package
 from gpuloader.fields.encoded import Part
-from gpuloader.sources.pictures.turbojpeg import load_turbojpeg, widen
+from gpuloader.sources.pictures.turbojpeg import TurboJPEG, load_turbojpeg, widen
 
 Pixels = NDArray[np.uint8]
 """Pixels of shape (height, width, channels)."""
@@ -224,8 +224,8 @@ def decode_briefly(
         return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
 
 
-def find_decodable(data: bytes, header: Header, shrink: int, part: Part) -> Part | None:
-    """Return the part of a picture that is decoded so as to get the pixels of a part.
+def find_decodable(data: bytes, header: Header, shrink: int, part: Part) -> Part:
+    """Return the part that `decode_part` decodes to get the right pixels of a part: itself, or more columns.
 
     Parameters
     ----------
@@ -237,17 +237,9 @@ def find_decodable(data: bytes, header: Header, shrink: int, part: Part) -> Part
         The eighths of its size to decode it at.
     part : tuple of int
         The part's top, left, bottom and right, at that size.
-
-    Returns
-    -------
-    tuple of int or None
-        The part itself, or more columns. None if TurboJPEG 3 is missing, if the picture is not an upright
-        JPEG, or if it looks damaged; the picture is then decoded as a whole.
     """
-    # Without this marker, the file may be cut off below the part, which TurboJPEG would not notice.
-    is_sound = header.is_turbo and header.orientation == 1 and bytes(data[-2:]) == _END_OF_JPEG
-    if not is_sound or not header.unit or load_turbojpeg() is None:
-        return None
+    if _find_part_decoder(data, header) is None:
+        return part
     _, width = shrink_size(header.size, shrink)
     return widen(part, width, max(header.unit * shrink // _EIGHTHS, 1))
 
@@ -269,14 +261,22 @@ def decode_part(
     Returns
     -------
     numpy.ndarray or None
-        The pixels; None if the data is damaged.
+        The pixels. None if TurboJPEG 3 is missing, if the picture is not an upright JPEG, or if it is
+        damaged; the caller then decodes the whole picture.
     """
-    library = load_turbojpeg()
-    assert library is not None
+    library = _find_part_decoder(data, header)
+    if library is None:
+        return None
     top, left, bottom, right = part
     if out is None:
         out = _scratch.take((bottom - top, right - left, 3), (*shrink_size(header.size, shrink), 3))
     return out if library.decode_part(data, part, shrink, out) else None
+
+
+def _find_part_decoder(data: bytes, header: Header) -> TurboJPEG | None:
+    # Without this marker, the file may be cut off below the part, which TurboJPEG would not notice.
+    is_sound = header.is_turbo and header.orientation == 1 and bytes(data[-2:]) == _END_OF_JPEG
+    return load_turbojpeg() if is_sound and header.unit else None
 
 
 def _decode_turbo(

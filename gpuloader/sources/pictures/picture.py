@@ -26,10 +26,7 @@ from gpuloader.sources.pictures.decoding import (
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.recognizing import is_instance
 
-_BYTES = (bytes, bytearray, memoryview)
-
-Encoded = bytes | bytearray | memoryview
-"""An encoded picture."""
+_Bytes = bytes | bytearray | memoryview
 
 
 class Picture:
@@ -80,7 +77,7 @@ class Picture:
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, data: Encoded, file: str = "", *, upright: bool = False) -> None:
+    def __init__(self, data: _Bytes, file: str = "", *, upright: bool = False) -> None:
         self.data: bytes = data if isinstance(data, bytes) else bytes(data)
         self.file = file
         self.upright = upright
@@ -152,7 +149,7 @@ class Picture:
         part : tuple of int
             The part's top, left, bottom and right, at that size.
         """
-        return find_decodable(self.data, self.header, shrink, part) or part
+        return find_decodable(self.data, self.header, shrink, part)
 
     def decode_part(self, shrink: int, part: Part, out: Pixels | None = None) -> Pixels:
         """Return the pixels of what `find_decodable` returned, as `decode_at` does.
@@ -165,10 +162,9 @@ class Picture:
             As `decode_at` does.
         """
         top, left, bottom, right = part
-        if find_decodable(self.data, self.header, shrink, part):
-            pixels = decode_part(self.data, self.header, shrink, part, out)
-            if pixels is not None:
-                return pixels
+        pixels = decode_part(self.data, self.header, shrink, part, out)
+        if pixels is not None:
+            return pixels
         whole = self.decode_at(shrink)
         if isinstance(whole, np.ndarray):
             found = whole[top:bottom, left:right]
@@ -224,7 +220,7 @@ def is_encoded(value: object) -> bool:
     >>> is_encoded(b"..."), is_encoded({"bytes": b"...", "path": None}), is_encoded("a.jpg")
     (True, True, False)
     """
-    return isinstance(value, _BYTES) or (isinstance(value, Mapping) and set(value) == {"bytes", "path"})
+    return isinstance(value, _Bytes) or (isinstance(value, Mapping) and set(value) == {"bytes", "path"})
 
 
 def as_picture(value: Any) -> Picture | Pixels | Any:
@@ -248,7 +244,7 @@ def as_picture(value: Any) -> Picture | Pixels | Any:
     """
     if isinstance(value, Picture):
         return value
-    if isinstance(value, _BYTES):
+    if isinstance(value, _Bytes):
         return Picture(value)
     if is_encoded(value):
         data, path = value["bytes"], value["path"]

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.sources.pictures.decoding import Pixels
+from gpuloader.sources.pictures.geometry import Box
 
 Taps = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
 """Each output's first pixel, its number of pixels, and their weights, in units of 2**-22."""
 
-Box = tuple[float, float, float, float]
 Pair = tuple[int, int]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
