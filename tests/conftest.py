@@ -15,7 +15,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFl
 from gpuloader.sources.mnist.digits import Mnist
 from gpuloader.sources.mnist.mnist_json import read_json
 from gpuloader.sources.pictures import resampling
-from gpuloader.sources.pictures.compiling import LateResizer
+from gpuloader.sources.pictures.compiling import LateResizer, compile_resizer
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)
@@ -48,6 +48,16 @@ def pillow_resizes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resampling, "LATE_RESIZER", LateResizer(load_after=sys.maxsize))
         yield
+
+
+@pytest.fixture(params=["Pillow", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have all pictures resized by Pillow, or by compiled code, which decodes them in part."""
+    picture_files = pytest.importorskip("tests.picture_files")
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    picture_files.choose_resizer(monkeypatch, compile_resizer() if request.param == "compiled" else None)
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

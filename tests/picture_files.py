@@ -5,6 +5,9 @@ import io
 import numpy as np
 import pytest
 
+from gpuloader.sources.pictures import resampling
+from gpuloader.sources.pictures.compiling import LateResizer
+
 pillow = pytest.importorskip("PIL.Image")
 
 
@@ -27,6 +30,13 @@ def encode(pixels, form="JPEG", **options):
 
 def decoded_by_pillow(data):
     return np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"))
+
+
+def choose_resizer(monkeypatch, resizer):
+    """Have all pictures resized by what `compile_resizer` returned, or by Pillow if it is None."""
+    late = LateResizer()
+    monkeypatch.setattr(late, "find", lambda: resizer)
+    monkeypatch.setattr(resampling, "LATE_RESIZER", late)
 
 
 def write_folder(root, classes=("cat", "dog"), count=4, form="JPEG", size=(40, 50)):

@@ -35,7 +35,7 @@ from gpuloader.transforms import (
     Resize,
     planning,
 )
-from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, write_folder
+from tests.picture_files import choose_resizer, decoded_by_pillow, encode, make_pixels, pillow, write_folder
 
 AUGMENTED = [
     RandomResizedCrop("image", 24),
@@ -301,21 +301,6 @@ def test_threads_decode_by_default(folder):
     assert DataLoader(folder, num_workers=2, worker_type="process")._loading.workers.kind == "process"
     assert DataLoader(folder, num_workers=2, start_method="fork")._loading.workers.kind == "process"
     assert DataLoader([1, 2], num_workers=2)._loading.workers.kind == "process"
-
-
-@pytest.fixture(params=["Pillow", "compiled"])
-def way(request, monkeypatch):
-    """Have all pictures resized by Pillow, or by compiled code, which decodes them in part."""
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-    choose_resizer(monkeypatch, compile_resizer() if request.param == "compiled" else None)
-    return request.param
-
-
-def choose_resizer(monkeypatch, resizer):
-    late = LateResizer(0)
-    monkeypatch.setattr(late, "find", lambda: resizer)
-    monkeypatch.setattr(resampling, "LATE_RESIZER", late)
 
 
 def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):

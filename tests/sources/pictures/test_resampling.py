@@ -8,32 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuloader.sources.pictures import resampling
-from gpuloader.sources.pictures.compiling import compile_resizer
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture
 from gpuloader.sources.pictures.resampling import as_pixels, resample
 from gpuloader.sources.pictures.turbojpeg import load_turbojpeg
 from tests.picture_files import encode, make_pixels, pillow
-
-
-class Always:
-    """A late resizer that compiles at once, or never."""
-
-    def __init__(self, resizer):
-        self._resizer = resizer
-
-    def find(self):
-        return self._resizer
-
-
-@pytest.fixture(params=["Pillow", "compiled"])
-def way(request, monkeypatch):
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-    resizer = compile_resizer() if request.param == "compiled" else None
-    monkeypatch.setattr(resampling, "LATE_RESIZER", Always(resizer))
-    return request.param
-
 
 FILTERS = {"bilinear": pillow.Resampling.BILINEAR, "bicubic": pillow.Resampling.BICUBIC}
 
