@@ -27,11 +27,11 @@ test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/loader/test_exact_values.py \
 	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py \
 	  tests/sources/tables tests/paddle_suite tests/dataset \
-	  "tests/torch gpuloader/loader/torch_loader.py gpuloader/loader/torch_upcoming.py gpuloader/order/torch_samplers.py" \
+	  "tests/torch gpuloader/api/torch_loader.py gpuloader/api/torch_upcoming.py gpuloader/order/torch_samplers.py" \
 	  tests/torch_suite tests/frameworks; do \
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \
-	  KERAS_BACKEND=$$backend .venv-frameworks/bin/python -m pytest tests/keras gpuloader/loader/keras_loader.py; done
+	  KERAS_BACKEND=$$backend .venv-frameworks/bin/python -m pytest tests/keras gpuloader/api/keras_loader.py; done
 
 # Random loaders under random faults. A finding prints the command that runs its case again; SEED=... repeats a run.
 SECONDS ?= 600

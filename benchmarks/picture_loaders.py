@@ -46,7 +46,8 @@ def open_plain_road(root: str, side: str) -> Here:
 
 def do_without_extra() -> None:
     """Have this process resize by Pillow, and decode whole pictures."""
-    from gpuloader.sources.pictures import compiling, decoding, resampling
+    from gpuloader.sources.images import decoding, resampling
+    from gpuloader.sources.images import resampling as compiling
 
     # No mock of a function, which would take long for each picture.
     never = compiling.LateResizer(load_after=sys.maxsize)

@@ -27,9 +27,8 @@ if __name__ == "__main__":
 from benchmarks.measure import describe_machine
 from benchmarks.script import make_parser, run_script
 from gpuloader import DataLoader
-from gpuloader.order.division import Division, Share
 from gpuloader.order.order import Shuffled
-from gpuloader.order.plan import DividedPlan
+from gpuloader.order.plan import DividedPlan, Division, Share
 
 WORLD_SIZES = (1, 8, 64, 512, 4096)
 GOAL_MS = 1.0

@@ -7,12 +7,19 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 
 from typing import TYPE_CHECKING
 
-from gpuloader.base.lazy import import_on_demand
+from gpuloader.system.lazy_imports import import_on_demand
 
 if TYPE_CHECKING:
     from gpuloader import dataset, fluid, reader
     from gpuloader import io as io
-    from gpuloader.base.errors import (
+    from gpuloader.api.feeder import DataFeeder
+    from gpuloader.api.from_ray import from_ray
+    from gpuloader.api.loader import DataLoader
+    from gpuloader.api.prefetch import prefetch
+    from gpuloader.devices.opening import cuda_places
+    from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+    from gpuloader.epoch.sending import record_stream
+    from gpuloader.errors import (
         ComposeNotAligned,
         DataFileError,
         EOFException,
@@ -28,19 +35,11 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerTimeout,
     )
-    from gpuloader.devices.opening import cuda_places
-    from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
-    from gpuloader.fields.declaring import data
     from gpuloader.fields.ragged import Ragged
-    from gpuloader.fields.spec import FeedSpec
-    from gpuloader.loader.dataset_loader import DataLoader
-    from gpuloader.loader.feeder import DataFeeder
-    from gpuloader.loader.from_ray import from_ray
-    from gpuloader.loader.prefetching import prefetch
-    from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-    from gpuloader.order.bucket_sampler import BucketSampler
+    from gpuloader.fields.spec import FeedSpec, data
+    from gpuloader.order.batch_samplers import BatchSampler, BucketSampler, DistributedBatchSampler
     from gpuloader.order.randomness import sample_rng, sample_rngs
-    from gpuloader.order.sampler import (
+    from gpuloader.order.samplers import (
         RandomSampler,
         Sampler,
         SequenceSampler,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
         WeightedRandomSampler,
     )
     from gpuloader.order.worker_info import get_worker_info
-    from gpuloader.pipeline.streams import record_stream
     from gpuloader.sources.dataset import (
         ChainDataset,
         ComposeDataset,
@@ -59,15 +57,14 @@ if TYPE_CHECKING:
         TensorDataset,
         random_split,
     )
-    from gpuloader.sources.files.hdf5_arrays import HDF5Dataset
     from gpuloader.sources.files.parquet import ParquetDataset
+    from gpuloader.sources.files.stored_arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.tar import TarDataset
-    from gpuloader.sources.files.zarr_arrays import ZarrDataset
+    from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
+    from gpuloader.sources.images.image import Picture
+    from gpuloader.sources.images.showing import show
     from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
-    from gpuloader.sources.pictures.folder import ImageFiles, ImageFolder, ImageSample
-    from gpuloader.sources.pictures.picture import Picture
-    from gpuloader.sources.pictures.showing import show
     from gpuloader.sources.readers.decorators import batch
     from gpuloader.sources.tables.table import TableDataset
     from gpuloader.sources.tokens import TokenWindows
@@ -147,71 +144,71 @@ __all__ = [
 __getattr__ = import_on_demand(
     __name__,
     {
-        "BatchSampler": "gpuloader.order.batch_sampler",
-        "BucketSampler": "gpuloader.order.bucket_sampler",
+        "BatchSampler": "gpuloader.order.batch_samplers",
+        "BucketSampler": "gpuloader.order.batch_samplers",
         "CPUPlace": "gpuloader.devices.places",
         "CUDAPinnedPlace": "gpuloader.devices.places",
         "CUDAPlace": "gpuloader.devices.places",
         "ChainDataset": "gpuloader.sources.dataset",
         "ComposeDataset": "gpuloader.sources.dataset",
-        "ComposeNotAligned": "gpuloader.base.errors",
+        "ComposeNotAligned": "gpuloader.errors",
         "ConcatDataset": "gpuloader.sources.dataset",
-        "DataFeeder": "gpuloader.loader.feeder",
-        "DataFileError": "gpuloader.base.errors",
-        "DataLoader": "gpuloader.loader.dataset_loader",
+        "DataFeeder": "gpuloader.api.feeder",
+        "DataFileError": "gpuloader.errors",
+        "DataLoader": "gpuloader.api.loader",
         "Dataset": "gpuloader.sources.dataset",
-        "DistributedBatchSampler": "gpuloader.order.batch_sampler",
-        "EOFException": "gpuloader.base.errors",
-        "FeedError": "gpuloader.base.errors",
+        "DistributedBatchSampler": "gpuloader.order.batch_samplers",
+        "EOFException": "gpuloader.errors",
+        "FeedError": "gpuloader.errors",
         "FeedSpec": "gpuloader.fields.spec",
-        "HDF5Dataset": "gpuloader.sources.files.hdf5_arrays",
-        "ImageFiles": "gpuloader.sources.pictures.folder",
-        "ImageFolder": "gpuloader.sources.pictures.folder",
-        "ImageSample": "gpuloader.sources.pictures.folder",
+        "HDF5Dataset": "gpuloader.sources.files.stored_arrays",
+        "ImageFiles": "gpuloader.sources.images.folder",
+        "ImageFolder": "gpuloader.sources.images.folder",
+        "ImageSample": "gpuloader.sources.images.folder",
         "IterableDataset": "gpuloader.sources.dataset",
-        "LoaderError": "gpuloader.base.errors",
+        "LoaderError": "gpuloader.errors",
         "LoaderStats": "gpuloader.watch.stats",
-        "MissingPackage": "gpuloader.base.errors",
+        "MissingPackage": "gpuloader.errors",
         "MixDataset": "gpuloader.sources.mix",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
-        "Picture": "gpuloader.sources.pictures.picture",
-        "PictureError": "gpuloader.base.errors",
-        "PlaceError": "gpuloader.base.errors",
+        "Picture": "gpuloader.sources.images.image",
+        "PictureError": "gpuloader.errors",
+        "PlaceError": "gpuloader.errors",
         "Ragged": "gpuloader.fields.ragged",
-        "RandomSampler": "gpuloader.order.sampler",
-        "ReaderError": "gpuloader.base.errors",
-        "SampleError": "gpuloader.base.errors",
-        "Sampler": "gpuloader.order.sampler",
-        "SequenceSampler": "gpuloader.order.sampler",
-        "SourceError": "gpuloader.base.errors",
-        "StagingMemoryError": "gpuloader.base.errors",
+        "RandomSampler": "gpuloader.order.samplers",
+        "ReaderError": "gpuloader.errors",
+        "SampleError": "gpuloader.errors",
+        "Sampler": "gpuloader.order.samplers",
+        "SequenceSampler": "gpuloader.order.samplers",
+        "SourceError": "gpuloader.errors",
+        "StagingMemoryError": "gpuloader.errors",
         "Subset": "gpuloader.sources.dataset",
-        "SubsetRandomSampler": "gpuloader.order.sampler",
+        "SubsetRandomSampler": "gpuloader.order.samplers",
         "TableDataset": "gpuloader.sources.tables.table",
         "TarDataset": "gpuloader.sources.files.tar",
         "TensorDataset": "gpuloader.sources.dataset",
         "TokenWindows": "gpuloader.sources.tokens",
-        "WeightedRandomSampler": "gpuloader.order.sampler",
-        "WorkerError": "gpuloader.base.errors",
-        "WorkerTimeout": "gpuloader.base.errors",
-        "ZarrDataset": "gpuloader.sources.files.zarr_arrays",
+        "WeightedRandomSampler": "gpuloader.order.samplers",
+        "WorkerError": "gpuloader.errors",
+        "WorkerTimeout": "gpuloader.errors",
+        "ZarrDataset": "gpuloader.sources.files.stored_arrays",
         "batch": "gpuloader.sources.readers.decorators",
         "cpu_places": "gpuloader.devices.places",
         "cuda_places": "gpuloader.devices.opening",
-        "data": "gpuloader.fields.declaring",
+        "data": "gpuloader.fields.spec",
         "dataset": "gpuloader.dataset",
         "fluid": "gpuloader.fluid",
-        "from_ray": "gpuloader.loader.from_ray",
+        "from_ray": "gpuloader.api.from_ray",
         "get_worker_info": "gpuloader.order.worker_info",
         "io": "gpuloader.io",  # not in __all__: a star import must not replace the standard library's
-        "prefetch": "gpuloader.loader.prefetching",
+        "prefetch": "gpuloader.api.prefetch",
         "random_split": "gpuloader.sources.dataset",
-        "record_stream": "gpuloader.pipeline.streams",
+        "record_stream": "gpuloader.epoch.sending",
         "reader": "gpuloader.reader",
         "sample_rng": "gpuloader.order.randomness",
         "sample_rngs": "gpuloader.order.randomness",
-        "show": "gpuloader.sources.pictures.showing",
+        "show": "gpuloader.sources.images.showing",
         "span": "gpuloader.watch.tracing",
         "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
         "trace": "gpuloader.watch.tracing",

@@ -6,10 +6,10 @@ loaders.
 """
 
 if __name__ == "accelerate":
-    from gpuloader.base.lazy import step_aside
+    from gpuloader.system.lazy_imports import step_aside
 
     step_aside(__name__, __file__)
 else:
-    from gpuloader.loader.prepared_loader import PreparedLoader, prepare, skip_first_batches
+    from gpuloader.api.prepared_loader import PreparedLoader, prepare, skip_first_batches
 
     __all__ = ["PreparedLoader", "prepare", "skip_first_batches"]

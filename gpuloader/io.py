@@ -5,9 +5,9 @@
 [[1, 2], [3]]
 """
 
-from gpuloader.loader.dataset_loader import DataLoader
-from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-from gpuloader.order.sampler import (
+from gpuloader.api.loader import DataLoader
+from gpuloader.order.batch_samplers import BatchSampler, DistributedBatchSampler
+from gpuloader.order.samplers import (
     RandomSampler,
     Sampler,
     SequenceSampler,

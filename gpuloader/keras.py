@@ -5,10 +5,10 @@ imported when the first loader is made.
 """
 
 if __name__ == "keras":
-    from gpuloader.base.lazy import step_aside
+    from gpuloader.system.lazy_imports import step_aside
 
     step_aside(__name__, __file__)
 else:
-    from gpuloader.loader.keras_loader import DataLoader
+    from gpuloader.api.keras_loader import DataLoader
 
     __all__ = ["DataLoader"]

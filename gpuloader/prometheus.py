@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
-from gpuloader.base.errors import missing_package
-from gpuloader.base.living import LivingKeys, LivingValues
-from gpuloader.watch.measured import Measured
+from gpuloader.errors import missing_package
+from gpuloader.system.finalizers import LivingKeys, LivingValues
+from gpuloader.watch.explaining import Measured
 
 __all__ = ["export"]
 

@@ -5,10 +5,10 @@
 [0, 1, 2]
 """
 
-from gpuloader.base.errors import ComposeNotAligned
+from gpuloader.errors import ComposeNotAligned
 from gpuloader.sources.readers.decorators import batch, cache, chain, compose, firstn, map_readers, shuffle
-from gpuloader.sources.readers.processes import multiprocess_reader
-from gpuloader.sources.readers.threads import buffered, xmap_readers
+from gpuloader.sources.readers.reader_processes import multiprocess_reader
+from gpuloader.sources.readers.reader_threads import buffered, xmap_readers
 
 __all__ = [
     "ComposeNotAligned",

@@ -9,13 +9,13 @@ such as ``DistributedSampler`` and ``StackDataset``, can be imported from here t
 from typing import TYPE_CHECKING
 
 if __name__ == "torch":
-    from gpuloader.base.lazy import step_aside
+    from gpuloader.system.lazy_imports import step_aside
 
     step_aside(__name__, __file__)
 else:
-    from gpuloader.base.lazy import import_on_demand
-    from gpuloader.loader.torch_loader import DataLoader, default_collate, default_convert, random_split
+    from gpuloader.api.torch_loader import DataLoader, default_collate, default_convert, random_split
     from gpuloader.order.worker_info import get_worker_info
+    from gpuloader.system.lazy_imports import import_on_demand
 
     if TYPE_CHECKING:
         from torch.utils.data import Dataset as Dataset

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.fields.arrays import array_module
+from gpuloader.fields.ragged import array_module
 from gpuloader.kernels.compiling import load_kernel
 
 _BLOCK = 256

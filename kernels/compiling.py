@@ -21,9 +21,8 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.installing import install_command
-from gpuloader.base.platforms import usable_cores
+from gpuloader.errors import LoaderError, install_command
+from gpuloader.system.platforms import usable_cores
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for."""

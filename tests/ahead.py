@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from gpuloader.base.platforms import usable_cores
+from gpuloader.system.platforms import usable_cores
 
 
 class Ahead:

@@ -12,10 +12,10 @@ from hypothesis import Phase, settings
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
 
+from gpuloader.sources.images import resampling
+from gpuloader.sources.images.resampling import LateResizer, compile_resizer
 from gpuloader.sources.mnist.digits import Mnist
 from gpuloader.sources.mnist.mnist_json import read_json
-from gpuloader.sources.pictures import resampling
-from gpuloader.sources.pictures.compiling import LateResizer, compile_resizer
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)

@@ -7,8 +7,8 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from gpuloader.base.living import Living
 from gpuloader.staging.arena import Arena
+from gpuloader.system.finalizers import Living
 from tests.processes import is_running as is_running
 
 

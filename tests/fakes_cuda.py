@@ -22,7 +22,8 @@ import numpy as np
 
 from gpuloader.devices import cuda, opening
 from gpuloader.kernels import gather, shuffle
-from gpuloader.transforms import bound, operations
+from gpuloader.transforms import program as bound
+from gpuloader.transforms import program as operations
 
 INVALID_HANDLE = 400
 NOT_READY = 600

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from gpuloader.sources.pictures import resampling
-from gpuloader.sources.pictures.compiling import LateResizer
+from gpuloader.sources.images import resampling
+from gpuloader.sources.images.resampling import LateResizer
 
 pillow = pytest.importorskip("PIL.Image")
 

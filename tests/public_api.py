@@ -40,8 +40,8 @@ MODULES = (
 """The modules that users import from. The names in their ``__all__`` and the names' members are public."""
 
 RETURNED = (
-    "gpuloader.loader.generator_loader.GeneratorLoader",
-    "gpuloader.loader.prefetching.PrefetchedLoader",
+    "gpuloader.api.generator_loader.GeneratorLoader",
+    "gpuloader.api.prefetch.PrefetchedLoader",
 )
 """Classes whose objects users receive but which they never name."""
 

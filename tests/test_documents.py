@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 import gpuloader
-from gpuloader.base import errors
+from gpuloader import errors
 from gpuloader.devices import cuda, opening
 from gpuloader.devices.opening import cuda_places
 from tests.fakes import loader_threads, wait_until

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader
-from gpuloader.base.errors import MissingPackage
+from gpuloader.errors import MissingPackage
 from gpuloader.prometheus import PARTS, export
 
 client = pytest.importorskip("prometheus_client")

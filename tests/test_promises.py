@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import CPUPlace, DataLoader, StagingMemoryError, record_stream
+from gpuloader.api.generator_loader import GeneratorLoader
 from gpuloader.devices.simulated import SimulatedArray
-from gpuloader.loader.generator_loader import GeneratorLoader
-from gpuloader.pipeline.device_slots import SPARE
+from gpuloader.epoch.device_slots import SPARE
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
-from gpuloader.watch.pace import Pace
+from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from tests.fakes import loader_threads, wait_until
 
 keeping = st.lists(st.sampled_from(["drop", "keep", "slice", "corner", "read late"]), min_size=1, max_size=8)
@@ -121,7 +121,7 @@ def test_held_batches_survive_on_the_cpu(counts, pattern, places, capacity, doub
     check(kept)
 
 
-class Erratic(Pace):
+class Erratic(ReadAheadPolicy):
     """Decides at every step whether to read in a thread, as the test has drawn."""
 
     def decide_by(self, drawn):

@@ -18,7 +18,7 @@ import sys
 import numpy as np
 
 from benchmarks.measure import describe_machine
-from gpuloader.base.errors import describe_error
+from gpuloader.errors import describe_error
 
 
 def describe_gpu_machine(commit: str | None) -> dict[str, str]:

@@ -7,10 +7,10 @@ from collections import deque
 import numpy as np
 
 from gpuloader import CUDAPlace
-from gpuloader.base.errors import QueueClosed
-from gpuloader.collate.stream import StagedBatch
-from gpuloader.pipeline.delivery import Delivery
-from gpuloader.pipeline.epoch import Epoch, build_road
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.epoch import Epoch, build_buffers
+from gpuloader.errors import QueueClosed
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
@@ -68,7 +68,7 @@ class ReadyRoad:
         self._layout = arrange((((nbytes,), np.dtype(np.uint8)),))
         self._meter = Meter()
         delivery = Delivery.of([CUDAPlace(0)], None, None, prefetch=prefetch, drop_last=True)
-        self._road = build_road(delivery, capacity, self._meter)
+        self._road = build_buffers(delivery, capacity, self._meter)
 
     @property
     def slots(self) -> int:

@@ -18,12 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.platforms import open_process
 from gpuloader.bench import sides
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Peer
 from gpuloader.bench.sides import Side, TurnFailed
+from gpuloader.errors import LoaderError
+from gpuloader.system.platforms import open_process
 
 LIMIT = 90.0
 """Seconds to wait for an answer; the first one includes imports and making the data."""

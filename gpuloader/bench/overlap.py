@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuloader.api.loader import DataLoader
 from gpuloader.bench.measure import Candidate, Spread, interleave
 from gpuloader.bench.work import Work, make_counting, make_hashing, wait
 from gpuloader.demo.linear import LinearModel
-from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.sources import mnist
 from gpuloader.sources.dataset import Dataset
 

@@ -7,9 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from gpuloader.base.errors import missing_package
 from gpuloader.bench.peers import FLOOR, OURS
 from gpuloader.bench.report import Measured, Report, Row, format_ratio, ratio
+from gpuloader.errors import missing_package
 
 OUR_COLOUR = "#f58518"
 PEER_COLOUR = "#a8b4c4"

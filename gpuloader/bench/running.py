@@ -7,13 +7,13 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuloader.base.installing import install_command
 from gpuloader.bench.cases import Case
 from gpuloader.bench.hosts import open_host
 from gpuloader.bench.measure import spread
 from gpuloader.bench.peers import FLOOR, OURS, Peer
 from gpuloader.bench.report import Measured, Row
 from gpuloader.bench.sides import Side, TurnFailed
+from gpuloader.errors import install_command
 
 Opener = Callable[[Peer, Case], Side]
 """Opens the side of a library for a case."""

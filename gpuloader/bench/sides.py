@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from gpuloader.base.errors import describe_error
 from gpuloader.bench.cases import CASES, Case
 from gpuloader.bench.consumer import LEAST, turn
 from gpuloader.bench.measure import Candidate
 from gpuloader.bench.peers import Peer, find_peer
+from gpuloader.errors import describe_error
 
 
 class TurnFailed(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 
-from gpuloader.base.errors import missing_package
+from gpuloader.errors import missing_package
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, by the shells' convention."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuloader.base.errors import MissingPackage
 from gpuloader.cli.consoles import fail, open_console
+from gpuloader.errors import MissingPackage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

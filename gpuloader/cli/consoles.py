@@ -12,8 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from gpuloader.base.errors import LoaderError, describe_error
 from gpuloader.devices.places import Place, parse_place
+from gpuloader.errors import LoaderError, describe_error
 
 NARROWEST, WIDEST = 40, 100
 """Columns. Findings do not fit in fewer, and longer lines are hard to follow."""

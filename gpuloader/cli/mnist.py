@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.installing import install_command
 from gpuloader.cli.consoles import fail, open_console, print_whole, read_place
+from gpuloader.errors import LoaderError, install_command
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import DataFileError
-from gpuloader.fields.arrays import array_module
+from gpuloader.errors import DataFileError
+from gpuloader.fields.ragged import array_module
 from gpuloader.sources.mnist.digits import PIXELS
 
 

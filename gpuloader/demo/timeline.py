@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuloader.base.errors import DataFileError
+from gpuloader.errors import DataFileError
 from gpuloader.watch.tracing import COPIES, WORKER, Span, sort_rows
 
 COLOURS = {

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.api.loader import DataLoader
 from gpuloader.demo.linear import LinearModel
 from gpuloader.devices.places import Place
-from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.sources import mnist
 from gpuloader.sources.mnist.digits import DigitSet
 from gpuloader.watch.stats import LoaderStats

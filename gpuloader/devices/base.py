@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.fields.encoded import Code
+from gpuloader.fields.image_regions import Code
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
-from gpuloader.staging.lease import Lease
+from gpuloader.staging.ring import Lease
 from gpuloader.transforms.program import Program
 
 Stream = Any

@@ -20,11 +20,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuloader.base.errors import LoaderError, MissingPackage, describe_error
-from gpuloader.base.installing import install_command
-from gpuloader.base.platforms import usable_cores
 from gpuloader.devices.base import DevicePicture
-from gpuloader.fields.encoded import Code
+from gpuloader.errors import LoaderError, MissingPackage, describe_error, install_command
+from gpuloader.fields.image_regions import Code
+from gpuloader.system.platforms import usable_cores
 
 OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"
 _MARGIN = 2  # pixels

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,19 +16,76 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from gpuloader.base.errors import PlaceError, describe_error
-from gpuloader.base.finalizers import once
-from gpuloader.base.installing import install_command
-from gpuloader.base.platforms import after_fork
 from gpuloader.devices.base import DeviceCalls, HostMemory
 from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
-from gpuloader.devices.cuda_context import Context
 from gpuloader.devices.cuda_failures import explain_absence, translate
+from gpuloader.errors import PlaceError, describe_error, install_command
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
-from gpuloader.staging.lease import Lease
+from gpuloader.staging.ring import Lease
+from gpuloader.system.finalizers import once
+from gpuloader.system.platforms import after_fork
 from gpuloader.transforms.program import Program
+
+# Makes one GPU current for some calls, and touches no other GPU; does not import CuPy itself.
+
+
+class Context:
+    """The primary context of one GPU, which can be made current in any thread.
+
+    From CUDA 12 on, `cudaSetDevice` creates the context of its device. So setting the previous device again,
+    as CuPy's `Device` does, may cost some 500 MiB on a GPU that nobody asked for: the first GPU is the device
+    of a fresh thread. This class makes the context current through the driver instead, and removes it again.
+    Asking for the current device creates no context.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy.
+    index : int
+        The GPU's index.
+    """
+
+    __slots__ = ("_driver", "_handle", "_index", "_runtime")
+
+    def __init__(self, cupy: Any, index: int) -> None:
+        self._runtime = cupy.cuda.runtime
+        self._driver = cupy.cuda.driver
+        self._index = index
+        self._handle = 0
+
+    def enter(self) -> int:
+        """Make the GPU, which is not current, the thread's current one; return the context before, or 0."""
+        before: int = self._driver.ctxGetCurrent()
+        self._driver.ctxSetCurrent(self._handle or self._find())
+        return before
+
+    def leave(self, before: int) -> None:
+        """Make the context current that `enter` returned; 0 is none, and the thread's device is as before."""
+        self._driver.ctxSetCurrent(before)
+
+    def _find(self) -> int:
+        """Return the primary context, which the runtime may create now.
+
+        A thread of its own sets the device, because the device of the calling thread must stay, and ends.
+        """
+        failures: list[Exception] = []
+
+        def find() -> None:
+            try:
+                self._runtime.setDevice(self._index)
+                self._handle = self._driver.ctxGetCurrent()
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=find, name=f"gpuloader: context of gpu:{self._index}")
+        thread.start()
+        thread.join()
+        if failures:
+            raise failures[0]
+        return self._handle
+
 
 _import_error = ""
 try:

@@ -16,17 +16,15 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.base.finalizers import Finalizer
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
-from gpuloader.devices.foreign_arrays import ForeignStream, as_stream, find_address
-from gpuloader.devices.foreign_places import TorchStreams
+from gpuloader.devices.foreign import ForeignStream, TorchStreams, as_stream, find_address
+from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.kernels.launching import find_kernel
 from gpuloader.staging.layout import Layout
-from gpuloader.staging.lease import Lease
-from gpuloader.transforms.bound import BoundProgram, find_kernels
-from gpuloader.transforms.program import Program
+from gpuloader.staging.ring import Lease
+from gpuloader.system.finalizers import Finalizer
+from gpuloader.transforms.program import BoundProgram, Program, find_kernels
 
 _HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
 _OUT_OF_MEMORY = 2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.base.installing import install_command
+from gpuloader.errors import LoaderError, StagingMemoryError, install_command
 
 CAPTURED = range(900, 909)
 """CUDA's status codes for calls that are not allowed while a stream is being captured."""

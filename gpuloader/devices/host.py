@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import LoaderError
 from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
+from gpuloader.errors import LoaderError
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
-from gpuloader.staging.lease import Lease
+from gpuloader.staging.ring import Lease
 from gpuloader.transforms.program import Program
 
 _ONLY_STREAM = "host"

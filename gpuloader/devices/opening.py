@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from functools import cache
 from typing import cast
 
-from gpuloader.base.errors import PlaceError
 from gpuloader.devices.base import Device
 from gpuloader.devices.host import HostDevice
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place
+from gpuloader.errors import PlaceError
 
 
 @cache

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuloader.base.errors import PlaceError
-from gpuloader.devices.foreign_places import current_cuda_device, name_place
+from gpuloader.devices.foreign import current_cuda_device, name_place
+from gpuloader.errors import PlaceError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import LoaderError, PictureError, StagingMemoryError
-from gpuloader.base.living import LivingValues
 from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
-from gpuloader.fields.encoded import Code
-from gpuloader.sources.pictures.picture import decode_code
+from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
+from gpuloader.fields.image_regions import Code
+from gpuloader.sources.images.image import decode_code
 from gpuloader.staging.arena import PageLocker
 from gpuloader.staging.layout import Layout
-from gpuloader.staging.lease import Lease
+from gpuloader.staging.ring import Lease
+from gpuloader.system.finalizers import LivingValues
 from gpuloader.transforms.program import Program
 
 _POISON = 0xAB

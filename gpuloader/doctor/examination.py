@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuloader.base.control_group import read_control_group
 from gpuloader.devices.places import Place
 from gpuloader.doctor.attempt import Attempt, attempt
 from gpuloader.doctor.finding import Report, Section
@@ -14,6 +13,7 @@ from gpuloader.doctor.gpus import gpu_findings, read_gpus
 from gpuloader.doctor.memory import memory_findings, read_memory
 from gpuloader.doctor.processors import processor_findings, read_processors
 from gpuloader.doctor.software import installed_distributions, software_findings
+from gpuloader.system.cores import read_control_group
 
 
 def examine(

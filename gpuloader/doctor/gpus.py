@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuloader.base.control_group import read_text
-from gpuloader.base.installing import install_command
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 from gpuloader.doctor.attempt import Attempt, Outcome
 from gpuloader.doctor.finding import Finding, Verdict, show_bytes
 from gpuloader.doctor.nodes import Nodes, node_findings, read_gpu_nodes
+from gpuloader.errors import install_command
+from gpuloader.system.cores import read_text
 
 TRIAL_SECONDS = 60.0
 SLOW = 3e9

@@ -9,11 +9,11 @@ from time import perf_counter
 
 import numpy as np
 
-from gpuloader.base.control_group import ControlGroup, read_text
-from gpuloader.base.errors import StagingMemoryError
-from gpuloader.base.platforms import has_memory_files
 from gpuloader.doctor.finding import Finding, show_bytes
+from gpuloader.errors import StagingMemoryError
 from gpuloader.staging.arena import Arena
+from gpuloader.system.cores import ControlGroup, read_text
+from gpuloader.system.platforms import has_memory_files
 
 LITTLE, TOO_LITTLE = 1 << 30, 64 << 20
 SMALL_SHARED = 1 << 30

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuloader.base.numa import Cores, find_node, own_cores, read_nodes, show_cores
 from gpuloader.doctor.finding import Finding
+from gpuloader.system.cores import Cores, find_node, own_cores, read_nodes, show_cores
 
 
 @dataclass(frozen=True, slots=True)

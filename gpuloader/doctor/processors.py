@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuloader.base.control_group import ControlGroup
-from gpuloader.base.platforms import allowed_cores
 from gpuloader.doctor.attempt import Attempt
 from gpuloader.doctor.finding import Finding
+from gpuloader.system.cores import ControlGroup
+from gpuloader.system.platforms import allowed_cores
 
 THREADS = "OMP_NUM_THREADS"
 WORKER_SECONDS = 60.0

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.api.loader import DataLoader
 from gpuloader.devices.base import Device
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import parse_place
+from gpuloader.errors import LoaderError, describe_error
 from gpuloader.kernels.compiling import find_nvrtc
-from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.staging.arena import Arena
 
 COPIED = 64 << 20

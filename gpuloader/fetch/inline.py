@@ -4,17 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter_ns
+from typing import Any, Protocol
 
-from gpuloader.base.errors import QueueClosed
-from gpuloader.base.nesting import read_for
-from gpuloader.collate.assembly import Reserve
-from gpuloader.collate.stream import StagedBatch
-from gpuloader.fetch.failures import interrupted
+import numpy as np
+
+from gpuloader.batch.assembly import Reserve
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot
+from gpuloader.system.rereading import read_for
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import mark
+
+# The protocol between the pipeline and whatever fills the slots.
+
+
+class Fetch(Protocol):
+    """The consumer's end of a fetcher."""
+
+    def get(self) -> StagedBatch:
+        """Wait for the next staged batch and return it; raise `QueueClosed` at the end of the epoch."""
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next staged batch, or None if `get` would wait."""
+
+    def close(self) -> bool:
+        """Stop fetching and return every slot; return False if a thread or process is still running."""
+
+
+# The errors that the consumer sees when a worker thread or process fails.
+
+
+def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
+    """Return the exception to raise in the consumer for one raised in a worker.
+
+    SystemExit, StopIteration and the like are wrapped in a SampleError, because they would end the consumer's
+    program, generator or epoch.
+    """
+    if isinstance(error, Exception) and not isinstance(error, QueueClosed):
+        return error
+    failure = SampleError(f"the dataset raised {describe_error(error)}", batch=batch, worker=worker)
+    failure.__cause__ = error
+    return failure
+
+
+def interrupted() -> LoaderError:
+    """Return the error for an epoch that a Ctrl-C broke off in the middle of a batch."""
+    return LoaderError(
+        "the epoch was interrupted in the middle of a batch and cannot continue; start a new epoch, "
+        "or resume this one in a new loader from state_dict()"
+    )
+
+
+def timed_out(who: str, pid: int, seconds: float, batch: int | None, indices: Indices) -> WorkerTimeout:
+    """Return the error for a worker that did not deliver a batch in time."""
+    what = "answer" if batch is None else f"deliver batch {batch}"
+    problem = f"{who} did not {what} within the timeout of {seconds} s"
+    return WorkerTimeout(problem, pid=pid, indices=plain_indices(indices))
+
+
+def plain_indices(indices: Indices) -> list[Any]:
+    """Return indices as a list, with NumPy integers as Python ints."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+
+
+def set_up_failed(number: int, error: BaseException) -> LoaderError:
+    """Return the error for a worker whose dataset could not be unpickled, or whose init function raised."""
+    failure = LoaderError(f"worker {number} could not start: {describe_error(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 class InlineFetch:

@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from gpuloader.base.errors import QueueClosed
-from gpuloader.collate.stream import StagedBatch
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.errors import QueueClosed
 from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter

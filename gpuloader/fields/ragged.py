@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.base.errors import SampleError
-from gpuloader.fields.arrays import array_module
+from gpuloader.errors import SampleError
 from gpuloader.fields.convert import Conversion, convert
 from gpuloader.fields.spec import Array, Dims
+
+# Find the library an array belongs to, without importing any.
+
+
+def array_module(array: Any) -> Any:
+    """Return the top-level module of the array's type: numpy, cupy or another array library.
+
+    >>> import numpy as np
+    >>> array_module(np.zeros(3)).__name__
+    'numpy'
+    """
+    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.errors import SampleError
+from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 
 _PREFIX = "torch."

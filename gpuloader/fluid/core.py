@@ -1,8 +1,8 @@
 """The names of ``paddle.fluid.core`` that old loading code uses."""
 
-from gpuloader.base.errors import EOFException, PlaceError
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace
+from gpuloader.errors import EOFException, PlaceError
 from gpuloader.fluid.lod_tensor import LoDTensor
 
 __all__ = [

@@ -1,5 +1,5 @@
 """The names of ``paddle.fluid.data_feeder`` that old loading code uses."""
 
-from gpuloader.loader.feeder import DataFeeder
+from gpuloader.api.feeder import DataFeeder
 
 __all__ = ["DataFeeder"]

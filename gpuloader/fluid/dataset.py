@@ -7,10 +7,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpuloader.base.checks import check_count, check_word
-from gpuloader.base.errors import Misuse
-from gpuloader.fields.declaring import resolve_feeds
-from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.checks import check_count, check_word
+from gpuloader.errors import Misuse
+from gpuloader.fields.spec import Array, FeedSpec, resolve_feeds
 from gpuloader.sources.files.slots import read_slots
 
 __all__ = ["DatasetFactory", "InMemoryDataset", "QueueDataset"]

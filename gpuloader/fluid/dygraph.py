@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from gpuloader.devices.opening import default_place, open_device, use_place
 from gpuloader.devices.places import parse_place
-from gpuloader.pipeline.sending import send
+from gpuloader.epoch.sending import send
 from gpuloader.staging.layout import arrange
 
 __all__ = ["guard", "to_variable"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from numpy.typing import DTypeLike
 
-from gpuloader.fields.declaring import data as _data
 from gpuloader.fields.spec import FeedSpec
+from gpuloader.fields.spec import data as _data
 
 __all__ = ["data"]
 

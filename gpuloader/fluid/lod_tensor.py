@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.base.errors import BadValue
 from gpuloader.devices.places import parse_place
+from gpuloader.errors import BadValue
 from gpuloader.fields.convert import check_mask
 
 __all__ = ["LoDTensor", "create_lod_tensor"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpuloader.api.generator_loader import GeneratorLoader
+from gpuloader.api.loader import DataLoader
 from gpuloader.fields.spec import FeedSpec
-from gpuloader.loader.dataset_loader import DataLoader
-from gpuloader.loader.generator_loader import GeneratorLoader
 
 __all__ = ["DataLoader", "PyReader"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from gpuloader.base.errors import BadType
+from gpuloader.errors import BadType
 
 __all__ = ["generate", "guard"]
 

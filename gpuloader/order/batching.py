@@ -2,33 +2,269 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpuloader.base.checks import check_count
-from gpuloader.base.errors import BadValue
-from gpuloader.order.agreement import Listed, divides, find_order, find_shared
-from gpuloader.order.batch_sampler import BatchSampler, DistributedBatchSampler
-from gpuloader.order.bucket_sampler import BucketSampler
-from gpuloader.order.division import ALONE, Division, Sharding
-from gpuloader.order.fitting import check_samplers
-from gpuloader.order.mixed import Mixed
-from gpuloader.order.order import InOrder, Mapped, Order
+from gpuloader.checks import check_count
+from gpuloader.errors import BadType, BadValue
+from gpuloader.order.batch_samplers import BatchSampler, BucketSampler, DistributedBatchSampler
+from gpuloader.order.mixed import Mixed, MixSampler
+from gpuloader.order.order import InOrder, Mapped, Order, as_indices
 from gpuloader.order.plan import (
+    ALONE,
     BulkPlan,
     DealtPlan,
     DividedPlan,
+    Division,
     GroupedPlan,
     OrderedPlan,
     Plan,
     SampledPlan,
+    Sharding,
 )
 from gpuloader.order.ranks import find_rank, find_torch_rank
-from gpuloader.order.sampler import Sampler, check_sized, make_sampler
-from gpuloader.order.walking import walk
+from gpuloader.order.samplers import RandomSampler, Sampler, SequenceSampler, check_sized, make_sampler, walk
+from gpuloader.system.rereading import refuse_read
+
+# What ranks can agree on: which samplers yield the same indices on every rank, and which divide already.
+
+_DIVIDING = (
+    ("num_replicas", "rank"),
+    ("nranks", "local_rank"),
+    ("num_processes", "process_index"),
+    ("world_size", "rank"),
+    ("_world_size", "_rank"),
+)
+"""Attributes of samplers that yield one rank's indices: PyTorch's, Paddle's, Accelerate's and others'."""
+
+_MODULES = ("torch.utils.data", "paddle.io")
+
+
+class Listed(Sampler[int]):
+    """A fixed list of indices, the same in every epoch.
+
+    Examples
+    --------
+    >>> Listed([4, 2]).order(seed=0, epoch=0).slice(0, 2).tolist()
+    [4, 2]
+    """
+
+    def __init__(self, indices: Sequence[int] | NDArray[np.int64]) -> None:
+        super().__init__()
+        self._order = Mapped(InOrder(len(indices)), as_indices("sampler", indices))
+
+    def order(self, seed: int, epoch: int) -> Order:  # noqa: ARG002
+        """Return the listed indices."""
+        return self._order
+
+
+def divides(sampler: object) -> bool:
+    """Return whether a sampler, or one that it reads from, yields the indices of one rank.
+
+    >>> divides(DistributedBatchSampler("abc", 2)), divides([0, 1, 2])
+    (True, False)
+    """
+    for _ in range(3):  # a batch sampler, its sampler, and one more that wraps it
+        if isinstance(sampler, DistributedBatchSampler) or any(
+            all(hasattr(sampler, name) for name in names) for names in _DIVIDING
+        ):
+            return True
+        inner = getattr(sampler, "sampler", None)
+        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+    return False
+
+
+def find_shared(sampler: object, batch_sampler: object) -> Sampler[Any] | None:
+    """Return the sampler whose order ranks can divide; None if they have to iterate over the user's.
+
+    Each rank iterates over a batch sampler, and over a sampler with ``set_epoch``, which is how a sampler
+    tells that its order depends on the epoch alone.
+
+    Raises
+    ------
+    ValueError
+        Ranks might not agree on the indices, or the samplers divide them already.
+
+    >>> find_shared(None, BatchSampler(sampler=[2, 0, 1], batch_size=2)).order(0, 0).slice(0, 3).tolist()
+    [2, 0, 1]
+    """
+    name = type(sampler if batch_sampler is None else batch_sampler).__name__
+    if divides(batch_sampler) or divides(sampler):
+        raise ValueError(f"{name} already divides the dataset among ranks: pass it or shard, not both")
+    grouped = sampler if batch_sampler is None else _find_grouped(batch_sampler)
+    source = as_source(grouped)
+    if source is not None:
+        return source
+    given = sampler if batch_sampler is None else batch_sampler
+    draws = isinstance(getattr(given, "sampler", given), _find_drawing())
+    tells = batch_sampler is not None or callable(getattr(sampler, "set_epoch", None))
+    if isinstance(given, Iterator) or draws or not tells:
+        raise ValueError(
+            f"shard needs an order that is the same on every rank, which {name} does not guarantee: pass "
+            "shuffle=True with a seed, a list of indices as sampler, one of gpuloader's samplers, a sampler "
+            "with a method set_epoch, or a batch_sampler that yields the same batches on every rank"
+        )
+    return None
+
+
+def as_source(sampler: object) -> Sampler[Any] | None:
+    """Return a sampler with an order that every rank computes alike, or None if there is none.
+
+    Indices in anything with a length that can be indexed are listed once, here.
+
+    >>> type(as_source(range(3))).__name__, as_source(iter([1, 2]))
+    ('Listed', None)
+    """
+    if isinstance(sampler, Sampler) and find_order(sampler, 0, 0) is not None:
+        return sampler
+    if type(sampler) in find_classes("SequentialSampler", "SequenceSampler"):
+        return SequenceSampler(getattr(sampler, "data_source"))  # noqa: B009 - another package's attribute
+    if isinstance(sampler, str | bytes | Mapping) or not isinstance(sampler, Sized):
+        return None
+    entries: Any = sampler
+    if isinstance(entries, Sequence | np.ndarray) or hasattr(entries, "__array__"):
+        return Listed(entries)
+    if not hasattr(entries, "__getitem__"):
+        return None
+    return Listed([entries[position] for position in range(len(entries))])
+
+
+def find_order(sampler: object, seed: int, epoch: int) -> Order | None:
+    """Return the order of a sampler of single indices, or None if it has to be iterated.
+
+    A `BatchSampler` that is passed as `sampler` yields lists of indices.
+
+    >>> find_order(BatchSampler("abc"), 0, 0) is None, len(find_order(SequenceSampler("abc"), 0, 0))
+    (True, 3)
+    """
+    if isinstance(sampler, Sampler) and not isinstance(sampler, BatchSampler):
+        return sampler.order(seed, epoch)
+    return None
+
+
+def _find_grouped(batch_sampler: object) -> object:
+    """Return the sampler whose indices a batch sampler groups without changing them, or None."""
+    kinds: list[Any] = [BatchSampler, *find_classes("BatchSampler")]
+    for kind in kinds:
+        if isinstance(batch_sampler, kind) and type(batch_sampler).__iter__ is kind.__iter__:
+            # Paddle's planner may make it group several batches into one.
+            is_plain = getattr(batch_sampler, "_acc_steps", 1) == 1
+            return getattr(batch_sampler, "sampler", None) if is_plain else None
+    return None
+
+
+def _find_drawing() -> tuple[type[Any], ...]:
+    """Return the samplers that draw their indices themselves, so that each rank would draw others."""
+    names = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+    return (RandomSampler, *find_classes(*names))
+
+
+def find_classes(*names: str) -> tuple[type[Any], ...]:
+    """Return the classes of these names in PyTorch and Paddle, if those are imported.
+
+    >>> find_classes("NoSuchSampler")
+    ()
+    """
+    found = (getattr(sys.modules.get(module), name, None) for module in _MODULES for name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+# Checks that a user's samplers fit the dataset, and the options that they are passed as.
+
+_OF_INDICES = ("SequentialSampler", "SequenceSampler", "RandomSampler", "SubsetRandomSampler")
+_OF_DRAWN_INDICES = ("WeightedRandomSampler", "DistributedSampler")
+
+
+class StoredOrder(SequenceSampler):
+    """The indices of a dataset in order, with which a loader fills its cache.
+
+    It fits a `MixDataset` too: a cache holds every sample once, and is read in the order of the mix.
+    """
+
+
+def check_samplers(
+    dataset: Any,
+    sampler: Iterable[Any] | None,
+    batch_sampler: Iterable[Any] | None,
+    batch_size: int | None,
+) -> None:
+    """Check the samplers that were passed to a loader of a map-style dataset.
+
+    Raises
+    ------
+    TypeError
+        One is not iterable. Or a sampler of batches was passed as `sampler`, or one of single indices as
+        `batch_sampler`. Or the dataset is a `MixDataset`, whose weights would be lost.
+    ReaderError
+        One is a generator that has been read already.
+    ValueError
+        A `BucketSampler` has another number of lengths than the dataset has samples.
+
+    Examples
+    --------
+    >>> check_samplers("abc", None, BucketSampler([3, 1], 2), 1)
+    Traceback (most recent call last):
+    gpuloader.errors.BadValue: the BucketSampler has 2 lengths, but the dataset has 3 samples: pass t...
+    """
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is None:
+            continue
+        if not isinstance(value, Iterable):
+            raise BadType(f"{name} must be iterable, got {type(value).__name__}")
+        refuse_read(value, f"the {name} is", "pass a list, or an object whose __iter__ makes a new iterator")
+        _check_order(name, value, dataset)
+        if isinstance(value, BucketSampler):
+            _check_lengths(value, dataset)
+    if isinstance(sampler, BucketSampler) and batch_size is not None:
+        raise BadType(
+            f"a {type(sampler).__name__} yields whole batches: pass it as batch_sampler, without a batch_size"
+        )
+    if _yields_indices(batch_sampler):
+        raise BadType(
+            f"a {type(batch_sampler).__name__} yields single indices: pass it as sampler, with a batch_size"
+        )
+
+
+def _check_order(name: str, given: object, dataset: Any) -> None:
+    """Raise `TypeError` if a dataset that has a mixed order of its own would be read in another one."""
+    default = getattr(dataset, "default_sampler", None)
+    own = default(False) if callable(default) else None
+    if not isinstance(own, MixSampler) or isinstance(given, StoredOrder):
+        return
+    innermost: Any = given
+    for _ in range(3):  # a batch sampler, its sampler, and one more that wraps it
+        if own.mixes_like(innermost):
+            return
+        inner = getattr(innermost, "sampler", None)
+        innermost = getattr(innermost, "batch_sampler", None) if inner is None else inner
+    raise BadType(
+        f"the {name}, of type {type(given).__name__}, would read the {type(dataset).__name__} without its "
+        "weights: leave it out, because the loader reads a mix in an order of its own, which shuffle=True "
+        "shuffles and shard divides; for an order of your own, read ConcatDataset(mix.datasets)"
+    )
+
+
+def _check_lengths(sampler: BucketSampler, dataset: Any) -> None:
+    count = len(dataset) if isinstance(dataset, Sized) else len(sampler.lengths)
+    if len(sampler.lengths) != count:
+        raise BadValue(
+            f"the {type(sampler).__name__} has {len(sampler.lengths)} lengths, but the dataset has {count} "
+            "samples: pass the length of each sample, in the dataset's order; for a Subset, "
+            "lengths[subset.indices]"
+        )
+
+
+def _yields_indices(sampler: object) -> bool:
+    """Return whether this is surely a sampler of single indices, not of batches."""
+    if type(sampler) in find_classes(*_OF_INDICES, *_OF_DRAWN_INDICES):
+        return True
+    return isinstance(sampler, Sampler) and find_order(sampler, 0, 0) is not None
+
 
 _IF_ALIKE = (
     "if it yields the same on every rank, pass shard=(rank, world_size) to divide that; if it divides the "
@@ -383,3 +619,50 @@ def _sized(sampler: object) -> Sized:
     if not isinstance(sampler, Sized):
         raise TypeError(f"the sampler, of type {type(sampler).__name__}, has no length")
     return sampler
+
+
+# Tell a user's own samplers which epoch begins.
+
+
+class EpochSetter:
+    """Calls ``set_epoch`` of a user's own samplers when an epoch begins, as trainers do for PyTorch's loader.
+
+    The samplers are `sampler` or `batch_sampler`, and the sampler inside it. A sampler whose ``epoch``
+    changed since the last call is left alone from then on: the user sets it, or it counts by itself. Samplers
+    with an order for each epoch, such as those of this package, are told the epoch when asked for the order.
+
+    Parameters
+    ----------
+    batching : Batching
+        The loader's batching.
+
+    Examples
+    --------
+    >>> class Turned:
+    ...     epoch = 0
+    ...     def set_epoch(self, epoch):
+    ...         self.epoch = epoch
+    ...     def __iter__(self):
+    ...         return iter([self.epoch, self.epoch + 1])
+    >>> from gpuloader import DataLoader
+    >>> loader = DataLoader(range(10), sampler=Turned(), batch_size=2, places="cpu")
+    >>> [batch.tolist() for _ in range(3) for batch in loader]
+    [[0, 1], [1, 2], [2, 3]]
+    """
+
+    def __init__(self, batching: Batching) -> None:
+        self._known: list[tuple[Any, object]] = []
+        if batching.order(0, 0) is not None:
+            return
+        for sampler in (batching.sampler, batching.batch_sampler):
+            for one in (sampler, getattr(sampler, "sampler", None)):
+                if callable(getattr(one, "set_epoch", None)):
+                    self._known.append((one, getattr(one, "epoch", None)))
+
+    def begin(self, epoch: int) -> None:
+        """Set the epoch of the samplers that nobody else sets."""
+        known, self._known = self._known, []
+        for sampler, seen in known:
+            if getattr(sampler, "epoch", None) == seen:
+                sampler.set_epoch(epoch)
+                self._known.append((sampler, getattr(sampler, "epoch", None)))

@@ -8,12 +8,60 @@ from functools import cached_property
 
 import numpy as np
 
-from gpuloader.order.computed import Computed, Indices
-from gpuloader.order.generators import draw_seed
-from gpuloader.order.interleave import interleave
-from gpuloader.order.order import Order, Shuffled, iterate
+from gpuloader.order.order import Computed, IndexArray, Order, Shuffled, iterate
 from gpuloader.order.permutation import MIXED, derive_key, sort_hashes
-from gpuloader.order.sampler import Sampler
+from gpuloader.order.randomness import draw_seed
+from gpuloader.order.samplers import Sampler
+
+# Spread several sequences evenly over one: any stretch of it has each in proportion to its length.
+
+
+def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[IndexArray, IndexArray]:
+    """Return positions `start` to `stop` of the sequence that spreads `counts[i]` entries of each i evenly.
+
+    Entry k of the n entries of i has the time (k + 1/2) / n; all entries are sorted by time, and then by i.
+    The cost is proportional to ``stop - start``, wherever `start` is.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        How many entries each owner has, each below 2**52.
+    start, stop : int
+        The positions, at most the sum of the counts.
+
+    Returns
+    -------
+    tuple of ndarray
+        For each position, its owner, and how many earlier positions have the same owner.
+
+    Examples
+    --------
+    >>> owners, ranks = interleave([2, 4], 0, 6)
+    >>> owners.tolist(), ranks.tolist()
+    ([1, 0, 1, 1, 0, 1], [0, 0, 1, 2, 1, 3])
+    """
+    total, slack = sum(counts), len(counts)
+    if start >= stop:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    # Up to time t, an owner has t * count entries, give or take a half. So these times enclose the positions,
+    # with room to spare for what rounding does.
+    first = [_count_before(count, (start - slack) / total) for count in counts]
+    last = [_count_before(count, (stop + slack) / total) for count in counts]
+    owners = np.repeat(np.arange(len(counts)), np.subtract(last, first))
+    ranks = np.concatenate([np.arange(begin, end) for begin, end in zip(first, last, strict=True)])
+    order = np.lexsort((owners, _times(ranks, np.asarray(counts, np.int64)[owners])))
+    chosen = order[start - sum(first) : stop - sum(first)]
+    return owners[chosen], ranks[chosen]
+
+
+def _times(ranks: IndexArray, counts: IndexArray) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return (ranks + 0.5) / counts
+
+
+def _count_before(count: int, time: float) -> int:
+    """Return how many of an owner's entries have an earlier time; rounding may add one that has this time."""
+    return min(max(round(time * count), 0), count)
+
 
 AT_END = ("stop", "repeat", "drop")
 _BLOCK = 4096  # samples among which the datasets are shuffled
@@ -112,7 +160,7 @@ class Mixed(Computed):
     shuffle: bool
     seed: int
     epoch: int
-    _block: tuple[tuple[int, int], Indices] = ((-1, -1), np.empty(0, np.int64))
+    _block: tuple[tuple[int, int], IndexArray] = ((-1, -1), np.empty(0, np.int64))
 
     def __len__(self) -> int:
         last = self._stages[-1]
@@ -122,7 +170,7 @@ class Mixed(Computed):
     def _stages(self) -> tuple[Stage, ...]:
         return plan_stages(self.sizes, self.weights, self.at_end)
 
-    def at(self, positions: Indices) -> Indices:
+    def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         starts = np.array([stage.start for stage in self._stages])
         stages = np.searchsorted(starts, positions, side="right") - 1
@@ -133,7 +181,7 @@ class Mixed(Computed):
             found[here] = self._mix(stage, block)[within[here]]
         return found
 
-    def _mix(self, number: int, block: int) -> Indices:
+    def _mix(self, number: int, block: int) -> IndexArray:
         """Return the entries of a block of a stage."""
         kept, entries = self._block
         if kept == (number, block):
@@ -155,7 +203,7 @@ class Mixed(Computed):
         object.__setattr__(self, "_block", ((number, block), entries))
         return entries
 
-    def _read(self, owner: int, ranks: Indices) -> Indices:
+    def _read(self, owner: int, ranks: IndexArray) -> IndexArray:
         """Return the indices of the samples of a dataset that are read in these turns, in ascending order."""
         size = self.sizes[owner]
         passes, within = np.divmod(ranks, size)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from types import SimpleNamespace
 
-from gpuloader.order import batch_sampler, sampler
-from gpuloader.order.generators import GeneratorLike, draw_seed
+from gpuloader.order import batch_samplers as batch_sampler
+from gpuloader.order import samplers as sampler
+from gpuloader.order.randomness import GeneratorLike, draw_seed
 
 try:
     import torch.utils.data as theirs

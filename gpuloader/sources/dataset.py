@@ -7,11 +7,23 @@ composed of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
-from gpuloader.base.errors import BadValue
-from gpuloader.sources.block import each_row
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpuloader.errors import BadType, BadValue
+from gpuloader.fields.convert import check_mask
+from gpuloader.fields.spec import is_stageable
+from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
+from gpuloader.order.mixed import interleave
+from gpuloader.order.order import IndexArray, Shuffled, as_indices, check_whole
+from gpuloader.order.randomness import GeneratorLike, is_torch_generator
+from gpuloader.sources.array_rows import ArrayRows, array_source, check_index, check_rows, locate, own_method
+from gpuloader.sources.block import Block, each_row
 from gpuloader.sources.dataset_base import (
     ChainDataset,
     ConcatDataset,
@@ -22,13 +34,340 @@ from gpuloader.sources.dataset_base import (
     Readable,
     S,
     check_all,
+    check_map_style,
+    join_samples,
     pass_on,
     read_many,
+    refuse_mix,
 )
-from gpuloader.sources.dataset_subset import Subset, random_split
-from gpuloader.sources.dataset_tensors import TensorDataset
-from gpuloader.sources.indexing import check_index, locate
-from gpuloader.sources.joining import join_samples
+from gpuloader.sources.frameworks import values_by_position
+
+# Parts of a dataset: the samples at given indices, and random splits.
+
+
+class Subset(Dataset[S]):
+    """The samples of a dataset at given indices, or at given keys of one that is like a dict.
+
+    Parameters
+    ----------
+    dataset : map-style dataset
+        The dataset, read whenever a sample is requested.
+    indices : sequence, NumPy array, tensor or slice
+        The indices of the samples, in order; negative ones count from the end. For a dataset that has
+        ``keys()``, and for text and tuples, these are keys, which are not checked.
+
+    Attributes
+    ----------
+    indices : sequence, NumPy array or tensor
+        The indices as they were passed; a range instead of a slice.
+
+    Raises
+    ------
+    TypeError
+        The dataset is not map-style, or is a `MixDataset`, whose weights would be lost. Or the indices are
+        not whole numbers.
+    IndexError
+        An index is out of range.
+
+    Notes
+    -----
+    As in PyTorch, a slice, or a list, NumPy array or tensor of positions, asks the dataset for a list of
+    indices at once, which all datasets of this package understand. Samples of a list or a dict are joined
+    field by field.
+
+    Examples
+    --------
+    >>> part = Subset("abcde", [4, 0, -2])
+    >>> part[0], part[-1], len(part)
+    ('e', 'd', 3)
+    >>> list(Subset({"cat": 1, "dog": 2}, ["dog"]))
+    [2]
+    """
+
+    _by_key = False
+
+    def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
+        refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
+        count = len(check_map_style("dataset", dataset, by_key=True))
+        listed: Any = values_by_position(indices)
+        if isinstance(indices, slice):
+            listed = range(*indices.indices(count))
+        by_key = _are_keys(listed)
+        is_empty = isinstance(listed, Sized) and not len(listed)
+        self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=by_key or is_empty)
+        self._by_key = by_key or hasattr(self.dataset, "keys")
+        if self._by_key:
+            self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
+            return
+        self.indices = listed
+        check_rows(dataset, as_indices("indices", listed), count)
+
+    def __getitem__(self, index: Any) -> S:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return self.dataset[self._at(rows)]
+        if self._by_key or isinstance(self.dataset, list | tuple | range | str):
+            joined: S = join_samples([self[row] for row in each_row(rows)])
+            return joined
+        return self.dataset[[self._at(row) for row in each_row(rows)]]
+
+    def _at(self, position: int) -> Any:
+        """Return the index or key at a position; an index is a Python integer, which every dataset takes."""
+        found = self.indices[position]
+        return found if self._by_key else int(found)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def __getitems__(self) -> Many:
+        """Reads several samples at once; exists only if the dataset has it."""
+        return pass_on(self, Subset, self._read, [self.dataset])
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        return read_many(self.dataset, [self._at(check_index(self, index)) for index in indices])
+
+    @property
+    def take_block(self) -> Callable[[Sequence[int]], Block]:
+        """Reads several samples in columns; exists only if the dataset has it."""
+        take = None if self._by_key else own_method(self.dataset, "take_block")
+        if take is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
+        return lambda indices: take([self._at(check_index(self, index)) for index in indices])
+
+    def _array_rows(self) -> ArrayRows | None:
+        source = None if self._by_key else array_source(self.dataset)
+        if source is None:
+            return None
+        rows = check_rows(self.dataset, as_indices("indices", self.indices), len(self.dataset))
+        return source._replace(rows=rows if source.rows is None else source.rows[rows])
+
+
+def _are_keys(indices: object) -> bool:
+    return isinstance(indices, Iterable) and isinstance(next(iter(indices), None), str | bytes | tuple)
+
+
+def random_split(
+    dataset: MapStyle[S],
+    lengths: Sequence[float],
+    generator: int | GeneratorLike = None,
+    *,
+    seed: int | None = None,
+    stratify: ArrayLike | None = None,
+) -> list[Subset[S]]:
+    """Split a dataset at random into disjoint parts that together hold every sample.
+
+    Parameters
+    ----------
+    dataset : map-style dataset
+        The dataset to split.
+    lengths : sequence of int or of float
+        The lengths of the parts: counts that sum to the dataset's length, or fractions that sum to 1.
+        Fractions are rounded down, and the remaining samples are dealt to the parts in turn.
+    generator : int, numpy.random.Generator, numpy.random.RandomState or torch.Generator, optional
+        A seed or a generator. A ``torch.Generator`` makes the split that PyTorch would make with it. None
+        uses `seed`, or else NumPy's global random state.
+    seed : int, optional
+        A seed from 0 to 2**64 - 1; the same as passing it as `generator`.
+    stratify : array-like, optional
+        One label per sample, a number or text. Every part then has every label in the same proportion, as far
+        as whole samples allow.
+
+    Raises
+    ------
+    TypeError
+        The dataset is not map-style, or is a `MixDataset`, whose weights would be lost. Or the generator is
+        neither a seed nor a generator.
+    ValueError
+        A length is negative or not a number, or the sum is wrong. Or both a generator and a seed are given,
+        or there is not one label per sample.
+
+    Examples
+    --------
+    >>> train, test = random_split("abcde", [0.8, 0.2], seed=0)
+    >>> len(train), len(test), sorted([*train, *test])
+    (4, 1, ['a', 'b', 'c', 'd', 'e'])
+    >>> rare = [label == 3 for label in range(10)] * 2
+    >>> [sum(part) for part in random_split(rare, [0.5, 0.5], seed=0, stratify=rare)]
+    [1, 1]
+    """
+    count = len(check_map_style("dataset", dataset))
+    refuse_mix(dataset, "random_split", "split its datasets first, then mix the parts")
+    sizes = _as_sizes(lengths, count)
+    if seed is not None:
+        if generator is not None:
+            raise ValueError("pass either generator or seed, got both")
+        generator = check_whole("seed", seed, 2**64)
+    indices = _shuffle(count, generator)
+    if stratify is not None:
+        return [Subset(dataset, part) for part in _deal_by_label(indices, sizes, stratify)]
+    starts = itertools.accumulate(sizes, initial=0)
+    return [
+        Subset(dataset, indices[start : start + size]) for start, size in zip(starts, sizes, strict=False)
+    ]
+
+
+def _deal_by_label(indices: IndexArray, sizes: Sequence[int], labels: ArrayLike) -> list[IndexArray]:
+    """Deal indices to parts of these sizes, each label's indices evenly; keep their order within a part."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or len(array) != len(indices):
+        raise ValueError(
+            f"stratify must have one label for each of the {len(indices)} samples, got shape {array.shape}"
+        )
+    try:
+        _, codes = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        raise ValueError(f"stratify must have labels of one type, all numbers or all text: {error}") from None
+    # Parts that are spread evenly over all indices are spread evenly over those of each label too.
+    by_label = np.argsort(codes[indices], kind="stable")
+    owners = np.empty(len(indices), np.int64)
+    owners[by_label], _ = interleave(sizes, 0, len(indices))
+    return [indices[owners == part] for part in range(len(sizes))]
+
+
+def _as_sizes(lengths: Sequence[float], count: int) -> list[int]:
+    for length in lengths:
+        if isinstance(length, bool) or not isinstance(length, int | float | np.number) or not length >= 0:
+            raise ValueError(f"lengths must be numbers of 0 or more, got {length!r}")
+    if all(isinstance(length, int | np.integer) for length in lengths):
+        sizes = [int(length) for length in lengths]
+        if sum(sizes) != count:
+            raise ValueError(f"the lengths {sizes} sum to {sum(sizes)}, but the dataset has {count} samples")
+        return sizes
+    if not math.isclose(sum(lengths), 1):
+        raise ValueError(f"lengths that are fractions must sum to 1, got {list(lengths)}")
+    sizes = [math.floor(count * fraction) for fraction in lengths]
+    for turn in range(count - sum(sizes)):
+        sizes[turn % len(sizes)] += 1
+    return sizes
+
+
+def _shuffle(count: int, generator: object) -> IndexArray:
+    if generator is None:
+        return np.random.permutation(count).astype(np.int64, copy=False)
+    if isinstance(generator, np.random.Generator | np.random.RandomState):
+        return generator.permutation(count).astype(np.int64, copy=False)
+    if isinstance(generator, int | np.integer):
+        return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
+    if is_torch_generator(generator):
+        lib: Any = sys.modules["torch"]
+        drawn: IndexArray = lib.randperm(count, generator=generator, device=generator.device).cpu().numpy()
+        return drawn
+    raise TypeError(
+        "generator must be a seed, a NumPy generator or a torch.Generator, got " + type(generator).__name__
+    )
+
+
+# `TensorDataset`: the rows of arrays, or of PyTorch's tensors.
+
+
+class TensorDataset(Dataset[tuple[Any, ...]]):
+    """The rows of arrays: a sample is a tuple of one row from each array.
+
+    Parameters
+    ----------
+    *arrays : array-like
+        Arrays of numbers with the same number of rows, or one list of such arrays. They are not copied.
+    tensors : list of array-like, optional
+        Paddle's name for the list of arrays; excludes `arrays`.
+
+    Attributes
+    ----------
+    tensors : tuple
+        What was passed: PyTorch's tensors as they are, anything else as NumPy arrays.
+
+    Raises
+    ------
+    TypeError
+        There are no arrays, one does not hold numbers, has masked ones or is not in host memory, or a list of
+        lists is passed, which may hold rows.
+    ValueError
+        An array has no first dimension, or the numbers of rows differ.
+
+    Notes
+    -----
+    As in PyTorch, a slice, or a list, NumPy array or tensor of indices or booleans, selects several rows at
+    once. All datasets of this package take these. The rows of tensors are tensors.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> dataset = TensorDataset(np.zeros((2, 3)), [[7], [8]])
+    >>> dataset[1]
+    (array([0., 0., 0.]), array([8]))
+    >>> dataset[[1, 0]][1].tolist()
+    [[8], [7]]
+    """
+
+    tensors: tuple[Any, ...]
+
+    def __init__(
+        self, *arrays: ArrayLike | Sequence[ArrayLike], tensors: Sequence[ArrayLike] | None = None
+    ) -> None:
+        if arrays and tensors is not None:
+            raise BadType("pass the arrays either one by one or as tensors=, not both")
+        arrays = arrays if tensors is None else (tensors,)
+        given: Any = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else arrays
+        if not given:
+            raise BadType("a TensorDataset needs at least one array, got none")
+        if given is not arrays and all(isinstance(array, list | tuple) for array in given):
+            raise BadType(
+                f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
+                "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
+            )
+        rows = [_as_rows(position, array) for position, array in enumerate(given)]
+        for position, array in enumerate(rows):
+            if len(array) != len(rows[0]):
+                raise BadValue(
+                    f"arrays must have the same number of rows, but array 0 has {len(rows[0])} "
+                    f"and array {position} has {len(array)}"
+                )
+        self.tensors = tuple(one if is_tensor(one) else array for one, array in zip(given, rows, strict=True))
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The rows as NumPy arrays, which share the memory of what was passed."""
+        return tuple([as_array(tensor) for tensor in self.tensors])
+
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        rows = locate(self, index)
+        return tuple([tensor[rows] for tensor in self.tensors])
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def _array_rows(self) -> ArrayRows:
+        return ArrayRows(self.arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
+        were_tensors = [is_tensor(tensor) for tensor in self.tensors]
+        return {**vars(self), "tensors": self.arrays, "were_tensors": were_tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        were_tensors = state.pop("were_tensors")
+        vars(self).update(state)
+        if any(were_tensors):
+            pairs = zip(self.tensors, were_tensors, strict=True)
+            self.tensors = tuple(tensor_over(array) if was_tensor else array for array, was_tensor in pairs)
+
+
+def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
+    held: Any = values
+    try:
+        check_mask(values)
+        # Its rows keep the gradient, so there is nothing to warn of yet.
+        array = as_array(held.detach() if needs_gradient(held) else held)
+    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: masked, or not dense
+        raise TypeError(
+            f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
+        ) from None
+    if not is_stageable(array.dtype):
+        raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
+    if array.ndim == 0:
+        raise ValueError(f"array {position} must have a first dimension, got the single number {array}")
+    return array
+
 
 __all__ = [
     "ChainDataset",

@@ -3,26 +3,100 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from gpuloader.base.errors import (
-    BadType,
-    BadTypeOrValue,
-    BadValue,
-    NoIndices,
-    SampleError,
-    describe_error,
-)
-from gpuloader.base.once import refuse_read
-from gpuloader.order.agreement import find_classes
-from gpuloader.sources.block import each_row
-from gpuloader.sources.frameworks import is_iterable_only
-from gpuloader.sources.indexing import check_index, locate
-from gpuloader.sources.joining import join_samples
-from gpuloader.sources.own_order import refuse_mix
-from gpuloader.sources.recognizing import is_dict_of_columns, is_frame, values_by_position
+import numpy as np
+
+from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
+from gpuloader.fields.spec import is_stageable
+from gpuloader.fields.tensors import is_tensor
+from gpuloader.order.batching import find_classes
+from gpuloader.sources.array_rows import check_index, locate
+from gpuloader.sources.block import WholeList, each_row
+from gpuloader.sources.frameworks import is_dict_of_columns, is_frame, is_iterable_only, values_by_position
+from gpuloader.system.rereading import refuse_read
+
+# Datasets that are read in an order of their own, such as a `MixDataset`, must not lose it inside others.
+
+
+def refuse_mix(dataset: object, reader: str, instead: str) -> None:
+    """Raise `TypeError` if a dataset has an order of its own, in which `reader` would not read it.
+
+    Parameters
+    ----------
+    dataset : object
+        The dataset.
+    reader : str
+        What is about to read it, such as "a Subset".
+    instead : str
+        What the user may do instead.
+
+    Examples
+    --------
+    >>> from gpuloader import MixDataset
+    >>> mix = MixDataset(["ab", "cd"], [1, 2])
+    >>> refuse_mix(mix, "a Subset", "take subsets first")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gpuloader.errors.BadType: a Subset would read the MixDataset without its weights: take subsets fi...
+    """
+    if has_own_order(dataset):
+        raise BadType(
+            f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; to do without "
+            "the weights, pass ConcatDataset(mix.datasets)"
+        )
+
+
+def has_own_order(dataset: object) -> bool:
+    """Return whether loaders read a dataset in an order of its own.
+
+    >>> has_own_order("abc")
+    False
+    """
+    return callable(getattr(dataset, "default_sampler", None))
+
+
+# Samples of any form joined field by field, for datasets that are asked for several samples at once.
+
+
+def join_samples(samples: Sequence[Any]) -> Any:
+    """Return samples of one form joined field by field, like a `TensorDataset` and a `TableDataset` do.
+
+    Numbers, arrays and tensors are stacked, and tuples, lists and dicts are joined entry by entry. Anything
+    else becomes a list, and so do samples that differ in type, shape, keys or length.
+
+    >>> join_samples([{"x": np.array([1, 2]), "name": "a"}, {"x": np.array([3, 4]), "name": "b"}])
+    {'x': array([[1, 2],
+           [3, 4]]), 'name': ['a', 'b']}
+    """
+    if not samples:
+        return []
+    first = samples[0]
+    if any(type(sample) is not type(first) for sample in samples):
+        return list(samples)
+    if isinstance(first, Mapping):
+        if any(sample.keys() != first.keys() for sample in samples):
+            return list(samples)
+        return {key: join_samples([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple | list) and not isinstance(first, WholeList):
+        if any(len(sample) != len(first) for sample in samples):
+            return list(samples)
+        fields = [join_samples(entries) for entries in zip(*samples, strict=True)]
+        return fields if isinstance(first, list) else tuple(fields)
+    if is_tensor(first):
+        alike = all((one.shape, one.dtype) == (first.shape, first.dtype) for one in samples)
+        return sys.modules["torch"].stack(list(samples)) if alike else list(samples)
+    if not isinstance(first, int | float | complex | np.generic | np.ndarray) or not _are_alike(samples):
+        return list(samples)
+    joined = np.asarray(samples)
+    return joined if is_stageable(joined.dtype) else list(samples)
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    return len({(np.shape(value), getattr(value, "dtype", None)) for value in values}) == 1
+
 
 S = TypeVar("S", covariant=True)
 Many = Callable[[Sequence[int]], list[Any]]

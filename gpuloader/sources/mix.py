@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gpuloader.base.checks import check_word
+from gpuloader.checks import check_word
 from gpuloader.order.mixed import AT_END, MixSampler
 from gpuloader.order.order import as_weights
-from gpuloader.order.sampler import Sampler
+from gpuloader.order.samplers import Sampler
 from gpuloader.sources.dataset import ConcatDataset
 from gpuloader.sources.dataset_base import MapStyle, S
 

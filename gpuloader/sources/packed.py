@@ -14,12 +14,11 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import StagingMemoryError
-from gpuloader.base.finalizers import calling, closing_once
-from gpuloader.base.living import LivingValues
-from gpuloader.base.platforms import open_memory_file, reserve, seal
+from gpuloader.errors import StagingMemoryError
+from gpuloader.sources.array_rows import locate
 from gpuloader.sources.block import each_row
-from gpuloader.sources.indexing import locate
+from gpuloader.system.finalizers import LivingValues, calling, closing_once
+from gpuloader.system.platforms import open_memory_file, reserve, seal
 
 _CHUNK = 1 << 16  # items that are pickled at a time
 _ALIGNMENT = 8

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.base.checks import check_count
+from gpuloader.checks import check_count
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import as_array, describe_dtype, torch_name
-from gpuloader.order.computed import Indices, as_indices
-from gpuloader.sources.array_rows import ArrayRows
+from gpuloader.order.order import IndexArray, as_indices
+from gpuloader.sources.array_rows import ArrayRows, locate
 from gpuloader.sources.dataset_base import Dataset
-from gpuloader.sources.indexing import locate
 
 
 class TokenWindows(Dataset[NDArray[Any]]):
@@ -133,7 +132,7 @@ class WindowStarts:
     (5, array([ 10, 100, 110]))
     """
 
-    def __init__(self, first: Indices, counts: Indices, stride: int) -> None:
+    def __init__(self, first: IndexArray, counts: IndexArray, stride: int) -> None:
         self.first = first
         self._ends = np.cumsum(counts)
         self._stride = stride
@@ -142,14 +141,14 @@ class WindowStarts:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, windows: slice | Indices) -> Indices:
+    def __getitem__(self, windows: slice | IndexArray) -> IndexArray:
         numbers = np.arange(*windows.indices(len(self))) if isinstance(windows, slice) else windows
         document = np.searchsorted(self._ends, numbers, side="right")
-        starts: Indices = self.first[document] + (numbers - self._before[document]) * self._stride
+        starts: IndexArray = self.first[document] + (numbers - self._before[document]) * self._stride
         return starts
 
 
-def _as_bounds(documents: ArrayLike | None, end: int) -> Indices:
+def _as_bounds(documents: ArrayLike | None, end: int) -> IndexArray:
     """Return where each document begins, followed by the end of the last."""
     if documents is None:
         return np.array([0, end])

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import StagingMemoryError
-from gpuloader.base.finalizers import Finalizer, calling, closing_once, once
-from gpuloader.base.numa import Cores, call_near
-from gpuloader.base.platforms import (
+from gpuloader.errors import StagingMemoryError
+from gpuloader.system.cores import Cores, call_near
+from gpuloader.system.finalizers import Finalizer, calling, closing_once, once
+from gpuloader.system.platforms import (
     available_memory,
     can_share_memory,
     has_memory_files,
@@ -54,7 +54,7 @@ class Arena:
     Memory that a device copies from lies in a memory file, sealed against resizing and shared with forked
     children. A private page would move when it is written after a fork, away from the address the device
     reads. Other memory is private and anonymous, because Linux uses huge pages only there, and they make
-    writing large batches a sixth faster. `gpuloader.base.platforms` describes the fallbacks for systems
+    writing large batches a sixth faster. `gpuloader.system.platforms` describes the fallbacks for systems
     without memory files.
 
     Parameters

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import Empty, Full, SimpleQueue
 from typing import Generic, TypeVar
 
-from gpuloader.base.errors import LoaderError, QueueClosed
+from gpuloader.errors import LoaderError, QueueClosed
 
 T = TypeVar("T")
 

@@ -22,14 +22,19 @@ the loader's seed, the epoch and the sample's index.
 
 from typing import TYPE_CHECKING
 
-from gpuloader.base.lazy import import_on_demand
+from gpuloader.system.lazy_imports import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.coloring import ColorJitter
     from gpuloader.transforms.erasing import RandomErasing
+    from gpuloader.transforms.image_transforms import (
+        CenterCrop,
+        ColorJitter,
+        RandomFlip,
+        RandomResizedCrop,
+        Resize,
+    )
     from gpuloader.transforms.mixing import CutMix, MixUp
-    from gpuloader.transforms.pictures import Normalize, RandomCropFlip
-    from gpuloader.transforms.resizing import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+    from gpuloader.transforms.normalizing import Normalize, RandomCropFlip
     from gpuloader.transforms.values import Cast, OneHot, Pad
 
 __all__ = [
@@ -52,17 +57,17 @@ __getattr__ = import_on_demand(
     __name__,
     {
         "Cast": "gpuloader.transforms.values",
-        "CenterCrop": "gpuloader.transforms.resizing",
-        "ColorJitter": "gpuloader.transforms.coloring",
+        "CenterCrop": "gpuloader.transforms.image_transforms",
+        "ColorJitter": "gpuloader.transforms.image_transforms",
         "CutMix": "gpuloader.transforms.mixing",
         "MixUp": "gpuloader.transforms.mixing",
-        "Normalize": "gpuloader.transforms.pictures",
+        "Normalize": "gpuloader.transforms.normalizing",
         "OneHot": "gpuloader.transforms.values",
         "Pad": "gpuloader.transforms.values",
-        "RandomCropFlip": "gpuloader.transforms.pictures",
+        "RandomCropFlip": "gpuloader.transforms.normalizing",
         "RandomErasing": "gpuloader.transforms.erasing",
-        "RandomFlip": "gpuloader.transforms.resizing",
-        "RandomResizedCrop": "gpuloader.transforms.resizing",
-        "Resize": "gpuloader.transforms.resizing",
+        "RandomFlip": "gpuloader.transforms.image_transforms",
+        "RandomResizedCrop": "gpuloader.transforms.image_transforms",
+        "Resize": "gpuloader.transforms.image_transforms",
     },
 )  # their kernels take a while to import

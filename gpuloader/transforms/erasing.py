@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuloader.base.errors import SampleError
+from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.dtypes import round_to
 from gpuloader.kernels.erase import erase, erase_on_host
 from gpuloader.kernels.windows import check_layout
 from gpuloader.order.permutation import hash_positions
-from gpuloader.transforms.operations import KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import assume_layout, find_layout, find_sizes
-from gpuloader.transforms.resizing import check_probability, check_range
+from gpuloader.transforms.image_transforms import check_probability, check_range
+from gpuloader.transforms.normalizing import assume_layout, find_layout, find_sizes
+from gpuloader.transforms.program import KernelCall, Spec, no_rows
 
 _TRIES = 10  # rectangles that are drawn before a picture stays whole, as in torchvision
 _PER_TRY = 4

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuloader.transforms.erasing import RandomErasing
 from gpuloader.transforms.mixing import CutMix, MixUp
-from gpuloader.transforms.pictures import CHANNELS_LAST, Normalize, RandomCropFlip
+from gpuloader.transforms.normalizing import CHANNELS_LAST, Normalize, RandomCropFlip
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.values import Cast
 

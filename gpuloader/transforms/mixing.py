@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.base.checks import check_count
-from gpuloader.base.errors import SampleError
+from gpuloader.checks import check_count
+from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.mix import (
     blend,
@@ -21,8 +21,8 @@ from gpuloader.kernels.mix import (
     paste_on_host,
 )
 from gpuloader.kernels.windows import check_layout
-from gpuloader.transforms.operations import Chain, KernelCall, Spec, no_rows
-from gpuloader.transforms.pictures import assume_layout, find_layout, find_sizes
+from gpuloader.transforms.normalizing import assume_layout, find_layout, find_sizes
+from gpuloader.transforms.program import Chain, KernelCall, Spec, no_rows
 
 Mixer = Callable[..., Any]
 """The launcher or the twin of a kernel that mixes pictures."""

@@ -21,9 +21,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuloader.base.checks import check_word
-from gpuloader.sources.pictures.geometry import FILTERS
-from gpuloader.transforms import coloring, erasing, pictures, resizing
+from gpuloader.checks import check_word
+from gpuloader.sources.images.image import FILTERS
+from gpuloader.transforms import (
+    erasing,
+)
+from gpuloader.transforms import (
+    image_transforms as coloring,
+)
+from gpuloader.transforms import (
+    image_transforms as resizing,
+)
+from gpuloader.transforms import (
+    normalizing as pictures,
+)
 
 __all__ = [
     "CenterCrop",

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from gpuloader.base.errors import missing_package
+from gpuloader.errors import missing_package
 
 
 class Span(NamedTuple):

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from gpuloader.base.errors import MissingPackage
 from gpuloader.bench import plot
 from gpuloader.bench.measure import Spread
 from gpuloader.bench.report import Measured, Report, Row
+from gpuloader.errors import MissingPackage
 
 MACHINE = {"processor": "Processor", "cores": "2", "gpuloader": "0.1.0"}
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloader.base.installing import install_command
 from gpuloader.bench.cases import CASES
 from gpuloader.bench.consumer import Endless, turn
 from gpuloader.bench.running import run_cases
+from gpuloader.errors import install_command
 from tests.bench.fake_peer import Failing, FakePeer, open_briefly
 
 SMALL = replace(CASES["small"], length=16)

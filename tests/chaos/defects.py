@@ -20,7 +20,7 @@ _kept: list[Any] = []
 
 def _give_slots_back_early() -> None:
     """The slot of a batch is filled again while the user holds the batch."""
-    from gpuloader.staging import lease
+    from gpuloader.staging import ring as lease
 
     def begin(self: Any, owner: Any, freed: Any, interface: Any = None) -> None:
         freed.append(owner)
@@ -33,14 +33,14 @@ def _give_slots_back_early() -> None:
 
 def _lose_a_batch_at_resume() -> None:
     """A state counts one batch more than the user has received."""
-    from gpuloader.loader import state
+    from gpuloader.api import state
 
     inner = state.Progress._to_count
     state.Progress._to_count = lambda self: (found := inner(self)) | {"batches": found["batches"] + 1}  # type: ignore
 
 
 def _at_each_epoch(action: Callable[[], object]) -> None:
-    from gpuloader.pipeline import epoch
+    from gpuloader.epoch import epoch
 
     begin = epoch.Epoch.__init__
 
@@ -61,7 +61,7 @@ def _leak_a_process() -> None:
 
 def _hang() -> None:
     """The third step of an epoch never comes."""
-    from gpuloader.pipeline import steps
+    from gpuloader.epoch import steps
 
     inner, counting = steps.Pipeline.next_step, itertools.count(1)
 
@@ -75,8 +75,8 @@ def _hang() -> None:
 
 def _swallow_interrupts() -> None:
     """An interrupt ends the epoch as if it were over."""
-    from gpuloader.base.errors import QueueClosed
-    from gpuloader.pipeline import steps
+    from gpuloader.epoch import steps
+    from gpuloader.errors import QueueClosed
 
     inner = steps.Pipeline.next_step
 
@@ -92,7 +92,7 @@ def _swallow_interrupts() -> None:
 
 def _let_new_processes_hear_interrupts() -> None:
     """A Ctrl-C that comes while a process starts is a traceback of that process."""
-    from gpuloader.base import processes
+    from gpuloader.system import processes
 
     def hear() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

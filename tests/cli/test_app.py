@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuloader import cli
-from gpuloader.base.installing import install_command
 from gpuloader.cli.app import Commands, app
+from gpuloader.errors import install_command
 
 
 @pytest.fixture

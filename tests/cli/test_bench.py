@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gpuloader.base.installing import install_command
 from gpuloader.bench import peers, running
 from gpuloader.bench.cases import CASES
 from gpuloader.cli import bench as command
 from gpuloader.cli.app import app
+from gpuloader.errors import install_command
 from tests.bench.fake_peer import Failing, FakePeer, open_briefly
 
 BATCHES = [[1.0]] * 4

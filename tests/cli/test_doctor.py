@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gpuloader.base.installing import install_command
 from gpuloader.cli.app import app
 from gpuloader.cli.report import show_report
 from gpuloader.doctor import examination
 from gpuloader.doctor.finding import Finding, Report, Section
+from gpuloader.errors import install_command
 from tests.doctor.machines import COPIES, Trials, cuda, write_driver
 
 

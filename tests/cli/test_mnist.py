@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gpuloader.base.installing import install_command
 from gpuloader.cli import mnist as command
 from gpuloader.cli.app import app
 from gpuloader.cli.progress import Bar, show_bars
 from gpuloader.demo.linear import LinearModel
+from gpuloader.errors import install_command
 
 
 @pytest.fixture

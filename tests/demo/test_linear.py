@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import DataFileError
 from gpuloader.demo.linear import LinearModel
+from gpuloader.errors import DataFileError
 from gpuloader.sources import mnist
 from gpuloader.sources.mnist.digits import DigitSet, Mnist
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, trace
-from gpuloader.base.errors import DataFileError
 from gpuloader.demo.timeline import COLOURS, add_legend, choose_window, draw_run, draw_trace, read_trace
+from gpuloader.errors import DataFileError
 from gpuloader.testing import simulated_places
 from gpuloader.watch.tracing import Span, span
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from gpuloader.staging.layout import arrange
-from gpuloader.staging.lease import Lease
-from gpuloader.staging.ring import Slot
+from gpuloader.staging.ring import Lease, Slot
 from gpuloader.transforms import Cast, OneHot
 from gpuloader.transforms.programmer import Programmer
 

@@ -25,11 +25,12 @@ from gpuloader import (
     data,
     record_stream,
 )
-from gpuloader.base.errors import StagingMemoryError
-from gpuloader.devices import cuda, cuda_calls, cuda_context, cuda_failures, opening
+from gpuloader.devices import cuda, cuda_calls, cuda_failures, opening
+from gpuloader.devices import cuda as cuda_context
 from gpuloader.devices.opening import cuda_places, default_place, open_device
 from gpuloader.devices.places import CPUPlace
-from gpuloader.pipeline import epoch as pipeline_epoch
+from gpuloader.epoch import epoch as pipeline_epoch
+from gpuloader.errors import StagingMemoryError
 from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
 from tests.fakes import loader_threads, nothing_left_behind

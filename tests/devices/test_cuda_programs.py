@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
-from gpuloader.base.errors import LoaderError
 from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
+from gpuloader.epoch import sending
+from gpuloader.errors import LoaderError
 from gpuloader.kernels import shuffle
-from gpuloader.pipeline import sending
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
 from tests.devices.conformance import DeviceTests
 from tests.fakes import nothing_left_behind

@@ -3,8 +3,8 @@
 import pytest
 
 from gpuloader import CPUPlace, CUDAPinnedPlace, CUDAPlace
-from gpuloader.base.installing import install_command
 from gpuloader.doctor.gpus import gpu_findings, read_gpus
+from gpuloader.errors import install_command
 from tests.doctor.machines import COPIES, GPU, NO_DEVICES, Trials, cuda, named, verdicts, write_driver
 
 CUPY = {"numpy": "2.4.6", "cupy-cuda13x": "14.2.0"}

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloader.base.control_group import ControlGroup
-from gpuloader.base.errors import StagingMemoryError
 from gpuloader.doctor import memory as memory_module
 from gpuloader.doctor.memory import (
     Memory,
@@ -18,6 +16,8 @@ from gpuloader.doctor.memory import (
     read_memory,
     shared_finding,
 )
+from gpuloader.errors import StagingMemoryError
+from gpuloader.system.cores import ControlGroup
 from tests.doctor.machines import verdicts
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -1,9 +1,9 @@
 """Findings about NUMA nodes, on machines that are made of files."""
 
 import pytest
+from tests.base.test_numa import BUS, make_machine
 
 from gpuloader.doctor.nodes import node_findings, read_gpu_nodes
-from tests.base.test_numa import BUS, make_machine
 from tests.doctor.machines import cuda, named
 from tests.doctor.test_gpus import CUPY, examine
 

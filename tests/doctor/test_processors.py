@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloader.base.control_group import ControlGroup
 from gpuloader.doctor.processors import (
     Processors,
     cores_finding,
@@ -13,6 +12,7 @@ from gpuloader.doctor.processors import (
     read_processors,
     threads_finding,
 )
+from gpuloader.system.cores import ControlGroup
 from tests.doctor.machines import Trials, named, verdicts
 
 LINUX = Processors(16, 16, ("fork", "spawn", "forkserver"), 1024, 10)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from gpuloader import LoaderError
-from gpuloader.base.errors import QueueClosed
-from gpuloader.base.nesting import current_owner
+from gpuloader.errors import QueueClosed
 from gpuloader.fetch.inline import InlineFetch, stage_inline
 from gpuloader.order.randomness import current_draw
 from gpuloader.staging.ring import Ring
+from gpuloader.system.rereading import current_owner
 from gpuloader.watch.stats import Meter
 
 NBYTES = 100

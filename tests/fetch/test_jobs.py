@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuloader.base.errors import QueueClosed, StagingMemoryError
+from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.fetch import jobs as fetch_jobs
 from gpuloader.fetch.jobs import FIRST_JOBS, Window, deliver
 from gpuloader.staging.ring import Ring

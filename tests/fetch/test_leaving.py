@@ -15,9 +15,9 @@ from multiprocessing import popen_fork
 import pytest
 
 from gpuloader import DataLoader, LoaderError
+from gpuloader.epoch.steps import Pipeline
 from gpuloader.fetch.processes import fork_server, pool, process, workers
 from gpuloader.fetch.processes.wire import Kind
-from gpuloader.pipeline.steps import Pipeline
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
-from gpuloader.base.errors import QueueClosed
-from gpuloader.fetch import read_ahead, relay
+from gpuloader.errors import QueueClosed
+from gpuloader.fetch import read_ahead
+from gpuloader.fetch import read_ahead as relay
 from gpuloader.staging.ring import Ring
 from gpuloader.testing import CustomPlace, SimulatedDevice
-from gpuloader.watch import pace
+from gpuloader.watch import read_ahead_policy as pace
 from tests.fakes import loader_threads, wait_until
 
 LONG = 0.004  # seconds; far more than a thread costs

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
-from gpuloader.collate.assembly import Assembler
-from gpuloader.collate.form import Collation
+from gpuloader.batch.assembly import Assembler
+from gpuloader.batch.schema import Collation
+from gpuloader.fetch import threads as crew
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.threads import crew
-from gpuloader.fetch.threads.workers import _Parts
+from gpuloader.fetch.threads import _Parts
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
 from tests.fakes import loader_threads, wait_until

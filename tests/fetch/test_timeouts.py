@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
+from gpuloader.fetch import threads as crew
 from gpuloader.fetch.processes import shipping
-from gpuloader.fetch.threads import crew
 from gpuloader.staging import arena
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataFeeder, DataLoader, data
-from gpuloader.fields.declaring import (
+from gpuloader.fields.spec import (
     Program,
     default_main_program,
     default_startup_program,

@@ -8,8 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from gpuloader import FeedSpec, SampleError, data
 from gpuloader.fields.convert import convert, fit
-from gpuloader.fields.declaring import resolve_feeds
-from gpuloader.fields.spec import native
+from gpuloader.fields.spec import native, resolve_feeds
 
 
 class TestDeclaring:

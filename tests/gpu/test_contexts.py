@@ -82,7 +82,7 @@ def test_the_runtime_follows_the_current_context():
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is only one GPU")
     assert run("""
-        from gpuloader.devices.cuda_context import Context
+        from gpuloader.devices.cuda import Context
 
         def work():
             context = Context(cupy, 1)

@@ -19,7 +19,7 @@ from gpuloader.devices.opening import open_device
 from gpuloader.kernels.spin import spin
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
-from gpuloader.staging.lease import Lease
+from gpuloader.staging.ring import Lease
 
 MIB = 1 << 20
 NOT_READY = 600

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, StagingMemoryError, TensorDataset
-from gpuloader.base.errors import LoaderError
+from gpuloader.errors import LoaderError
 
 ROWS = TensorDataset(np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024))
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from gpuloader import DataLoader, TensorDataset
 from gpuloader.kernels.spin import spin
-from gpuloader.transforms.operations import Plain
+from gpuloader.transforms.program import Plain
 from tests.fakes import wait_until
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 
 import gpuloader
 from gpuloader import IterableDataset, TableDataset, WorkerError
-from gpuloader.base.errors import SampleError
+from gpuloader.errors import SampleError
 from gpuloader.keras import DataLoader
 
 keras = pytest.importorskip("keras")

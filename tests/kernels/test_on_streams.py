@@ -26,7 +26,7 @@ from gpuloader.transforms import (
     RandomFlip,
     RandomResizedCrop,
 )
-from gpuloader.transforms.operations import Plain
+from gpuloader.transforms.program import Plain
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gpuloader.kernels.normalize import normalize_on_host
 from gpuloader.kernels.recolor import recolor, recolor_on_host
 from gpuloader.kernels.recoloring import CHANGES, recolor_picture
-from gpuloader.sources.pictures.coloring import Coloring
-from gpuloader.sources.pictures.coloring import recolor as recolor_by_pillow
+from gpuloader.transforms.image_transforms import Coloring
+from gpuloader.transforms.image_transforms import recolor as recolor_by_pillow
 from tests.kernels.shim import (
     Placed,
     check_refusal,

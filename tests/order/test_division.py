@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.order.division import ALONE, Division, Sharding, Share, Standing, part_of
+from gpuloader.epoch.split import cut
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
-from gpuloader.pipeline.split import cut
+from gpuloader.order.plan import ALONE, Division, RankInfo, Sharding, Share, part_of
 
 uneven = st.sampled_from(["pad", "drop"])
 
@@ -201,10 +201,10 @@ def test_auto_asks_the_launcher(monkeypatch):
     sharding = Sharding.of("auto", "drop")
     assert sharding.divide() == Division(3, 5, "drop")
     assert Sharding.of(None, "drop") is None
-    assert Standing.of(None) == Standing((3, 5))
-    assert Standing.of(Division(1, 2, "pad")) == Standing((1, 2), (1,))
+    assert RankInfo.of(None) == RankInfo((3, 5))
+    assert RankInfo.of(Division(1, 2, "pad")) == RankInfo((1, 2), (1,))
     monkeypatch.delenv("RANK")
-    assert Standing.of(None) == Standing(None)  # the error is raised only when a dataset asks
+    assert RankInfo.of(None) == RankInfo(None)  # the error is raised only when a dataset asks
     with pytest.raises(ValueError, match="sets WORLD_SIZE='5' but not RANK"):
         sharding.divide()
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Shard, Shuffled, Weighted, iterate
-from gpuloader.order.repeated import Repeated
+from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Repeated, Shard, Shuffled, Weighted, iterate
 
 SORTED_AT_MOST = 2**18  # longer permutations are computed per slice
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from gpuloader import BatchSampler, LoaderError, RandomSampler, Sampler, SequenceSampler
 from gpuloader.order import plan as plans
 from gpuloader.order.batching import Batching
-from gpuloader.order.division import Division
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
-from gpuloader.order.plan import DividedPlan, GroupedPlan, OrderedPlan, SampledPlan
+from gpuloader.order.plan import DividedPlan, Division, GroupedPlan, OrderedPlan, SampledPlan
 
 
 def choose(dataset, **options):

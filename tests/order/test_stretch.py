@@ -4,10 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.order.order import InOrder, Shuffled
+from gpuloader.epoch.split import ShardedPlan
+from gpuloader.order.order import InOrder, Shuffled, Stretch
 from gpuloader.order.plan import OrderedPlan
-from gpuloader.order.stretch import Stretch
-from gpuloader.pipeline.split import ShardedPlan
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.base.errors import SampleError
+from gpuloader.errors import SampleError
 from gpuloader.sources.array_rows import array_source
 from gpuloader.sources.dataset import (
     ChainDataset,

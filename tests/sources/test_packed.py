@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, PackedList, StagingMemoryError
-from gpuloader.base import platforms
 from gpuloader.sources.packed import pack_list
+from gpuloader.system import platforms
 from tests.fakes import nothing_left_behind
 
 ITEMS = st.recursive(

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from gpuloader import StagingMemoryError
-from gpuloader.base import platforms
-from gpuloader.base.control_group import read_control_group
-from gpuloader.base.finalizers import once
 from gpuloader.staging import arena as module
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
-from gpuloader.staging.lease import lease_views
-from gpuloader.staging.ring import Slot
+from gpuloader.staging.ring import Slot, lease_views
+from gpuloader.system import platforms
+from gpuloader.system.cores import read_control_group
+from gpuloader.system.finalizers import once
 from tests.fakes import limit_memory
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import arrange
-from gpuloader.staging.lease import Lease, lease_views
-from gpuloader.staging.ring import Slot
+from gpuloader.staging.ring import Lease, Slot, lease_views
 
 LAYOUT = arrange((((4, 6), np.dtype("float32")), ((4,), np.dtype("int64")), ((0, 2), np.dtype("uint8"))))
 

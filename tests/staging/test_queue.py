@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.base.errors import QueueClosed
+from gpuloader.errors import QueueClosed
 from gpuloader.staging.queue import BatchQueue, pump
 from tests.fakes import wait_until
 

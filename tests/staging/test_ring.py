@@ -10,10 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuloader.base.errors import QueueClosed, StagingMemoryError
+from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.staging.layout import arrange
-from gpuloader.staging.lease import lease_views
-from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Ring, Slot
+from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Ring, Slot, lease_views
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 

@@ -12,7 +12,7 @@ theirs = pytest.importorskip("torch.utils.data")
 import gpuloader  # noqa: E402
 import gpuloader.torch as drop_in  # noqa: E402
 from gpuloader.sources.array_rows import array_source  # noqa: E402
-from gpuloader.sources.tables.adapting import as_dataset  # noqa: E402
+from gpuloader.sources.tables.table import as_dataset  # noqa: E402
 
 DATASETS = {
     "TensorDataset": lambda: drop_in.TensorDataset(torch.arange(6)),

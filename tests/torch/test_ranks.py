@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuloader.accelerate import prepare
-from gpuloader.loader import undivided
+from gpuloader.api import loading as undivided
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader as Theirs  # noqa: E402

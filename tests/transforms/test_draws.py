@@ -2,10 +2,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.order.order import InOrder, Shuffled
-from gpuloader.order.stretch import Stretch
-from gpuloader.transforms import draws
-from gpuloader.transforms.draws import Purpose, draw_ahead
+from gpuloader.order.order import InOrder, Shuffled, Stretch
+from gpuloader.transforms import programmer as draws
+from gpuloader.transforms.programmer import Purpose, draw_ahead
 
 
 @given(

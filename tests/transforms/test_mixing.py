@@ -16,7 +16,7 @@ from gpuloader.transforms import (
     RandomErasing,
     RandomFlip,
 )
-from gpuloader.transforms.operations import Plain
+from gpuloader.transforms.program import Plain
 
 SIDE = 16
 

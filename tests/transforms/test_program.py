@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.base.errors import LoaderError, SampleError
+from gpuloader.errors import LoaderError, SampleError
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import ALIGNMENT, arrange
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
-from gpuloader.transforms.operations import GatherRows
+from gpuloader.transforms.program import GatherRows
 from gpuloader.transforms.programmer import Programmer
 
 NAMES = ["image", "label", "words"]

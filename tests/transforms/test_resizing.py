@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.sources.images.image import Geometry
 from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
-from gpuloader.transforms.planning import make_picture, plan_picture
-from gpuloader.transforms.resizing import draw_window
+from gpuloader.transforms.image_transforms import draw_window, make_picture, plan_picture
 from tests.picture_files import make_pixels, pillow
 
 BILINEAR = pillow.Resampling.BILINEAR

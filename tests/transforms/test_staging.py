@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import gpuloader.collate.pictures as collate_pictures
+import gpuloader.batch.image_samples as collate_pictures
 from gpuloader import DataLoader, IterableDataset
-from gpuloader.base.errors import PictureError, SampleError
-from gpuloader.fields.regions import NUMBERS
-from gpuloader.sources.pictures.geometry import Geometry
+from gpuloader.errors import PictureError, SampleError
+from gpuloader.fields.image_regions import NUMBERS
+from gpuloader.sources.images.image import Geometry
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     CenterCrop,
@@ -23,7 +23,7 @@ from gpuloader.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from gpuloader.transforms.staging import cut_region, plan_resampling, stage_picture
+from gpuloader.transforms.image_staging import cut_region, plan_resampling, stage_picture
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

@@ -19,7 +19,7 @@ from gpuloader import (
     TensorDataset,
     transforms,
 )
-from gpuloader.base.errors import LoaderError, SampleError
+from gpuloader.errors import LoaderError, SampleError
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
 from tests.fakes import nothing_left_behind

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gpuloader.watch.pace import LONG, PAYS, SURE, Pace
+from gpuloader.watch.read_ahead_policy import LONG, PAYS, SURE, ReadAheadPolicy
 
 SHORT = PAYS // 4
 MILLISECOND = 1_000_000
@@ -43,25 +43,25 @@ def share(chosen):
 
 @pytest.mark.parametrize(("read", "step"), [(SHORT, SHORT), (SHORT, LONG), (LONG // 2, SHORT)])
 def test_where_there_is_little_to_hide_nothing_is_handed_over(read, step):
-    assert not any(Loop(Pace()).run(50, read, step))
+    assert not any(Loop(ReadAheadPolicy()).run(50, read, step))
 
 
 @pytest.mark.parametrize(("read", "step"), [(SURE, SURE), (MILLISECOND, LONG), (LONG, LONG)])
 def test_where_there_is_something_to_hide_a_thread_reads(read, step):
-    assert all(Loop(Pace()).run(50, read, step)[8:])
+    assert all(Loop(ReadAheadPolicy()).run(50, read, step)[8:])
 
 
 def test_not_even_one_step_waits_for_a_long_read():
-    assert Loop(Pace()).run(3, LONG, LONG) == [False, True, True]
+    assert Loop(ReadAheadPolicy()).run(3, LONG, LONG) == [False, True, True]
 
 
 @pytest.mark.parametrize("step", [SHORT, SURE])
 def test_a_first_read_that_only_opens_the_source_is_no_reason_to_read_beside_the_steps(step):
-    assert Loop(Pace()).run(20, SHORT, step, odd=[0]) == [False, True, *[False] * 18]
+    assert Loop(ReadAheadPolicy()).run(20, SHORT, step, odd=[0]) == [False, True, *[False] * 18]
 
 
 def test_the_choice_follows_the_loop():
-    loop = Loop(Pace())
+    loop = Loop(ReadAheadPolicy())
     assert not any(loop.run(50, MILLISECOND, SHORT))
     assert all(loop.run(50, MILLISECOND, 8 * MILLISECOND)[8:])
     assert not any(loop.run(50, MILLISECOND, SHORT)[8:])
@@ -70,14 +70,14 @@ def test_the_choice_follows_the_loop():
 @pytest.mark.parametrize("time", [SURE, MILLISECOND, 8 * MILLISECOND])
 def test_a_thread_that_hides_nothing_is_given_up(time):
     """Python code on both sides takes as long with a thread as without, and the thread costs something."""
-    loop = Loop(Pace(), hides=-0.1)
+    loop = Loop(ReadAheadPolicy(), hides=-0.1)
     chosen = loop.run(4000, time, time)
     assert share(chosen) < 0.1
 
 
 def test_threads_that_fight_for_the_lock_in_turns_are_seen_as_a_whole():
     """Most groups of steps are fast then, because the reader has read ahead; a few slow ones pay for them."""
-    pace = Pace()
+    pace = ReadAheadPolicy()
     Loop(pace).run(9, SURE, SURE)
     while not pace.trying:
         Loop(pace).run(1, SURE, SURE)
@@ -91,14 +91,14 @@ def test_threads_that_fight_for_the_lock_in_turns_are_seen_as_a_whole():
 
 
 def test_a_thread_that_began_to_hide_something_is_found_again():
-    loop = Loop(Pace(), hides=-0.1)
+    loop = Loop(ReadAheadPolicy(), hides=-0.1)
     loop.run(200, MILLISECOND, MILLISECOND)
     loop.hides = 1.0
     assert share(loop.run(4000, MILLISECOND, MILLISECOND)[2000:]) > 0.95
 
 
 def test_a_thread_that_ceased_to_hide_something_is_given_up():
-    loop = Loop(Pace())
+    loop = Loop(ReadAheadPolicy())
     assert share(loop.run(200, MILLISECOND, MILLISECOND)[8:]) > 0.9
     loop.hides = -0.1
     assert not any(loop.run(100, MILLISECOND, MILLISECOND)[20:30])
@@ -106,17 +106,17 @@ def test_a_thread_that_ceased_to_hide_something_is_given_up():
 
 @pytest.mark.parametrize("hides", [1.0, 0.9])
 def test_a_useful_thread_is_hardly_ever_given_up_to_measure(hides):
-    assert share(Loop(Pace(), hides=hides).run(20_000, 8 * MILLISECOND, 8 * MILLISECOND)) > 0.99
+    assert share(Loop(ReadAheadPolicy(), hides=hides).run(20_000, 8 * MILLISECOND, 8 * MILLISECOND)) > 0.99
 
 
 def test_a_single_long_read_decides_nothing():
-    pace = Pace()
+    pace = ReadAheadPolicy()
     assert not any(Loop(pace).run(400, SHORT, 2 * SHORT, odd=range(50, 400, 50)))
     assert pace.changes == 0
 
 
 def test_a_read_that_began_under_another_decision_is_not_counted():
-    pace = Pace(beside=True)
+    pace = ReadAheadPolicy(beside=True)
     pace.note_read(MILLISECOND, pace.changes - 1)
     for _ in range(8):
         pace.note_step(MILLISECOND, 0, True)
@@ -124,7 +124,7 @@ def test_a_read_that_began_under_another_decision_is_not_counted():
 
 
 def test_a_forced_thread_stays_and_is_measured():
-    pace = Pace(fixed=True)
+    pace = ReadAheadPolicy(fixed=True)
     assert all(Loop(pace).run(50, SHORT, SHORT))
     assert pace.changes == 0
     assert (pace.read, pace.step) == (SHORT, SHORT)
@@ -132,18 +132,18 @@ def test_a_forced_thread_stays_and_is_measured():
 
 
 def test_a_thread_that_may_pay_is_tried_after_a_while():
-    loop = Loop(Pace())
+    loop = Loop(ReadAheadPolicy())
     assert not any(loop.run(100, PAYS, PAYS))
     assert share(loop.run(2000, PAYS, PAYS)[1000:]) > 0.95
 
 
 def test_a_source_that_would_stay_in_the_thread_is_tried_much_later():
-    assert not any(Loop(Pace(bound=True)).run(8000, PAYS, PAYS))
-    assert all(Loop(Pace(bound=True)).run(50, SURE, SURE)[8:])
+    assert not any(Loop(ReadAheadPolicy(bound=True)).run(8000, PAYS, PAYS))
+    assert all(Loop(ReadAheadPolicy(bound=True)).run(50, SURE, SURE)[8:])
 
 
 def test_a_thread_notes_its_reads_while_the_loop_decides():
-    pace, stop = Pace(fixed=True), threading.Event()
+    pace, stop = ReadAheadPolicy(fixed=True), threading.Event()
 
     def read():
         while not stop.is_set():
@@ -161,7 +161,7 @@ def test_a_thread_notes_its_reads_while_the_loop_decides():
 
 
 def test_two_loops_may_decide_at_once():
-    pace, wrong = Pace(), []
+    pace, wrong = ReadAheadPolicy(), []
 
     def loop():
         try:

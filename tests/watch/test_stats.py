@@ -8,7 +8,7 @@ import pytest
 
 from gpuloader import DataLoader
 from gpuloader.devices.simulated import SimulatedDevice
-from gpuloader.pipeline.copy_timing import EVERY
+from gpuloader.epoch.lane import EVERY
 from gpuloader.testing import CustomPlace, simulated_places
 
 

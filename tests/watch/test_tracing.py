@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, trace
-from gpuloader.base.errors import MissingPackage
+from gpuloader.errors import MissingPackage
 from gpuloader.testing import simulated_places
 from gpuloader.watch.tracing import Span, chrome_trace, span
 

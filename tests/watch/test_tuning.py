@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gpuloader import DataLoader, IterableDataset, TensorDataset
 from gpuloader.testing import simulated_places
-from gpuloader.watch.tuning import DEEPEST, GAIN, Climb, Setting
+from gpuloader.watch.autotuner import DEEPEST, GAIN, HillClimb, Setting
 
 
 def climb_on(rate_of, waiting=0.5, **options):
     """Run a climb to its end, with the rate of each setting from a function; return the climb."""
-    climb = Climb(**{"setting": Setting(1, 2, 1), "most_workers": 16, **options})
+    climb = HillClimb(**{"setting": Setting(1, 2, 1), "most_workers": 16, **options})
     for _ in range(20):
         if climb.settled:
             return climb
@@ -63,7 +63,7 @@ def test_depth_has_an_end():
 
 
 def test_what_there_is_no_room_for_is_not_kept():
-    climb = Climb(Setting(1, 2, 1), most_workers=8)
+    climb = HillClimb(Setting(1, 2, 1), most_workers=8)
     climb.measured(100.0, 0.5)
     assert climb.setting.workers == 2
     climb.refuse()
@@ -76,7 +76,7 @@ def test_it_says_what_it_chose_and_why():
     said = climb.describe()
     assert said.startswith("Chosen for 'auto': 2 workers")
     assert "100 with 1 worker, prefetch_factor 2, prefetch 1" in said
-    assert Climb(Setting(1, 2, 0), 4).describe() == (
+    assert HillClimb(Setting(1, 2, 0), 4).describe() == (
         "Still searching for 'auto', now: 1 worker, prefetch_factor 2."
     )
 

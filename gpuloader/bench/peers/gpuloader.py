@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gpuloader.api.loader import DataLoader
 from gpuloader.bench.cases import Case
 from gpuloader.bench.peers import Loader, workers
 from gpuloader.bench.samples import Pictures, Stream
-from gpuloader.fields.declaring import data
-from gpuloader.loader.dataset_loader import DataLoader
+from gpuloader.fields.spec import data
 from gpuloader.sources.dataset import IterableDataset, TensorDataset
 
 

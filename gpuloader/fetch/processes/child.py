@@ -10,10 +10,10 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
-from gpuloader.base.finalizers import closing_once, once
-from gpuloader.base.platforms import kill_process
-from gpuloader.base.processes import close_process, open_sentinel
 from gpuloader.fetch.processes.serving import STATUS
+from gpuloader.system.finalizers import closing_once, once
+from gpuloader.system.platforms import kill_process
+from gpuloader.system.processes import close_process, open_sentinel
 
 
 class Child(Protocol):

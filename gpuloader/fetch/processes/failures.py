@@ -5,11 +5,11 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from gpuloader.base.errors import LoaderError, WorkerError
-from gpuloader.base.processes import describe_death
-from gpuloader.fetch.failures import plain_indices
+from gpuloader.errors import LoaderError, WorkerError
+from gpuloader.fetch.inline import plain_indices
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.reporting import find_users_own
+from gpuloader.system.processes import describe_death
 
 if TYPE_CHECKING:
     from gpuloader.fetch.processes.process import WorkerProcess

@@ -19,10 +19,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.interrupts import blocked_interrupts, deferred_interrupt
-from gpuloader.base.platforms import after_fork, open_process
-from gpuloader.base.processes import describe_death
+from gpuloader.errors import LoaderError
 from gpuloader.fetch.processes.child import ServedChild
 from gpuloader.fetch.processes.control import (
     Fork,
@@ -34,6 +31,9 @@ from gpuloader.fetch.processes.control import (
     send_frame,
 )
 from gpuloader.fetch.processes.surroundings import restrain
+from gpuloader.system.interrupts import blocked_interrupts, deferred_interrupt
+from gpuloader.system.platforms import after_fork, open_process
+from gpuloader.system.processes import describe_death
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({control}, {owner}, {pid})"
 _SERVING = "gpuloader.fetch.processes.serving"

@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.exiting import exit_first
-from gpuloader.base.finalizers import Finalizer, closing_once
-from gpuloader.collate.items import ItemState
+from gpuloader.batch.items import ItemState
+from gpuloader.errors import LoaderError
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all
 from gpuloader.fetch.processes.shipping import Parcel
 from gpuloader.fetch.processes.starting import Start
 from gpuloader.fetch.processes.wire import NO_ROW, Board, dumps, dumps_for_stranger
+from gpuloader.system.finalizers import Finalizer, closing_once
+from gpuloader.system.interrupts import exit_first
 
 FIRST = 2
 """Workers to start before the first batch is requested; the others start while the loop waits or runs."""

@@ -11,18 +11,17 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.exiting import at_last
-from gpuloader.base.finalizers import Finalizer
-from gpuloader.base.living import Living
-from gpuloader.base.platforms import after_fork, message_pair
-from gpuloader.base.processes import starting
+from gpuloader.errors import LoaderError
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.child import Child, wait_for
 from gpuloader.fetch.processes.starting import Start, start_child
 from gpuloader.fetch.processes.wire import Board, Kind, Message, send
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
+from gpuloader.system.finalizers import Finalizer, Living
+from gpuloader.system.interrupts import at_last
+from gpuloader.system.platforms import after_fork, message_pair
+from gpuloader.system.processes import starting
 
 GRACE = 1.0
 """Seconds that a worker has to end by itself after its link closes; then it is killed."""

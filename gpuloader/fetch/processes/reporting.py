@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, describe_error
+from gpuloader.errors import LoaderError, describe_error
 from gpuloader.fetch.processes.wire import dumps
 
 

@@ -20,7 +20,6 @@ from multiprocessing import context, resource_tracker, spawn
 from pathlib import Path
 from typing import Any
 
-from gpuloader.base.platforms import open_process
 from gpuloader.fetch.processes import worker
 from gpuloader.fetch.processes.control import (
     Fork,
@@ -33,6 +32,7 @@ from gpuloader.fetch.processes.control import (
 )
 from gpuloader.fetch.processes.reporting import flush_output
 from gpuloader.fetch.processes.surroundings import restrain
+from gpuloader.system.platforms import open_process
 
 _STANDARD = str(Path(os.__file__).parent)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuloader.base.numa import Cores
-from gpuloader.collate.reading import Reading
-from gpuloader.order.division import Standing
+from gpuloader.batch.items import Reading
+from gpuloader.order.plan import RankInfo
+from gpuloader.system.cores import Cores
 
 
 @dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
@@ -33,6 +33,6 @@ class Setup:
     reading: Reading
     init: Callable[[int], object] | None
     count: int
-    standing: Standing
+    standing: RankInfo
     depth: int = 1
     cores: Cores = frozenset()

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.base.finalizers import calling, closing_once
-from gpuloader.base.platforms import available_memory, open_memory_file, reserve, seal
+from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle, receiving
 from gpuloader.sources.packed import PackedList
+from gpuloader.system.finalizers import calling, closing_once
+from gpuloader.system.platforms import available_memory, open_memory_file, reserve, seal
 
 IN_BAND_LIMIT = 32 << 20
 """The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.

@@ -8,16 +8,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
-from gpuloader.base.exiting import exit_first
-from gpuloader.base.platforms import may_fork_unasked
-from gpuloader.base.processes import start_process
+from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.fetch.processes import worker
 from gpuloader.fetch.processes.child import Child, StartedChild
 from gpuloader.fetch.processes.fork_server import fork_worker, without_main
 from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Parcel, Unshippable, pack
 from gpuloader.sources.packed import pack_list
+from gpuloader.system.interrupts import exit_first
+from gpuloader.system.platforms import may_fork_unasked
+from gpuloader.system.processes import start_process
 
 exit_first()  # before what `multiprocessing` has registered
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import StagingMemoryError
-from gpuloader.base.platforms import open_memory_file, reserve
+from gpuloader.errors import StagingMemoryError
 from gpuloader.fetch.processes.pickling import has_cloudpickle
+from gpuloader.system.platforms import open_memory_file, reserve
 
 _HEADER = struct.Struct("<BBHIIQQQQ")
 _LONGEST = 32 << 10  # bytes per payload; the kernel's default for a socket buffer is 208 KiB

@@ -14,15 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.interrupts import take_signals
-from gpuloader.base.nesting import enter_depth
-from gpuloader.base.numa import bind
-from gpuloader.base.platforms import keep_freed_memory
-from gpuloader.base.processes import die_with_parent
-from gpuloader.collate.items import ItemState
-from gpuloader.collate.stream import StagedBatch
-from gpuloader.fetch.failures import as_failure
+from gpuloader.batch.items import ItemState
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.errors import LoaderError
+from gpuloader.fetch.inline import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
 from gpuloader.fetch.processes.setup import Setup
 from gpuloader.fetch.processes.shipping import unpack
@@ -33,6 +28,11 @@ from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.frameworks import tell_worker
 from gpuloader.staging.ring import Slot
+from gpuloader.system.cores import bind
+from gpuloader.system.interrupts import take_signals
+from gpuloader.system.platforms import keep_freed_memory
+from gpuloader.system.processes import die_with_parent
+from gpuloader.system.rereading import enter_depth
 
 
 class _Gone(Exception):

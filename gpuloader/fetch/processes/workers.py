@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from gpuloader.base.errors import LoaderError
-from gpuloader.base.interrupts import deferred_interrupt
-from gpuloader.base.processes import LONGEST_WAIT
-from gpuloader.collate.items import ItemState
-from gpuloader.collate.stream import StagedBatch
-from gpuloader.fetch.failures import set_up_failed, timed_out
+from gpuloader.batch.items import ItemState
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.errors import LoaderError
+from gpuloader.fetch.inline import set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver
 from gpuloader.fetch.processes.failures import died, unpack_failure
 from gpuloader.fetch.processes.pool import MOST_DEATHS, Pool, Terms
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess
 from gpuloader.fetch.processes.wire import NO_BATCH, Kind, Message, receive
+from gpuloader.system.interrupts import deferred_interrupt
+from gpuloader.system.processes import LONGEST_WAIT
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpuloader.base.errors import DataFileError, LoaderError, missing_package
+from gpuloader.errors import DataFileError, LoaderError, missing_package
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.files.opening import ATTEMPTS, TIMEOUT, Tries, as_urls, is_remote, open_source
+from gpuloader.sources.files.remote_files import ATTEMPTS, TIMEOUT, Tries, as_urls, is_remote, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.tables.arrow import check_values, columns_of
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpuloader.base.checks import check_count
-from gpuloader.order.computed import check_whole
-from gpuloader.order.order import Shuffled
+from gpuloader.checks import check_count
+from gpuloader.order.order import Shuffled, check_whole
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Rows

@@ -14,9 +14,9 @@ from typing import IO
 
 import numpy as np
 
-from gpuloader.base.errors import DataFileError
-from gpuloader.base.platforms import kill_session
+from gpuloader.errors import DataFileError
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.system.platforms import kill_session
 
 
 def read_slots(

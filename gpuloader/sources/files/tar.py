@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from gpuloader.base.errors import DataFileError, LoaderError, missing_package
-from gpuloader.sources.files.opening import ATTEMPTS, TIMEOUT, Tries, as_urls, open_source
+from gpuloader.errors import DataFileError, LoaderError, missing_package
+from gpuloader.sources.files.remote_files import ATTEMPTS, TIMEOUT, Tries, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
-from gpuloader.sources.pictures.folder import EXTENSIONS
-from gpuloader.sources.pictures.picture import Picture
+from gpuloader.sources.images.folder import EXTENSIONS
+from gpuloader.sources.images.image import Picture
 
 IMAGE = "image"
 SAMPLES = 64

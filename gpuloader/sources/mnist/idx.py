@@ -13,8 +13,8 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.checks import check_count
-from gpuloader.base.errors import DataFileError
+from gpuloader.checks import check_count
+from gpuloader.errors import DataFileError
 from gpuloader.sources.mnist.digits import HIGHEST_LABEL, MAXIMUM_IMAGES, PIXELS, DigitSet, Mnist, from_bytes
 
 MAXIMUM_DATA_BYTES = MAXIMUM_IMAGES * PIXELS

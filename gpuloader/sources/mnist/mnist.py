@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.checks import check_count
+from gpuloader.checks import check_count
 from gpuloader.sources.mnist.digits import DigitSet, Mnist, from_bytes
 from gpuloader.sources.mnist.idx import load_idx
 from gpuloader.sources.mnist.mnist_json import read_json

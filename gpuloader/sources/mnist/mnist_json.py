@@ -17,7 +17,7 @@ from typing import BinaryIO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import DataFileError
+from gpuloader.errors import DataFileError
 from gpuloader.sources.mnist.digits import HIGHEST_LABEL, MAXIMUM_IMAGES, PIXELS, DigitSet, Mnist
 from gpuloader.sources.mnist.number_rows import parse_numbers, parse_plain_rows, parse_row
 

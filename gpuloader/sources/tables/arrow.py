@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import DataFileError, describe_error
+from gpuloader.errors import DataFileError, describe_error
 from gpuloader.fields.ragged import Ragged
 from gpuloader.sources.block import Chunked, Column, Piece, Rows, WholeList
 
@@ -103,7 +103,7 @@ def check_values(table: pa.Table, *, file: str | None = None, row_group: int | N
     >>> pa = pytest.importorskip("pyarrow")
     >>> check_values(pa.table({"label": [1, None]}), file="a.parquet", row_group=3)
     Traceback (most recent call last):
-    gpuloader.base.errors.DataFileError: a.parquet, row group 3, column 'label': 1 of 2 values is null, ...
+    gpuloader.errors.DataFileError: a.parquet, row group 3, column 'label': 1 of 2 values is null, ...
     """
     from pyarrow import ArrowInvalid
 
@@ -129,7 +129,7 @@ def refuse_nulls(count: int, length: int, name: str) -> None:
 
     >>> refuse_nulls(2, 8, "age")
     Traceback (most recent call last):
-    gpuloader.base.errors.DataFileError: column 'age': 2 of 8 values are null, which no number can rep...
+    gpuloader.errors.DataFileError: column 'age': 2 of 8 values are null, which no number can rep...
     """
     if count:
         raise DataFileError(

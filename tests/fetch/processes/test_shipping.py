@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_dtypes, array_shapes, arrays, basic_indices, scalar_dtypes
 
-from gpuloader.base.errors import LoaderError, StagingMemoryError
+from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.fetch.processes import pickling, shipping
 from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Unshippable, pack, unpack
 from tests.fakes import nothing_left_behind

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from gpuloader.base.platforms import message_pair
 from gpuloader.fetch.processes.pickling import has_cloudpickle
 from gpuloader.fetch.processes.wire import Board, Kind, Message, dumps, receive, send
+from gpuloader.system.platforms import message_pair
 from tests.fakes import nothing_left_behind
 
 

@@ -18,8 +18,8 @@ from gpuloader import (
     SourceError,
     ZarrDataset,
 )
-from gpuloader.base.errors import MissingPackage
-from gpuloader.sources.files import opening
+from gpuloader.errors import MissingPackage
+from gpuloader.sources.files import remote_files as opening
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
 

@@ -5,9 +5,9 @@ import io
 import pytest
 
 from gpuloader import SourceError
-from gpuloader.base.errors import MissingPackage
-from gpuloader.sources.files import opening
-from gpuloader.sources.files.opening import Tries, as_urls, is_lasting, open_source, persist
+from gpuloader.errors import MissingPackage
+from gpuloader.sources.files import remote_files as opening
+from gpuloader.sources.files.remote_files import Tries, as_urls, is_lasting, open_source, persist
 from tests.sources.files.serving import serve
 
 

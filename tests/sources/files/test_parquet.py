@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, ParquetDataset, SourceError
-from gpuloader.base.errors import MissingPackage
+from gpuloader.errors import MissingPackage
 from gpuloader.sources.block import Block
 from gpuloader.sources.files import parquet
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers

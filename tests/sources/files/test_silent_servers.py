@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from gpuloader import DataLoader, HDF5Dataset, ParquetDataset, SourceError, TarDataset, ZarrDataset
-from gpuloader.sources.files import opening
-from gpuloader.sources.files.opening import Tries, persist
+from gpuloader.sources.files import remote_files as opening
+from gpuloader.sources.files.remote_files import Tries, persist
 from tests.fakes import wait_until
 
 WAIT = {"attempts": 2, "timeout": 0.3}

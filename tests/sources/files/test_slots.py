@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataFileError, data
-from gpuloader.base import platforms
 from gpuloader.sources.files.slots import read_slots
+from gpuloader.system import platforms
 from tests.fakes import is_running, nothing_left_behind, wait_until
 
 FEEDS = [data("x", [None, 2]), data("y", [None, 1], "int64")]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataFileError, DataLoader, SampleError, SourceError, TarDataset
-from gpuloader.base.errors import MissingPackage
-from gpuloader.sources.files import opening
+from gpuloader.errors import MissingPackage
+from gpuloader.sources.files import remote_files as opening
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.serving import serve
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gpuloader.base.errors import DataFileError
+from gpuloader.errors import DataFileError
 from gpuloader.sources.mnist.idx import load_idx, read_idx
 
 

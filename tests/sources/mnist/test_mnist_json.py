@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuloader.base.errors import DataFileError, LoaderError
+from gpuloader.errors import DataFileError, LoaderError
 from gpuloader.sources.mnist import mnist_json
 from gpuloader.sources.mnist.mnist_json import read_json
 

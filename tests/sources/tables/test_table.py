@@ -23,9 +23,8 @@ from gpuloader import (
     TableDataset,
     random_split,
 )
-from gpuloader.sources.array_rows import array_source
+from gpuloader.sources.array_rows import array_source, as_rows
 from gpuloader.sources.block import Block, Chunked, Part, row_parts
-from gpuloader.sources.indexing import as_rows
 from gpuloader.sources.tables.arrow import _column
 from gpuloader.transforms import OneHot
 from tests.rank_loaders import make

@@ -1,0 +1,197 @@
+"""`DataFeeder`: convert minibatches of samples to named arrays on a place, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpuloader.batch.columns import lay_out, split_columns
+from gpuloader.batch.rows import SampleRows
+from gpuloader.checks import check_count
+from gpuloader.devices.opening import cuda_places, open_device
+from gpuloader.devices.places import (
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    Place,
+    environment_count,
+    parse_place,
+)
+from gpuloader.epoch.sending import send
+from gpuloader.errors import FeedError, SampleError
+from gpuloader.fields.ragged import gather_fields
+from gpuloader.fields.spec import FeedSpec, Program, resolve_feeds
+from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
+
+Feed = dict[str, Any]
+
+
+class DataFeeder:
+    """Turns minibatches of samples into dicts of arrays on a place, like Paddle's `DataFeeder`.
+
+    Parameters
+    ----------
+    feed_list : list of FeedSpec or str
+        The fields, in the order of a sample's values.
+    place : place or str
+        Where the arrays land.
+    program : Program or None
+        Where to look up names: the `gpuloader.fluid.Program` that was the current one when `gpuloader.data`
+        declared them. None means the current program.
+
+    Raises
+    ------
+    TypeError
+        An entry of the list is neither a feed spec nor a name.
+    ValueError
+        A name is unknown or listed twice, or the place is unknown or missing.
+
+    Examples
+    --------
+    >>> from gpuloader import CPUPlace, data
+    >>> feeds = [data("image", [None, 2, 2]), data("label", [None, 1], "int64")]
+    >>> feeder = DataFeeder(feeds, CPUPlace())
+    >>> batch = feeder.feed([([0, 1, 2, 3], [9]), ([4, 5, 6, 7], [1])])
+    >>> batch["image"].shape, batch["label"].tolist()
+    ((2, 2, 2), [[9], [1]])
+    """
+
+    def __init__(
+        self, feed_list: Sequence[FeedSpec | str], place: Any, program: Program | None = None
+    ) -> None:
+        self._feeds = resolve_feeds(feed_list, program)
+        self._place = parse_place(place)
+        open_device(self._place)
+
+    def feed(self, iterable: Iterable[Any]) -> Feed:
+        """Return the samples of one minibatch as arrays by field name.
+
+        Parameters
+        ----------
+        iterable : iterable of samples
+            Each sample is a list or tuple with one value per field. No samples make arrays of length zero.
+
+        Returns
+        -------
+        dict
+            Maps each name to an array, or to a `Ragged` if the field has a lod_level.
+
+        Raises
+        ------
+        FeedError
+            A sample does not fit its fields. The message names the sample, the field, what was expected and
+            what was found.
+        """
+        return self._feed(iterable, self._place)
+
+    def feed_parallel(
+        self, iterable: Iterable[Iterable[Any]], num_places: int | None = None
+    ) -> Iterator[Feed]:
+        """Yield one dict per device, from one minibatch per device.
+
+        Parameters
+        ----------
+        iterable : iterable of minibatches
+            One for each device.
+        num_places : int or None
+            The number of devices. None means all of the place's kind; on the CPU it means the environment
+            variable CPU_NUM, or 1 if that is not set.
+
+        Raises
+        ------
+        ValueError
+            The number of minibatches differs from the number of devices.
+
+        Examples
+        --------
+        >>> from gpuloader import data
+        >>> feeder = DataFeeder([data("x", [None, 1])], "cpu")
+        >>> [one["x"].tolist() for one in feeder.feed_parallel([[(1,)], [(2,)]], num_places=2)]
+        [[[1.0]], [[2.0]]]
+        """
+        places = self._places(num_places)
+        batches = list(iterable)
+        if len(batches) != len(places):
+            raise ValueError(f"expected one minibatch for each of {len(places)} devices, got {len(batches)}")
+        for batch, place in zip(batches, places, strict=True):
+            yield self._feed(batch, place)
+
+    def decorate_reader(
+        self,
+        reader: Reader,
+        multi_devices: bool,
+        num_places: int | None = None,
+        drop_last: bool = True,
+    ) -> Callable[[], Iterator[Any]]:
+        """Turn a reader of minibatches into a reader of feeds.
+
+        Parameters
+        ----------
+        reader : callable
+            Returns minibatches.
+        multi_devices : bool
+            False yields one dict per item. True yields lists of dicts, one per device.
+        num_places : int or None
+            The number of devices, as for `feed_parallel`.
+        drop_last : bool
+            Whether to drop minibatches that do not fill a last group.
+
+        Raises
+        ------
+        ReaderError
+            The reader is not a function without arguments.
+        ValueError
+            Raised while reading with ``drop_last=False``: the last group is not full.
+
+        Examples
+        --------
+        >>> from gpuloader import data
+        >>> feeder = DataFeeder([data("x", [None, 1])], "cpu")
+        >>> feeds = feeder.decorate_reader(lambda: [[(1,)], [(2,)], [(3,)]], multi_devices=True, num_places=2)
+        >>> [len(group) for group in feeds()]
+        [2]
+        """
+        check_reader(reader)
+        if not multi_devices:
+            return lambda: (self.feed(batch) for batch in iterate(reader))
+
+        def feed_groups() -> Iterator[list[Feed]]:
+            count = len(self._places(num_places))
+            group: list[Any] = []
+            for batch in iterate(reader):
+                group.append(batch)
+                if len(group) == count:
+                    yield list(self.feed_parallel(group, num_places))
+                    group = []
+            if group and not drop_last:
+                raise ValueError(
+                    f"the last group holds {len(group)} minibatches for {count} devices; "
+                    "pass drop_last=True or make the number of minibatches a multiple of the devices"
+                )
+
+        return feed_groups
+
+    def _places(self, num_places: int | None) -> Sequence[Place]:
+        count = None if num_places is None else check_count("num_places", num_places)
+        if isinstance(self._place, CUDAPlace):
+            return cuda_places(None if count is None else list(range(count)))
+        if count is None and isinstance(self._place, CPUPlace | CUDAPinnedPlace):
+            count = environment_count("CPU_NUM", 1)
+        return [self._place] * (count or 1)
+
+    def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
+        with _as_feed_error():
+            rows = SampleRows(self._feeds)
+            columns = split_columns(list(iterable), rows)
+        writers = [column.write for column in columns]
+        fields = gather_fields(rows.levels, send(writers, lay_out(columns), open_device(place)))
+        return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}
+
+
+@contextmanager
+def _as_feed_error() -> Iterator[None]:
+    try:
+        yield
+    except SampleError as error:
+        raise FeedError(error.problem, index=error.index, field=error.field) from error

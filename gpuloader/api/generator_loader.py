@@ -1,0 +1,659 @@
+"""`GeneratorLoader`: the loader over a reader that `DataLoader.from_generator` returns."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, Self, runtime_checkable
+
+from gpuloader.api.state import Cursor, Progress, end_epoch, find_spent_reader, read_state
+from gpuloader.batch.reader_batches import BatchStager, SampleListStager, SampleStager
+from gpuloader.batch.stream import Reached, StagedBatch, check_takes_state, stage_all
+from gpuloader.checks import THREAD, check_count, check_flags, check_read_ahead
+from gpuloader.devices.opening import default_place, guarded_place
+from gpuloader.devices.outputs import check_output
+from gpuloader.devices.places import Place, parse_places
+from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.epoch import Epoch, EpochBuffers, build_buffers, take_buffers
+from gpuloader.epoch.steps import DeliveredStep
+from gpuloader.errors import BadType, BadValue, EOFException, Misuse
+from gpuloader.fetch.inline import Fetch, InlineFetch
+from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fields.ragged import gather_fields
+from gpuloader.fields.spec import FeedSpec, resolve_feeds
+from gpuloader.sources.readers.decorators import Reader, batch, check_reader
+from gpuloader.sources.readers.reader_processes import multiprocess_reader
+from gpuloader.staging.ring import Ring
+from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.platforms import usable_cores
+from gpuloader.system.rereading import check_not_reading
+from gpuloader.watch.explaining import Configuration, Measured
+from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
+from gpuloader.watch.stats import Meter
+
+# The part of a reader's loader that loops, and that programs drive by hand with start, next and reset.
+
+
+class Driven:
+    """Looping over a loader, or driving it by hand; the loader that inherits this begins the epochs.
+
+    One thread drives a loader by hand. Loops are independent of that and of each other.
+
+    Parameters
+    ----------
+    iterable : bool
+        Whether the loader was made to be looped over, not to be started and reset.
+    has_feeds : bool
+        Whether the loader was made with a feed list. Without one, it can always be looped over.
+    """
+
+    def __init__(self, *, iterable: bool, has_feeds: bool) -> None:
+        self._made_iterable = iterable
+        self._has_feeds = has_feeds
+        self._started: Epoch | None = None
+        self._ended = False
+        self._looped: weakref.ref[Epoch] | None = None
+        self._taken: Epoch | None = None
+
+    def _begin(self) -> Epoch:
+        raise NotImplementedError
+
+    @property
+    def iterable(self) -> bool:
+        """Whether ``for`` may loop over the loader; if not, `start` and `reset` it."""
+        return self._made_iterable or not self._has_feeds
+
+    def __call__(self) -> Self:
+        """Return the loader itself; a loop over it, or `next`, then begins a new epoch."""
+        self._forget()
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch and return its iterator.
+
+        Raises
+        ------
+        LoaderError
+            The loader has no source, or was made with a feed_list and ``iterable=False``.
+        """
+        if not self.iterable:
+            raise Misuse(
+                "this loader was made with iterable=False: call start(), take batches with next(loader) "
+                "until EOFException, then reset(); or make it with iterable=True to loop over it"
+            )
+        if not self._made_iterable:
+            warnings.warn(
+                "this loader was made with iterable=False, but is looped over; make it with iterable=True",
+                stacklevel=2,
+            )
+        self._forget()
+        epoch = self._begin()
+        self._looped = weakref.ref(epoch)  # weak: leaving the loop ends the epoch
+        return epoch
+
+    def _forget(self) -> None:
+        """End the epoch that `next` began, if there is one."""
+        taken, self._taken, self._looped = self._taken, None, None
+        if taken is not None:
+            taken.close()
+
+    def start(self) -> None:
+        """Begin an epoch of a loader made with ``iterable=False``.
+
+        After the end of an epoch, call `reset` first. Without it, `start` warns and the epoch stays over, as
+        in Paddle.
+
+        Raises
+        ------
+        LoaderError
+            The loader is iterable, has no source, or an epoch is running.
+        """
+        self._require_not_iterable("start()")
+        if self._started is None:
+            self._started = self._begin()
+        elif self._ended:
+            warnings.warn(
+                "start() without reset(): the epoch that has ended stays over; call reset(), then start()",
+                stacklevel=2,
+            )
+        else:
+            raise Misuse("start() was called twice; call reset() between epochs")
+
+    def reset(self) -> None:
+        """End the epoch that `start` began, whether or not it has reached its end.
+
+        Raises
+        ------
+        LoaderError
+            The loader is iterable.
+        """
+        self._require_not_iterable("reset()")
+        epoch, self._started, self._ended = self._started, None, False
+        if epoch is not None:
+            epoch.close()
+
+    def next(self) -> Any:
+        """Return the next step of the epoch that `start` began.
+
+        An iterable loader returns the next step of the latest epoch: the one of the latest ``iter(loader)``,
+        or else one that the first `next` begins. ``next(loader())`` is the first step of a new epoch.
+
+        Raises
+        ------
+        EOFException
+            The epoch is over; call `reset`.
+        StopIteration
+            The epoch of an iterable loader is over.
+        LoaderError
+            `start` was not called.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, EOFException
+        >>> loader = DataLoader.from_generator(capacity=2, iterable=False)
+        >>> _ = loader.set_sample_generator(lambda: [(1,), (2,)], batch_size=2, places="cpu")
+        >>> loader.start()
+        >>> next(loader)
+        [array([1, 2])]
+        >>> try:
+        ...     next(loader)
+        ... except EOFException:
+        ...     loader.reset()
+        """
+        if self._made_iterable:
+            return self._next_of_latest()
+        if self._started is None:
+            raise Misuse("no epoch has begun: call start() first")
+        try:
+            return self._started.__next__()
+        except StopIteration:
+            self._ended = True
+            raise EOFException("the epoch has no further batch; call reset(), then start()") from None
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def _next_of_latest(self) -> Any:
+        latest = self._taken if self._looped is None else self._looped()
+        if latest is None:
+            latest = self._taken = self._begin()
+            self._looped = None
+        return latest.__next__()
+
+    def _require_not_iterable(self, call: str) -> None:
+        if self._made_iterable:
+            raise Misuse(f"{call} is for loaders made with iterable=False; loop over this one instead")
+
+
+Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
+
+
+class GeneratorLoader(Driven, Measured):
+    """A loader over a reader, made by `DataLoader.from_generator`, which describes the parameters.
+
+    Set its source with one of the three setters. Then loop over it (``iterable=True``), or call `start`,
+    `next` until `EOFException`, and `reset` (``iterable=False``).
+
+    Several loaders, and several loops over one loader, may run at once. Every loop is a separate epoch with
+    its own iterator of the reader, its own thread and its own slots.
+    """
+
+    def __init__(
+        self,
+        feed_list: Sequence[FeedSpec | str] | None,
+        capacity: int | None,
+        *,
+        use_double_buffer: bool | str,
+        iterable: bool,
+        return_list: bool,
+        use_multiprocess: bool,
+        drop_last: bool,
+        output: str | None = None,
+        stream: object = None,
+        static: bool = False,
+    ) -> None:
+        check_flags(static=static)
+        super().__init__(iterable=iterable, has_feeds=feed_list is not None)
+        self._output, self._output_stream, self._static = output, stream, static
+        self._capacity = check_count("capacity", capacity)
+        self._feeds = None if feed_list is None else resolve_feeds(feed_list)
+        self._read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
+        self._pace = ReadAheadPolicy(fixed=self._read_ahead == THREAD, bound=True)
+        self._as_list = return_list or self._feeds is None
+        self._multiprocess = use_multiprocess
+        self._drop_last = drop_last
+        self._meter = Meter()
+        self._delivery: Delivery | None = None
+        self._reader: Reader | None = None
+        self._kind = ""
+        self._stream: Stream | None = None
+        self._token = object()
+        self._idle: deque[EpochBuffers] = deque(maxlen=1)
+        self._course = Cursor(lambda epoch: Progress(None, epoch))
+
+    def set_sample_generator(
+        self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
+    ) -> GeneratorLoader:
+        """Read single samples, each a tuple with one value per field, and batch them.
+
+        A value is converted to its feed's dtype, and reshaped to its feed's shape if it has as many elements.
+
+        Parameters
+        ----------
+        reader : callable
+            A function without arguments that returns an iterable of samples.
+        batch_size : int
+            Samples per batch, 1 or more.
+        drop_last : bool
+            Whether to drop an incomplete last batch.
+        places : place, str, or list of them, or None
+            Where batches land. None uses the first GPU, or host memory if there is none; an iterable loader
+            with a feed_list requires a place.
+
+        Returns
+        -------
+        GeneratorLoader
+            This loader.
+
+        Raises
+        ------
+        ValueError
+            The batch size is not an integer of 1 or more, or a place is missing or unknown.
+        ReaderError
+            The reader is not a function without arguments.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, data
+        >>> feeds = [data("image", [None, 2]), data("label", [None, 1], "int64")]
+        >>> loader = DataLoader.from_generator(feed_list=feeds, capacity=2)
+        >>> def samples():
+        ...     for label in range(3):
+        ...         yield [0.5, 1.5], label
+        >>> _ = loader.set_sample_generator(samples, batch_size=2, drop_last=False, places="cpu")
+        >>> [step[0]["label"].ravel().tolist() for step in loader]
+        [[0, 1], [2]]
+        """
+        size = check_count("batch_size", batch_size)
+        feeds, meter = self._feeds, self._meter
+        return self._set(
+            reader,
+            places,
+            lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
+            f"samples, in batches of {size}",
+            items_a_batch=size,
+        )
+
+    def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
+        """Read lists of samples, one list per batch, such as `gpuloader.batch` makes.
+
+        Parameters, errors and conversions are those of `set_sample_generator`.
+
+        Examples
+        --------
+        >>> import gpuloader
+        >>> loader = gpuloader.DataLoader.from_generator(capacity=2, return_list=True)
+        >>> reader = gpuloader.batch(lambda: ((float(n), n) for n in range(4)), batch_size=2)
+        >>> [labels.tolist() for _, labels in loader.set_sample_list_generator(reader, places="cpu")]
+        [[0, 1], [2, 3]]
+        """
+        feeds, meter = self._feeds, self._meter
+        return self._set(
+            reader, places, lambda ring: SampleListStager(feeds, ring, meter), "lists of samples"
+        )
+
+    def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
+        """Read ready batches, each a list or tuple of arrays that share their first dimension.
+
+        The arrays keep their dtypes. Parameters and errors are those of `set_sample_generator`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
+        >>> reader = lambda: ([np.full((2, 3), n, "float32")] for n in range(2))
+        >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
+        [0.0, 6.0]
+        """
+        feeds, meter = self._feeds, self._meter
+        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter), "batches")
+
+    def _set(
+        self,
+        reader: Callable[[], Any],
+        places: Any,
+        stager: Callable[[Ring], Any],
+        kind: str,
+        items_a_batch: int = 1,
+    ) -> GeneratorLoader:
+        source = check_reader(reader)
+        parsed = self._choose_places(places)
+        if self._started is not None:
+            warnings.warn(
+                "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
+            )
+        delivery = Delivery.of(
+            parsed,
+            self._output,
+            self._output_stream,
+            prefetch=1 if self._read_ahead else 0,
+            drop_last=self._drop_last,
+            static=self._static,
+        )
+        if self._delivery is not None and self._delivery.places == parsed:
+            delivery = replace(
+                delivery, statics=self._delivery.statics
+            )  # a graph may have been captured there
+        self._delivery = delivery
+        if self._multiprocess:
+            source = multiprocess_reader([source], queue_size=self._capacity)
+        self._reader, self._kind = source, kind
+        self._stream = lambda ring, progress: stage_all(
+            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
+        )
+        self._course.forget_prepared()
+        # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
+        self._idle = deque(maxlen=1)
+        return self
+
+    def __repr__(self) -> str:
+        fields = (
+            "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
+        )
+        parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
+        parts.append(f"up to {self._capacity} batches ahead" if self._read_ahead else "nothing read ahead")
+        if self._delivery is not None:
+            parts.append(f"on {', '.join(device.name for device in self._delivery.devices)}")
+        return f"<{type(self).__name__}: {'; '.join(parts)}>"
+
+    def _choose_places(self, places: Any) -> tuple[Place, ...]:
+        if places is None:
+            if self._made_iterable and self._has_feeds and guarded_place() is None:
+                raise BadValue(
+                    "an iterable loader with a feed_list needs places: pass where its batches land, "
+                    "e.g. places=gpuloader.CPUPlace()"
+                )
+            places = default_place()
+        parsed = parse_places(places)
+        if len(parsed) > 1 and not self._made_iterable:
+            warnings.warn(
+                f"a loader made with iterable=False delivers one batch at a time, to one place: all go to "
+                f"{parsed[0]}, none to the other {len(parsed) - 1} places",
+                stacklevel=4,
+            )
+        return parsed if self._made_iterable else parsed[:1]
+
+    def _configuration(self) -> Configuration:
+        places = 1 if self._delivery is None else len(self._delivery.devices)
+        pace = self._pace if self._read_ahead else None
+        threads = int(pace is not None and pace.threaded)
+        return Configuration("reader", threads, "thread", usable_cores(), places, pace=pace)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position in the latest epoch, as a dict that JSON can store.
+
+        Only delivered batches count, not batches read ahead. A reader that is an object with ``state_dict``
+        adds its own state.
+        """
+        return self._course.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next epoch resume at a state that this or another loader returned.
+
+        A reader with its own ``load_state_dict`` continues there. Any other reader is read from its start,
+        and the items already delivered are dropped.
+
+        Raises
+        ------
+        TypeError
+            The state is not a dict.
+        ValueError
+            The dict is not a loader's state, or is that of a loader over a dataset.
+        """
+        progress = read_state(state)
+        if progress.seed is not None:
+            raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
+        if progress.own is not None and self._reader is not None:
+            check_takes_state(self._reader)
+        self._course.resume(progress)
+
+    def warm_up(self) -> None:
+        """Do now what the first batch of the next epoch would wait for; that epoch then begins at once.
+
+        Begins to read, allocates and page-locks the slots, and copies the first step to its places. Returns
+        when that is done. Batches and the loader's state stay the same; an error of the reader is raised by
+        the loop.
+
+        Raises
+        ------
+        LoaderError
+            The loader has no source, or the calling thread captures a CUDA graph.
+        StagingMemoryError
+            Host or device memory is not available.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader.from_generator(capacity=2, return_list=True)
+        >>> _ = loader.set_batch_generator(lambda: ([[n, n]] for n in range(2)), places="cpu")
+        >>> loader.warm_up()
+        >>> loader.stats().batches > 0, [numbers.tolist() for numbers, in loader]
+        (True, [[0, 0], [1, 1]])
+        """
+        opening = self._ready()
+
+        def prepare(progress: Progress) -> Epoch:
+            epoch = opening(progress)
+            epoch.prepare()
+            return epoch
+
+        self._course.prepare(prepare)
+
+    def _begin(self) -> Epoch:
+        return self._course.begin(self._ready())
+
+    def _ready(self) -> Callable[[Progress], Epoch]:
+        """Return the function that opens an epoch, if one can begin now."""
+        check_not_reading(self._token)
+        if self._stream is None or self._delivery is None or self._reader is None:
+            raise Misuse(
+                "the loader has no source: call set_sample_generator, set_sample_list_generator or "
+                "set_batch_generator first"
+            )
+        self._delivery.refuse_capture()
+        return partial(self._open, self._stream, self._delivery, self._reader)
+
+    def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Epoch:
+        delivery.refuse_another()
+        guard = Finalizer()
+        road = take_buffers(self._idle) or build_buffers(delivery, self._capacity, self._meter)
+        batches = stream(road.ring, progress)
+        fetch: Fetch = InlineFetch(batches)
+        if self._read_ahead:
+            fetch = ReadAhead(batches, road.ring, self._capacity, self._pace, bound=True, eager=True)
+        # The deque of this source: a source set meanwhile has its own.
+        return Epoch(
+            road,
+            fetch,
+            partial(self._present, progress, is_flat=self._feeds is None and len(delivery.devices) == 1),
+            self._idle,
+            drop_last=self._drop_last,
+            meter=self._meter,
+            ended=partial(end_epoch, progress, partial(find_spent_reader, reader, drops=True)),
+            guard=guard,
+        )
+
+    def _present(self, progress: Progress, step: DeliveredStep, *, is_flat: bool) -> Any:
+        batches: list[Any] = []
+        for staged, arrays in step:
+            progress.received(staged)
+            levels = staged.levels
+            fields = gather_fields(levels, arrays) if any(levels) else arrays
+            batches.append(fields if self._as_list else self._name_fields(fields))
+        return batches[0] if is_flat else batches
+
+    def _name_fields(self, fields: list[Any]) -> dict[str, Any]:
+        return {feed.name: field for feed, field in zip(self._feeds or (), fields, strict=True)}
+
+
+# `DataLoader.from_generator`: make a loader over a reader, as in Paddle.
+
+
+def from_generator(
+    feed_list: Sequence[FeedSpec | str] | None = None,
+    capacity: int | None = None,
+    use_double_buffer: bool | str = True,
+    iterable: bool = True,
+    return_list: bool = False,
+    use_multiprocess: bool = False,
+    drop_last: bool = True,
+    *,
+    output: str | None = None,
+    stream: object = None,
+    static: bool = False,
+) -> GeneratorLoader:
+    """Return a loader that reads from a generator function, like Paddle's `DataLoader.from_generator`.
+
+    Parameters
+    ----------
+    feed_list : list of FeedSpec or str, or None
+        The fields, declared with `gpuloader.data`. Each step is then a list with one entry per place, and an
+        entry is a dict from field name to array. None takes shapes and dtypes from the first batch; a step is
+        then the flat list of arrays, or a list of such lists with several places.
+    capacity : int
+        The number of batches that may be read ahead, 1 or more. The loader uses host memory for that many
+        batches and a few more, all reserved once the first batch is known.
+    use_double_buffer : bool or 'thread'
+        True reads ahead while the consumer computes, in a thread where that pays, and copies the next step to
+        a GPU while the current one is computed on. 'thread' always reads in a thread. False runs everything
+        in the consumer's thread and reads nothing ahead.
+    iterable : bool
+        True: loop over the loader. False: call `start`, then `next` until `EOFException`, then `reset`.
+    return_list : bool
+        False makes each entry a dict. True makes it a list in the order of feed_list.
+    use_multiprocess : bool
+        True runs the reader in its own process, which sends its items through a pipe. False runs it in this
+        process.
+    drop_last : bool
+        True drops a last step that lacks a batch for any of several places. False delivers it.
+    output, stream, static
+        The library whose arrays make up a batch, the CUDA stream on which you use it, and whether every batch
+        is delivered at the same addresses, as for `DataLoader`.
+
+    Returns
+    -------
+    GeneratorLoader
+        A loader without a source: call one of its setters, then iterate.
+
+    Raises
+    ------
+    ValueError
+        The capacity is not an integer of 1 or more, or the feed list is empty, names an unknown field, or
+        names a field twice.
+    TypeError
+        An entry of the feed list is neither a feed spec nor a name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader
+    >>> loader = DataLoader.from_generator(capacity=4, return_list=True)
+    >>> def batches():
+    ...     for start in range(0, 6, 2):
+    ...         yield [np.arange(start, start + 2)]
+    >>> [numbers.tolist() for numbers, in loader.set_batch_generator(batches, places="cpu")]
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    return GeneratorLoader(
+        feed_list,
+        capacity,
+        use_double_buffer=use_double_buffer,
+        iterable=iterable,
+        return_list=return_list,
+        use_multiprocess=use_multiprocess,
+        drop_last=drop_last,
+        output=check_output(output),
+        stream=stream,
+        static=static,
+    )
+
+
+# `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.
+
+_BATCHES_AHEAD = 2
+"""Batches per place that are read ahead."""
+
+
+@runtime_checkable
+class FileDataset(Protocol):
+    """What `from_dataset` reads: the datasets of `gpuloader.fluid.DatasetFactory`."""
+
+    feeds: Sequence[FeedSpec]
+    batch_size: int
+
+    def read(self) -> Iterator[Any]:
+        """Return an iterator over the samples of an epoch, each a tuple with one value per feed."""
+
+
+def from_dataset(dataset: FileDataset, places: Any, drop_last: bool = True) -> GeneratorLoader:
+    r"""Return a loader that reads a dataset of text files, like Paddle's `DataLoader.from_dataset`.
+
+    Parameters
+    ----------
+    dataset : object
+        A dataset made by `gpuloader.fluid.DatasetFactory`.
+    places : place, str, or list of them
+        Where batches land. Consecutive batches go to them in turn.
+    drop_last : bool
+        True drops an incomplete last batch, and a last step that lacks a batch for any of several places.
+        False delivers both.
+
+    Returns
+    -------
+    GeneratorLoader
+        A loader whose steps are lists with one dict per place. Every loop reads the dataset from its start,
+        in the order of its files.
+
+    Raises
+    ------
+    TypeError
+        The dataset is of another kind.
+    ValueError
+        The dataset has no feeds, or a place is unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from gpuloader import DataLoader, data, fluid
+    >>> dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
+    >>> dataset.set_batch_size(2)
+    >>> dataset.set_use_var([data("x", [None, 2]), data("y", [None, 1], "int64")])
+    >>> with tempfile.NamedTemporaryFile("w") as file:
+    ...     _ = file.write("2 0.5 1.5 1 7\n2 2.5 3.5 1 8\n2 4.5 5.5 1 9\n")
+    ...     file.flush()
+    ...     dataset.set_filelist([file.name])
+    ...     loader = DataLoader.from_dataset(dataset, places="cpu", drop_last=False)
+    ...     print([step[0]["y"].ravel().tolist() for step in loader])
+    [[7, 8], [9]]
+    """
+    if not isinstance(dataset, FileDataset):
+        raise BadType(
+            f"dataset must be one that gpuloader.fluid.DatasetFactory makes, got {type(dataset).__name__}; "
+            "for other datasets, use DataLoader(dataset)"
+        )
+    parsed = parse_places(places)
+    loader = GeneratorLoader(
+        dataset.feeds,
+        _BATCHES_AHEAD * len(parsed),
+        use_double_buffer=True,
+        iterable=True,
+        return_list=False,
+        use_multiprocess=False,
+        drop_last=drop_last,
+    )
+    return loader.set_sample_list_generator(batch(dataset.read, dataset.batch_size, drop_last), parsed)

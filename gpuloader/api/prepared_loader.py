@@ -1,0 +1,203 @@
+"""What `gpuloader.accelerate` consists of: a loader that Hugging Face's Accelerate knows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuloader.api.loader import DataLoader
+from gpuloader.order.order import check_whole
+
+_END = object()
+
+
+class PreparedLoader:
+    """A loader that an Accelerator knows; made by `prepare`.
+
+    It looks one batch ahead, as Accelerate's own loaders do, to know the last one. Its state does not count
+    that batch: it is the position of the batch that you have.
+
+    Attributes
+    ----------
+    loader : DataLoader
+        The loader.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> prepared = PreparedLoader(DataLoader(range(6), places="cpu", batch_size=4, shard=(0, 1)))
+    >>> prepared.state_dict()
+    {'version': 2, 'epoch': 0, 'seed': 0, 'position': 0}
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+        self._state: dict[str, Any] | None = None
+        self._skipped = 0
+
+    def __len__(self) -> int:
+        """Return the number of steps in an epoch."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch; Accelerate is told where it ends."""
+        known = _make_known()
+        steps = itertools.islice(self.loader, self._skipped, None)
+        self._skipped = 0
+        known.begin()
+        try:
+            before, batch = self.loader.state_dict(), next(steps, _END)
+            while batch is not _END:
+                self._state = self.loader.state_dict()
+                following = next(steps, _END)
+                if following is _END:
+                    known.end_of_dataloader = True
+                    known.remainder = self._count_last(before, self._state)
+                yield batch
+                before, batch = self._state, following
+            self._state = None
+        finally:
+            known.end()
+
+    def _count_last(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+        """Return how many samples, over all ranks, count in the last step; 0 if all do, or masks tell."""
+        sharding = self.loader._batching.sharding
+        if sharding is None or sharding.uneven != "repeat" or "position" not in after:
+            return 0
+        return int(after["position"]) - int(before["position"])
+
+    def skip(self, steps: int) -> None:
+        """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""
+        state = self.loader.state_dict()
+        settled = self.loader._batching.settle()
+        if "position" in state:
+            state["position"] += steps * settled.step
+        elif "workers" not in state:
+            state["batches"] += steps * (settled.step if settled.is_dealt else state.get("shards", 1))
+        else:
+            self._skipped = steps
+            return
+        self.load_state_dict(state)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sampler", "batch_sampler"):
+            raise AttributeError(
+                f"a PreparedLoader has no {name}: accelerate.skip_first_batches would read with a loader of "
+                "PyTorch's, everything on every process; use gpuloader.accelerate.skip_first_batches"
+            )
+        raise AttributeError(f"a PreparedLoader has no {name}; its loader may have: .loader.{name}")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next loop run epoch number `epoch`, counted from 0."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the latest batch that you have, the same on all processes."""
+        return self.loader.state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next loop resume at a state; raises like `DataLoader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+        self._state = None
+
+
+def _make_known() -> Any:
+    """Return what Accelerate knows of a loader while it is looped over."""
+    from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.state import GradientState
+
+    class Known(DataLoaderStateMixin):  # type: ignore[misc]
+        """The end of an epoch, which Accelerate finds in its `GradientState`."""
+
+        gradient_state = GradientState()
+        _drop_last = True  # what repeats at the end of an epoch is counted here and not by Accelerate
+
+    return Known()
+
+
+def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
+    """Register a loader with an Accelerator, which then knows the end of each epoch and saves its state.
+
+    Gradient accumulation ends with the epoch, `gather_for_metrics` leaves out samples that the loader repeats
+    with ``uneven='repeat'``, and `save_state` and `load_state` include the loader.
+
+    Parameters
+    ----------
+    accelerator : accelerate.Accelerator
+        The Accelerator of this process.
+    loader : DataLoader
+        A loader with ``shard='auto'``. The batches land on the loader's own places; Accelerate's options
+        `split_batches`, `even_batches` and `dispatch_batches` do not concern it.
+
+    Raises
+    ------
+    TypeError
+        The loader is not gpuloader's.
+    ValueError
+        There are several processes, and the loader is not divided among them. Or it was made with
+        ``static=True``: Accelerate's loaders look one batch ahead, which would replace the batch that you
+        have.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> class Accelerator:  # stands for accelerate.Accelerator
+    ...     num_processes = 1
+    ...     def register_for_checkpointing(self, *registered):
+    ...         print("registered", len(registered))
+    >>> len(prepare(Accelerator(), DataLoader(range(10), places="cpu", batch_size=4, shard="auto")))
+    registered 1
+    3
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"expected a gpuloader.DataLoader, got {type(loader).__name__}; pass other loaders to "
+            "accelerator.prepare"
+        )
+    if loader._given["static"]:
+        raise ValueError(
+            "a loader with static=True cannot be prepared: it would look one batch ahead, which has the same "
+            "memory as the batch that you have; leave static out, or loop over the loader itself"
+        )
+    batching = loader._batching
+    if accelerator.num_processes > 1 and not batching.is_divided and not batching.reads_all:
+        advice = batching.obstacle or "pass shard='auto' to the loader"
+        raise ValueError(
+            f"each of the {accelerator.num_processes} processes would read everything: {advice}; if that is "
+            "meant, pass shard=(0, 1)"
+        )
+    prepared = PreparedLoader(loader)
+    accelerator.register_for_checkpointing(prepared)
+    return prepared
+
+
+def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> PreparedLoader:
+    """Make the loader's next loop begin after a number of batches, without reading them.
+
+    Parameters
+    ----------
+    loader : PreparedLoader
+        The loader.
+    num_batches : int
+        The number of batches. Those of an iterable dataset are read and dropped.
+
+    Returns
+    -------
+    PreparedLoader
+        The same loader, whose later loops run whole epochs.
+
+    Raises
+    ------
+    ValueError
+        The number is negative, or larger than that of the epoch's batches.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> loader = PreparedLoader(DataLoader(range(10), places="cpu", batch_size=4))
+    >>> skip_first_batches(loader, 1).state_dict()["batches"]
+    1
+    """
+    loader.skip(check_whole("num_batches", num_batches, 2**63))
+    return loader

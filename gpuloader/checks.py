@@ -1,0 +1,68 @@
+"""Argument checks shared by several packages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuloader.errors import BadType, BadValue
+
+AUTO = "auto"
+"""The value that lets the loader choose an option itself."""
+THREAD = "thread"
+"""The value that makes a loader read ahead in a thread, whether or not that pays."""
+
+
+def check_count(name: str, value: object) -> int:
+    """Return `value` as an int; raise `ValueError` naming the parameter unless it is an integer of 1 or more.
+
+    >>> check_count("capacity", 4)
+    4
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise BadValue(f"{name} must be an integer of 1 or more, got {value!r}")
+    return int(value)
+
+
+def check_integer(name: str, value: object) -> int:
+    """Return a whole number, such as 2.0, as an int; raise `ValueError` naming the parameter otherwise.
+
+    >>> check_integer("n", -1), check_integer("n", 2.0)
+    (-1, 2)
+    """
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise BadValue(f"{name} must be an integer, got {value!r}")
+    return int(number)
+
+
+def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bool = False) -> None:
+    """Raise `ValueError` naming the parameter unless `value` is in `known`, or is None and `optional` is set.
+
+    >>> check_word("split", "shards", ("batches", "shards"))
+    """
+    if value not in known and not (optional and value is None):
+        words = ", ".join(map(repr, known)) + (" or None" if optional else "")
+        raise BadValue(f"{name} must be one of {words}, got {value!r}")
+
+
+def check_read_ahead(name: str, value: object) -> bool | str:
+    """Return a switch for reading ahead: True, False or 'thread'; raise `TypeError` for anything else.
+
+    >>> check_read_ahead("use_buffer_reader", "thread")
+    'thread'
+    """
+    if value == THREAD:
+        return THREAD
+    if not isinstance(value, bool | np.bool_):
+        raise BadType(f"{name} must be True, False or 'thread', got {value!r}")
+    return bool(value)
+
+
+def check_flags(**flags: object) -> None:
+    """Raise `TypeError` naming the parameter if a flag is neither True nor False.
+
+    >>> check_flags(shuffle=True)
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise BadType(f"{name} must be True or False, got {value!r}")

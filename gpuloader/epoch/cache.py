@@ -1,0 +1,335 @@
+"""Datasets cached as arrays, on the host or on devices: read once, then gathered for each batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuloader.batch.gathering import structure_of
+from gpuloader.batch.tree import Tree
+from gpuloader.checks import check_word
+from gpuloader.devices.base import Device, DeviceMemory
+from gpuloader.epoch.lane import Lane
+from gpuloader.epoch.sending import upload
+from gpuloader.errors import LoaderError, SampleError, StagingMemoryError
+from gpuloader.fields.convert import IF_IT_VARIES, describe_field
+from gpuloader.fields.spec import Array
+from gpuloader.order.order import InOrder, Shuffled
+from gpuloader.order.permutation import SORTED_AT_MOST
+from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.sources.array_rows import IndexedRows, array_source
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.system.finalizers import LivingKeys
+from gpuloader.system.platforms import available_memory
+from gpuloader.transforms.program import GatherRows, Permute, Program, Spec, Step, Transform
+from gpuloader.transforms.programmer import Programmer
+
+CACHES = ("host", "device")
+_ONE_FORM = (
+    "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySource:
+    """A dataset that consists of arrays.
+
+    Attributes
+    ----------
+    arrays : tuple of numpy.ndarray
+        One array per field, with the samples along the first axis.
+    rows : Rows or None
+        The row of each sample in the arrays; None if sample i is row i.
+    structure : Structure
+        How the fields make up a sample.
+    """
+
+    arrays: tuple[Array, ...]
+    rows: IndexedRows | None
+    structure: Tree
+
+    @classmethod
+    def of(cls, dataset: object) -> ArraySource | None:
+        """Return the arrays that a dataset reads from, or None if it does not consist of arrays."""
+        found = array_source(dataset)
+        if found is None:
+            return None
+        return cls(found.arrays, found.rows, structure_of(found))
+
+    def compact(self) -> ArraySource:
+        """Return a source whose arrays hold its samples and nothing else."""
+        if self.rows is None:
+            return self
+        rows = self.rows[:]
+        return ArraySource(tuple(array[rows] for array in self.arrays), None, self.structure)
+
+    def outline(self) -> ArraySource:
+        """Return a source with the same shapes and dtypes but no data: each array stores one row of zeros."""
+        rows = [np.zeros((1, *array.shape[1:]), array.dtype) for array in self.arrays]
+        arrays = [np.broadcast_to(row, array.shape) for row, array in zip(rows, self.arrays, strict=True)]
+        return ArraySource(tuple(arrays), self.rows, self.structure)
+
+    def gathers(self, resident: Sequence[Any] | None = None) -> list[GatherRows]:
+        """Return operations that gather rows of the arrays, or of their device copies in `resident`."""
+        sources = [None] * len(self.arrays) if resident is None else resident
+        return [
+            GatherRows(array.shape[1:], array.dtype, source)
+            for array, source in zip(self.arrays, sources, strict=True)
+        ]
+
+
+def check_cache(cache: object, *, cacheable: bool) -> str | None:
+    """Return the name of a valid cache, or None.
+
+    Raises
+    ------
+    ValueError
+        The name is unknown, or the loader's data cannot be cached as arrays.
+
+    >>> check_cache("host", cacheable=True)
+    'host'
+    """
+    check_word("cache", cache, CACHES, optional=True)
+    if cache is None:
+        return None
+    if not cacheable:
+        raise ValueError(
+            "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
+            "collate_fn, ragged, pad, batch_size=None, or transforms that resize, crop, mirror or color "
+            "pictures"
+        )
+    return str(cache)
+
+
+def materialise(
+    batches: Iterable[Any], count: int, reserve: Callable[[Sequence[Spec]], None] | None = None
+) -> ArraySource:
+    """Read all samples of a dataset, batch by batch in order, and return them as arrays.
+
+    `reserve` is called with the arrays' shapes and dtypes when the first batch has shown them. It can fail
+    early if a device has too little memory, because reading all samples may take hours.
+
+    Raises
+    ------
+    StagingMemoryError
+        The arrays need more memory than the host has; the message gives both numbers.
+    SampleError
+        A sample has another structure, or a field of another shape or dtype, than the first one.
+    LoaderError
+        A sample has a field that is not an array, or the dataset is empty.
+    """
+    arrays: list[Array] = []
+    structure: Tree | None = None
+    filled = 0
+    for batch in _advise(batches):
+        if structure is None:
+            structure = Tree.of(batch)
+            if others := [leaf.name for leaf in structure.leaves if not leaf.is_array]:
+                # In a batch such a field is a list with one entry per sample.
+                names = list(dict.fromkeys(name.rpartition(".")[0] for name in others))
+                raise LoaderError(
+                    f"the dataset has fields that are not arrays and cannot be cached: {names}; leave them "
+                    "out of the samples, or leave cache out"
+                )
+            specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
+            if reserve is not None:
+                reserve(specs)
+            arrays = _make_room(specs, count)
+        parts = _check_alike(structure, arrays, batch, filled)
+        size = len(parts[0])
+        for array, part in zip(arrays, parts, strict=True):
+            array[filled : filled + size] = part
+        filled += size
+    if structure is None:
+        raise LoaderError("the dataset is empty: there is nothing to cache")
+    return ArraySource(tuple(arrays), None, structure)
+
+
+def _advise(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches; give errors about samples of different shapes the advice that suits a cache."""
+    try:
+        yield from batches
+    except SampleError as error:
+        error.problem = error.problem.replace(IF_IT_VARIES, _ONE_FORM)
+        raise
+
+
+def _check_alike(structure: Tree, arrays: Sequence[Array], batch: Any, filled: int) -> Sequence[Any]:
+    """Return the fields of a batch whose samples have the form of the `filled` samples before them."""
+    found = Tree.of(batch)
+    if found != structure:
+        raise SampleError(
+            f"expected {structure.describe()} as in sample 0, got {found.describe()}; {_ONE_FORM}",
+            dataset_index=filled,
+        )
+    parts = structure.flatten(batch)
+    for leaf, array, part in zip(structure.leaves, arrays, parts, strict=True):
+        if array.dtype != part.dtype or array.shape[1:] != part.shape[1:]:
+            expected, got = (describe_field(one.shape[1:], one.dtype) for one in (array, part))
+            raise SampleError(
+                f"expected {expected} as in sample 0, got {got}; {_ONE_FORM}",
+                dataset_index=filled,
+                field=leaf.name,
+            )
+    return parts
+
+
+def _make_room(specs: Sequence[Spec], count: int) -> list[Array]:
+    nbytes = _count_bytes(specs)
+    available = available_memory()
+    if available is not None and nbytes > available:
+        raise StagingMemoryError(
+            f"{count:,} cached samples need {nbytes:,} bytes of host memory, but only {available:,} are "
+            "available; leave cache out, or cache a Subset"
+        )
+    return [np.empty(shape, dtype) for shape, dtype in specs]
+
+
+def _count_bytes(specs: Iterable[Spec]) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The order of an epoch in device memory, and the programs with which one lane gathers batches by it.
+
+    Attributes
+    ----------
+    count : int
+        The entries of the order; 0 if the device holds none.
+    memory : DeviceMemory
+        The memory of the entries.
+    layout : Layout
+        The layout of that memory.
+    programmer : Programmer
+        Builds the programs that gather batches.
+    """
+
+    count: int
+    memory: DeviceMemory
+    layout: Layout
+    programmer: Programmer
+
+    @classmethod
+    def make(cls, device: Device, count: int, make: Callable[[Any], Programmer]) -> _Table:
+        layout = arrange((((count,), np.dtype(np.int64)),))
+        if not count:
+            return cls(0, None, layout, make(None))
+        try:
+            memory = device.alloc(layout.nbytes)
+        except StagingMemoryError as error:
+            raise StagingMemoryError(
+                f"an epoch's order of {layout.nbytes:,} bytes does not fit on {device.name} alongside the "
+                f"cached arrays; use cache='host': {error}"
+            ) from error
+        [order] = device.arrays(memory, layout)
+        return cls(count, memory, layout, make(order))
+
+    def permuting(self, order: Shuffled) -> Program:
+        """Return the program that writes an order's entries into the table."""
+        step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
+        return Program(self.layout, self.layout, (), (), (step,), self.layout, ())
+
+
+class Resident:
+    """A dataset's arrays on the devices of a loader's places, with the order of each epoch.
+
+    If the loader itself determines an epoch's order, each lane computes it on its device before the first
+    batch, and batches are gathered by their positions in it. With any other order, each batch carries its row
+    numbers.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+        One per place; each distinct device gets one copy of the arrays.
+    transforms : sequence of Transform
+        The transforms to apply to gathered batches.
+    """
+
+    def __init__(self, devices: Sequence[Device], transforms: Sequence[Transform]) -> None:
+        self._devices = devices
+        self._transforms = tuple(transforms)
+        self._rows = 0
+        self._room: dict[int, DeviceMemory] = {}  # by the device's id, because places may share a device
+        self._gathers: list[list[GatherRows]] = []
+        self._tables: LivingKeys[Lane, _Table] = LivingKeys()
+
+    def reserve(self, specs: Sequence[Spec]) -> None:
+        """Allocate memory on every device for arrays of these shapes and dtypes.
+
+        Raises
+        ------
+        StagingMemoryError
+            A device has too little memory; the message gives the numbers.
+        """
+        for device in self._devices:
+            if id(device) in self._room:
+                continue
+            try:
+                self._room[id(device)] = device.alloc(arrange(tuple(specs)).nbytes)
+            except StagingMemoryError as error:
+                raise StagingMemoryError(
+                    f"a cache of {_count_bytes(specs):,} bytes does not fit on {device.name}; use "
+                    f"cache='host': {error}"
+                ) from error
+
+    def bring(self, source: ArraySource) -> None:
+        """Copy arrays whose row i is sample i to every device; raises like `reserve`."""
+        self.reserve([(array.shape, array.dtype) for array in source.arrays])
+        self._rows = len(source.arrays[0])
+        there: dict[int, list[GatherRows]] = {}
+        for device in self._devices:
+            if id(device) not in there:
+                there[id(device)] = source.gathers(upload(source.arrays, device, self._room[id(device)]))
+        self._gathers = [there[id(device)] for device in self._devices]
+        self._room.clear()
+
+    def find_order(self, plan: Plan) -> InOrder | Shuffled | None:
+        """Return the order whose consecutive positions make up the plan's batches, if devices can compute it.
+
+        >>> resident = Resident([], [])
+        >>> resident.bring(ArraySource((np.zeros(9),), None, Structure.flat(["0"])))
+        >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
+        InOrder(count=9)
+        """
+        order = plan.order if isinstance(plan, OrderedPlan | DividedPlan) else None
+        if isinstance(plan, DividedPlan) and plan.wraps:
+            return None  # the last batch is not a stretch of the order
+        if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
+            return order
+        return None
+
+    def begin(self, order: InOrder | Shuffled | None, lanes: Sequence[Lane]) -> None:
+        """Make each lane compute an epoch's order on its device; None if batches carry their row numbers.
+
+        Raises
+        ------
+        StagingMemoryError
+            A device has too little memory for the order, which takes 8 bytes per sample.
+        """
+        for lane, gathers in zip(lanes, self._gathers, strict=True):
+            count = _count_entries(order)
+            table = self._tables.get(lane)
+            if table is None or table.count != count:
+                table = _Table.make(lane.device, count, partial(Programmer, self._transforms, gathers))
+                self._tables.set(lane, table)
+            lane.programmer = table.programmer
+            lane.runs_only_ours = order is not None and all(map(_is_ours, self._transforms))
+            if isinstance(order, Shuffled) and count:
+                lane.compute(table.permuting(order), table.memory)
+
+
+def _is_ours(transform: Transform) -> bool:
+    return type(transform).__module__.startswith("gpuloader.")
+
+
+def _count_entries(order: InOrder | Shuffled | None) -> int:
+    """Return the number of an order's entries on a device; a small order is sorted, and so computed whole."""
+    if not isinstance(order, Shuffled):
+        return 0
+    return order.count if order.count <= SORTED_AT_MOST else len(order)

@@ -1,0 +1,396 @@
+"""The slots of one lane in device memory: which are free, and what must end before they are used again."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+from collections import deque
+from typing import Any, Protocol
+
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
+from gpuloader.devices.cuda_failures import tell_capture
+from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
+from gpuloader.fields.convert import IF_PICTURES, describe_field
+from gpuloader.fields.spec import Array
+from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.staging.ring import GROWTH, Lease
+from gpuloader.system.finalizers import Living
+
+SPARE = 2
+"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
+
+
+class DeviceSlot:
+    """A region of device memory that holds one batch after another.
+
+    Attributes
+    ----------
+    device : Device
+        The device of the memory.
+    memory : DeviceMemory
+        The region.
+    ready : Event
+        Recorded on the copy stream after the program that runs over a batch in the slot, if there is one.
+    streams : list of Stream
+        The streams on which the user computes with the batch: the one it was delivered to, and those of
+        `record_stream`. Empty while no user has the slot.
+    """
+
+    __slots__ = ("__weakref__", "_released", "_waiting", "device", "memory", "ready", "streams")
+
+    def __init__(self, device: Device, memory: DeviceMemory) -> None:
+        self.device, self.memory, self.ready = device, memory, device.event()
+        self.streams: list[Stream] = []
+        self._released: list[Event] = [device.event()]  # one per stream
+        self._waiting = 0  # events of the last user that the next copy has to wait for
+
+    def add_stream(self, stream: Stream) -> None:
+        """Note that the user computes with the batch on another stream, too; any thread may call it."""
+        kept = self.device.keep(stream)
+        if kept not in self.streams:
+            if len(self._released) == len(self.streams):
+                self._released.append(self.device.event())
+            self.streams.append(kept)
+
+    def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
+        """Return whether one of its streams, other than `known`, is being captured."""
+        for stream in self.streams:
+            if stream is not known and stream != known and device.captures(stream):
+                return True
+        return False
+
+    def release(self, device: DeviceCalls) -> None:
+        """Mark the end of the user's work on every stream; if this raises, it may be called again."""
+        for event, stream in zip(self._released, self.streams):  # noqa: B905 - an earlier user had more streams
+            device.record(event, stream)
+        self._waiting = len(self.streams)
+        self.streams = []
+
+    def await_release(self, device: DeviceCalls, stream: Stream) -> None:
+        """Make later work on `stream` wait for the last user's."""
+        if self._waiting:
+            for event in self._released[: self._waiting]:
+                device.wait(stream, event)
+            self._waiting = 0
+
+
+_all: Living[DeviceSlot] = Living()
+_adding = threading.Lock()
+
+
+def make_slot(device: Device, memory: DeviceMemory) -> DeviceSlot:
+    """Return a slot over device memory, which `find_slot` finds as long as it exists."""
+    slot = DeviceSlot(device, memory)
+    with _adding:
+        _all.add(slot)
+    return slot
+
+
+def find_slot(array: Any) -> DeviceSlot | None:
+    """Return the slot that an array of a batch lies in, or None; any thread may ask."""
+    with _adding:
+        slots = list(_all)
+    return next((slot for slot in slots if slot.streams and slot.device.holds(slot.memory, array)), None)
+
+
+class DeviceSlots:
+    """The device slots of one lane; their number follows the batches that the user holds.
+
+    Only the consumer calls it, from one thread at a time. Freeing memory waits for the whole device, so
+    nothing is freed while an epoch runs.
+
+    Parameters
+    ----------
+    device : Device
+        Where the slots lie.
+    least : int
+        As the attribute.
+
+    Attributes
+    ----------
+    least : int
+        Slots to allocate before one is used again. A slot can be written only after the work on its last
+        batch, so with too few, a copy waits for work that it could overlap with. 0 once the device is full.
+    free, freed : deque of DeviceSlot
+        The slots that can be used now, and those whose lease has ended since the last `drain`; leases append
+        to the latter from any thread.
+    """
+
+    def __init__(self, device: Device, least: int = 1) -> None:
+        self.free: deque[DeviceSlot] = deque()
+        self.freed: deque[DeviceSlot] = deque()
+        self._device = device
+        self.least = least
+        self._nbytes = 0  # of each new slot
+        self._outgrown: list[DeviceSlot] = []  # too small for the batches of this epoch
+        self._out = 0  # slots in use now
+        self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
+
+    def take(self, nbytes: int) -> DeviceSlot:
+        """Return a slot of at least `nbytes`, a new one if none is free.
+
+        Raises
+        ------
+        StagingMemoryError
+            The device has too little memory.
+        """
+        slot = self._add_early(nbytes) if len(self.free) + self._out < self.least else None
+        if slot is None and self.free:
+            slot = self.free.popleft()
+        if slot is None or slot.memory.nbytes < nbytes:
+            if slot is not None:
+                self._outgrown.append(slot)
+            if nbytes > self._nbytes:
+                self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
+            slot = make_slot(self._device, self._alloc(self._nbytes))
+        self._out += 1
+        if self._out > self._most:
+            self._most = self._out
+        return slot
+
+    def _add_early(self, nbytes: int) -> DeviceSlot | None:
+        """Return a new slot although one may be free, if the device has room for it."""
+        if nbytes > self._nbytes:
+            return None
+        try:
+            return make_slot(self._device, self._device.alloc(self._nbytes))
+        except StagingMemoryError:
+            self.least = 0
+            return None
+
+    def reserve(self) -> None:
+        """Allocate the slots that later batches of the present size will take."""
+        while self._nbytes and len(self.free) + self._out < self.least:
+            slot = self._add_early(self._nbytes)
+            if slot is not None:
+                self.free.append(slot)
+
+    def _alloc(self, nbytes: int) -> DeviceMemory:
+        try:
+            return self._device.alloc(nbytes)
+        except StagingMemoryError:
+            if not self._outgrown:  # then no slot is free, not even one that is too small
+                raise
+            self.free = deque(slot for slot in self.free if slot.memory.nbytes >= nbytes)
+            self._outgrown.clear()
+            return self._device.alloc(nbytes)
+
+    def give_back_used(self, slot: DeviceSlot, device: DeviceCalls, stream: Stream) -> None:
+        """Take back a slot that work on `stream` still reads, after which the next copy into it runs."""
+        slot.streams = [stream]
+        slot.release(device)
+        self.give_back(slot)
+
+    def lend(self, slot: DeviceSlot, stream: Stream) -> Lease:
+        """Return a lease of the slot to a user who computes on `stream`, which the device keeps."""
+        slot.streams = [stream]
+        return Lease(slot, self.freed)
+
+    def give_back(self, slot: DeviceSlot) -> None:
+        """Take back a slot that no user has; what runs in it lies on the copy stream."""
+        self._out -= 1
+        self.free.append(slot)
+
+    def drain(self, device: DeviceCalls, stream: Stream) -> None:
+        """Take back the slots whose lease has ended; those used on a stream that is captured come later.
+
+        `stream` is known not to be captured.
+        """
+        freed = self.freed
+        for _ in range(len(freed)):
+            slot = freed[0]
+            if slot.streams != [stream] and slot.is_captured(device, stream):
+                freed.rotate(-1)
+                continue
+            slot.release(device)  # if this raises, the slot stays for the next try
+            freed.popleft()
+            self.give_back(slot)
+
+    def trim(self, in_flight: int) -> None:
+        """Free what neither this epoch nor the last one used; `in_flight` batches were copied at a time."""
+        self._outgrown.clear()
+        # How many are in flight depends on the reader's speed, so the most in use varies by that number.
+        kept = max(self._most, self._most_before, SPARE) + in_flight
+        while self.free and len(self.free) + self._out > kept:
+            self.free.pop()
+        self._most_before, self._most = self._most, self._out
+
+
+# Delivering every batch of a loader into the same memory, so that a CUDA graph can be replayed over it.
+
+
+class Runnable(Protocol):
+    """What delivers in a static slot: an epoch."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may still deliver something."""
+
+
+class StaticSlot:
+    """The memory on one place in which a loader delivers all its batches, one after another.
+
+    The first batch determines its size and where each field lies. It is never moved and never shared, so it
+    outlasts the epochs: a graph that was captured over one batch computes with whichever batch is there.
+
+    Only the consumer calls it, from one thread at a time; leases end in any thread.
+
+    Parameters
+    ----------
+    device : Device
+        The place's device.
+
+    Attributes
+    ----------
+    epoch : weakref.ref or None
+        The latest epoch that delivers here, a `Runnable`.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.epoch: weakref.ref[Runnable] | None = None
+        self._device = device
+        self._slot: DeviceSlot | None = None
+        self._layout = self._known = Layout((), 0)
+        self._mask_at = 0
+        self._freed: deque[tuple[int, DeviceSlot]] = deque()
+        self._held: dict[int, int] = {}  # the number in its epoch of each delivered batch that is alive
+        self._latest = 0
+
+    def refuse_another(self) -> None:
+        """Raise `Misuse` if an epoch is running, whose batches those of another one would overwrite."""
+        if self._is_in_use():
+            gc.collect()  # it may be garbage that has not been collected
+        if self._is_in_use():
+            raise Misuse(
+                "another loop over this loader is running, and with static=True both would deliver in the "
+                "same memory: end that loop first (close or drop its iterator), or make another loader"
+            )
+
+    def _is_in_use(self) -> bool:
+        epoch = None if self.epoch is None else self.epoch()
+        return epoch is not None and epoch.is_running
+
+    def find_held(self) -> LoaderError | None:
+        """Return the error for a request while the user holds a batch before the latest, or None.
+
+        The latest may be held: a loop's variable does so until the next batch is there.
+        """
+        if self._find_stale() is None:
+            return None
+        gc.collect()  # it may be held by garbage only
+        stale = self._find_stale()
+        if stale is None:
+            return None
+        return Misuse(
+            f"batch {stale} is still held, but its memory holds a later batch now: with static=True all "
+            "batches lie in the same memory; drop a batch before you ask for the next but one, and keep "
+            "copies of what you need longer (array.copy(), tensor.clone())"
+        )
+
+    def _find_stale(self) -> int | None:
+        while self._freed:
+            self._held.pop(self._freed.popleft()[0], None)
+        return next((self._held[serial] for serial in self._held if serial != self._latest), None)
+
+    def find_capture(self, device: DeviceCalls, known: Stream) -> LoaderError | None:
+        """Return the error if a stream on which the latest batch is used is being captured, or None.
+
+        `known` is a stream that is known not to be.
+        """
+        if self._slot is not None and self._slot.is_captured(device, known):
+            return tell_capture(self._device.name, "its stream is being captured")
+        return None
+
+    def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:
+        """Return the memory, which the first batch allocates, and where a batch's fields and mask lie there.
+
+        Raises
+        ------
+        SampleError
+            The batch has other shapes or dtypes than the first one.
+        StagingMemoryError
+            The device has too little memory.
+        """
+        layout = staged.layout
+        if self._slot is None:
+            self._layout = arrange(tuple((field.shape, field.dtype) for field in layout.fields))
+            self._mask_at = align(self._layout.nbytes)
+            # A later epoch may deliver masks, with one byte for each sample.
+            longest = max((field.shape[0] for field in layout.fields if field.shape), default=0)
+            self._slot = make_slot(self._device, self._device.alloc(self._mask_at + longest))
+        elif layout is not self._known:
+            self._check(staged)
+        self._known = layout
+        if mask is None:
+            return self._slot.memory, self._layout
+        fields = (*self._layout.fields, FieldLayout(self._mask_at, mask.shape, mask.dtype))
+        return self._slot.memory, Layout(fields, self._mask_at + mask.nbytes)
+
+    def _check(self, staged: StagedBatch) -> None:
+        fields = staged.layout.fields
+        names = None if staged.structure is None else staged.structure.array_names
+        if len(fields) != len(self._layout.fields):
+            raise _unlike(staged, f"{len(self._layout.fields)} arrays", f"{len(fields)} arrays")
+        for number, (first, field) in enumerate(zip(self._layout.fields, fields, strict=True)):
+            if (first.shape, first.dtype) != (field.shape, field.dtype):
+                expected, got = (describe_field(one.shape, one.dtype) for one in (first, field))
+                raise _unlike(staged, expected, got, str(number) if names is None else names[number])
+
+    def take_over(self, device: DeviceCalls, stream: Stream) -> None:
+        """Make later work on `stream` wait for all use of the latest batch, on whichever stream."""
+        assert self._slot is not None
+        if self._slot.streams != [stream]:  # otherwise that stream's own order is enough
+            self._slot.release(device)
+            self._slot.await_release(device, stream)
+
+    def follow(self, device: DeviceCalls, stream: Stream) -> None:
+        """Order the latest batch, which the user has not got yet, before the user's present stream."""
+        assert self._slot is not None
+        self.take_over(device, stream)
+        self._slot.streams = [device.keep(stream)]
+
+    def lend(self, number: int, stream: Stream) -> Lease:
+        """Return a lease of batch `number` to a user who computes on `stream`, which the device keeps."""
+        assert self._slot is not None
+        self._slot.streams = [stream]
+        self._latest += 1
+        self._held[self._latest] = number
+        return Lease((self._latest, self._slot), self._freed)
+
+
+def find_moves(source: Layout, target: Layout) -> list[tuple[int, int, int]]:
+    """Return the copies that move all fields: for each its bytes, and where they lie in target and source.
+
+    Fields that lie at the same distance from one another in both are moved by one copy.
+
+    >>> import numpy as np
+    >>> before = arrange((((3,), np.dtype("uint8")), ((4,), np.dtype("int32")), ((9,), np.dtype("int8"))))
+    >>> find_moves(before, before)
+    [(521, 0, 0)]
+    >>> after = arrange((((4,), np.dtype("int32")), ((9,), np.dtype("int8"))))
+    >>> find_moves(Layout(before.fields[1:], before.nbytes), after)
+    [(265, 0, 256)]
+    """
+    moves: list[tuple[int, int, int]] = []
+    for one, other in zip(source.fields, target.fields, strict=True):
+        nbytes = math.prod(one.shape) * one.dtype.itemsize
+        if moves:
+            moved, to, at = moves[-1]
+            if one.offset - at == other.offset - to >= moved:
+                moves[-1] = (one.offset - at + nbytes, to, at)
+                continue
+        moves.append((nbytes, other.offset, one.offset))
+    return moves
+
+
+def _unlike(staged: StagedBatch, expected: str, got: str, field: str | None = None) -> SampleError:
+    return SampleError(
+        f"expected {expected} as in the loader's first batch, got {got}; with static=True all batches must "
+        "have one shape: choose drop_last=True for a last batch that is not full, and pad fields of varying "
+        f"length to a fixed one, e.g. with the transform Pad; for pictures, {IF_PICTURES}",
+        batch=staged.number,
+        field=field,
+    )

@@ -1,0 +1,146 @@
+"""Decodes the pictures of staged batches on a device, between the worker and the copy of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.batch.left_out import leave_out
+from gpuloader.batch.stream import StagedBatch
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePicture, Stream
+from gpuloader.errors import PictureError, SampleError
+from gpuloader.fields.image_regions import Code, read_codes
+from gpuloader.sources.images.image import decode_code
+from gpuloader.transforms.program import Decoding, Program
+
+
+class HostPixels:
+    """Pixels in host memory, as a copy reads them."""
+
+    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+        self.bytes = pixels.reshape(-1)
+        self.address: int = self.bytes.__array_interface__["data"][0]
+
+
+Pixels = DevicePicture | HostPixels
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The pictures of one field of a batch, in order."""
+
+    decoding: Decoding
+    pictures: list[Pixels]
+
+
+class BatchDecoder:
+    """Decodes on one device; only the consumer calls it, from one thread at a time.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    urgent : bool
+        Whether kernels go ahead of those on streams of normal priority.
+    """
+
+    def __init__(self, device: Device, *, urgent: bool) -> None:
+        self._device = device
+        self._codec = device.codec()
+        self._stream = device.stream(urgent=urgent)  # of its own, as `Codec.decode` asks
+        self._event = device.event()
+
+    def decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+        """Return the pictures of each field; what the device cannot decode, the CPU's decoders do.
+
+        Samples whose pictures cannot be decoded may be left out of the batch, whose layout changes then.
+
+        Raises
+        ------
+        PictureError
+            A picture cannot be decoded.
+        LoaderError
+            The device or the decoder has failed.
+        """
+        views = staged.slot.views(staged.layout)
+        decoded: list[Decoded] = []
+        bad: set[int] = set()
+        try:
+            for decoding in program.decodings:
+                codes = list(read_codes(views[decoding.codes]))
+                pictures, failures = self._decode(codes)
+                if failures and not decoding.skips:
+                    position, error = failures[0]
+                    raise _locate(error, staged, position, codes[position], decoding.field)
+                decoded.append(Decoded(decoding, pictures))
+                bad.update(position for position, _ in failures)
+        except SampleError:
+            self._device.synchronize(self._event)  # what is being decoded still reads the slot
+            raise
+        if bad:
+            self._device.synchronize(self._event)
+            try:
+                leave_out(staged, len(decoded[0].pictures), bad)
+            except SampleError as error:
+                error.batch = staged.number
+                raise
+            for one in decoded:
+                one.pictures[:] = [
+                    picture for number, picture in enumerate(one.pictures) if number not in bad
+                ]
+        return decoded
+
+    def _decode(self, codes: Sequence[Code]) -> tuple[list[Pixels], list[tuple[int, PictureError]]]:
+        """Return all pictures, and the positions and errors of those that are missing, black there."""
+        encoded = [code for code in codes if code.orientation]
+        with self._device.current() as device:
+            found = iter(self._codec.decode(encoded, self._stream) if encoded else ())
+            device.record(self._event, self._stream)
+        pictures: list[Pixels] = []
+        failures: list[tuple[int, PictureError]] = []
+        for position, code in enumerate(codes):
+            picture: Pixels | None = next(found) if code.orientation else HostPixels(code.data)
+            if picture is None:
+                try:
+                    picture = HostPixels(decode_code(code))
+                except PictureError as error:
+                    failures.append((position, error))
+                    picture = HostPixels(np.zeros(0, np.uint8))
+            pictures.append(picture)
+        return pictures, failures
+
+    def place(
+        self,
+        device: DeviceCalls,
+        decoded: Sequence[Decoded],
+        staged: StagedBatch,
+        program: Program,
+        memory: DeviceMemory,
+        stream: Stream,
+    ) -> None:
+        """Enqueue the copies of a batch, of its pictures to where the program reads them, on `stream`.
+
+        The pictures must be kept until the copies have run.
+        """
+        for begin, end in program.pieces:
+            source = HostPixels(staged.slot.bytes[begin:end]) if begin else staged.slot
+            device.copy_async(memory, source, end - begin, stream, begin)
+        device.wait(stream, self._event)
+        views = staged.slot.views(staged.layout)
+        for one in decoded:
+            field = program.room.fields[one.decoding.pixels]
+            starts = views[one.decoding.codes + 1] * field.shape[1] + field.offset
+            for start, picture in zip(starts.tolist(), one.pictures, strict=False):  # a split more
+                if isinstance(picture, HostPixels):
+                    device.copy_async(memory, picture, picture.bytes.size, stream, start)
+                else:
+                    self._codec.copy(memory, picture, stream, start)
+
+
+def _locate(error: PictureError, staged: StagedBatch, position: int, code: Code, field: str) -> PictureError:
+    error.batch, error.index, error.field = staged.number, position, field
+    error.dataset_index = None if code.index < 0 else code.index
+    return error

@@ -1,0 +1,410 @@
+"""Every exception the package raises.
+
+LoaderError             base class of them all                              (also a RuntimeError)
+ ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
+ │    ├── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
+ │    └── PictureError  an encoded picture cannot be decoded
+ ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
+ ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
+ ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
+ ├── SourceError        a file or URL could not be read                         (also an OSError)
+ ├── PlaceError         a place is unknown, or its device is missing            (also a ValueError)
+ ├── MissingPackage     an optional package is not installed                    (also an ImportError)
+ ├── StagingMemoryError host or device memory for batches could not be reserved (also a MemoryError)
+ ├── WorkerError        a worker process died
+ │    └── WorkerTimeout a worker did not deliver its batch in time              (also a TimeoutError)
+ ├── Misuse             a method was called when or where it does not apply  (also an AssertionError)
+ ├── QueueClosed        the other end of a queue or ring was closed
+ └── EOFException       an epoch begun with start() has no more batches
+
+Invalid arguments raise builtin exceptions. Some of them are `BadValue` or one of its siblings below, which
+derive from two builtin exceptions: the one that Paddle raises, and the one that other libraries raise.
+
+An exception raised by the user's own reader is never wrapped: it reaches the consumer unchanged, with a
+note that names the batch (see :func:`note_batch`). An exception raised by a dataset becomes the cause of
+a `SampleError` that names the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+# The command that installs an optional part of the package, from where the package itself came.
+
+_NAME = "gpuloader"
+_HERE = Path(__file__).resolve().parents[2]
+
+
+def install_command(extra: str = "", *, force: bool = False) -> str:
+    """Return the ``pip install`` command for the package, with one of its extras.
+
+    Parameters
+    ----------
+    extra : str
+        The name of the extra, such as 'cli'; empty for the package alone.
+    force : bool
+        Whether to install what is already there once more.
+
+    Returns
+    -------
+    str
+        A command that works in the present folder. A package that runs from a checkout, or was installed from
+        one, is installed from there; one from a URL or a file, from that; any other, by its name.
+
+    Examples
+    --------
+    >>> install_command("cli")  # doctest: +ELLIPSIS
+    "pip install '...[cli]'"
+    """
+    what = "pip install --force-reinstall" if force else "pip install"
+    return f"{what} '{describe_source(_HERE, read_origin(), Path.cwd(), extra)}'"
+
+
+def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: str) -> str:
+    """Return the requirement for an extra.
+
+    Parameters
+    ----------
+    here : pathlib.Path
+        The folder that holds the package's folder.
+    origin : dict
+        The contents of the distribution's ``direct_url.json``; empty if there is none.
+    folder : pathlib.Path
+        The present folder.
+    extra : str
+        The name of the extra.
+
+    Examples
+    --------
+    >>> site, home = Path("/usr/lib/site-packages"), Path("/home/ann")
+    >>> describe_source(site, {}, home, "cli")
+    'gpuloader[cli]'
+    >>> wheel = {"url": "file:///tmp/gpuloader-1.0-py3-none-any.whl", "archive_info": {}}
+    >>> describe_source(site, wheel, home, "cli")
+    'gpuloader[cli] @ file:///tmp/gpuloader-1.0-py3-none-any.whl'
+    """
+    extra = f"[{extra}]" if extra else ""
+    checkout = here if _is_checkout(here) else _find_folder(origin)
+    if checkout is not None:
+        return f".{extra}" if checkout == folder else f"{checkout}{extra}"
+    url, version_control = origin.get("url"), origin.get("vcs_info")
+    if not isinstance(url, str) or "dir_info" in origin:
+        return f"{_NAME}{extra}"
+    if isinstance(version_control, dict):
+        url = f"{version_control.get('vcs')}+{url}@{version_control.get('commit_id')}"
+    return f"{_NAME}{extra} @ {url}"
+
+
+@cache
+def read_origin() -> dict[str, object]:
+    """Return where the installed distribution came from, as pip has noted it; empty if it came from an index.
+
+    >>> isinstance(read_origin(), dict)
+    True
+    """
+    # Imported late, because these modules take long to import and only errors need them.
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    with suppress(PackageNotFoundError, ValueError, OSError):
+        noted = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+        return noted if isinstance(noted, dict) else {}
+    return {}
+
+
+def _is_checkout(folder: Path) -> bool:
+    with suppress(OSError, UnicodeDecodeError):
+        return f'name = "{_NAME}"' in (folder / "pyproject.toml").read_text(encoding="utf-8")
+    return False
+
+
+def _find_folder(origin: dict[str, object]) -> Path | None:
+    """Return the checkout that a distribution was installed from, if it is still there."""
+    url = origin.get("url")
+    if "dir_info" not in origin or not isinstance(url, str):
+        return None
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    folder = Path(url2pathname(urlsplit(url).path))
+    return folder if _is_checkout(folder) else None
+
+
+class LoaderError(RuntimeError):
+    """Base class of all exceptions gpuloader raises itself; a RuntimeError, as in PyTorch.
+
+    >>> issubclass(EOFException, LoaderError), issubclass(WorkerError, RuntimeError)
+    (True, True)
+    """
+
+
+class SampleError(LoaderError, ValueError):
+    """A sample could not be loaded, or a sample or ready-made batch does not fit its field.
+
+    Attributes
+    ----------
+    batch : int or None
+        Position of the batch in its epoch, from 0.
+    index : int or None
+        Position of the sample in its batch, from 0.
+    field : str or None
+        Name of the field.
+    dataset_index : object
+        The sample's index in its dataset, as the sampler yielded it. None for readers.
+    worker : int or None
+        Number of the worker that fetched the sample; None without workers.
+
+    >>> error = SampleError("expected shape (784,), got (100,)", batch=3, index=7, field="image")
+    >>> str(error)
+    "batch 3, sample 7, field 'image': expected shape (784,), got (100,)"
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        batch: int | None = None,
+        index: int | None = None,
+        field: str | None = None,
+        dataset_index: object = None,
+        worker: int | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.batch = batch
+        self.index = index
+        self.field = field
+        self.dataset_index = dataset_index
+        self.worker = worker
+
+    def __str__(self) -> str:
+        where = [
+            f"batch {self.batch}" if self.batch is not None else "",
+            f"sample {self.index}" if self.index is not None else "",
+            f"dataset index {self.dataset_index!r}" if self.dataset_index is not None else "",
+            f"field {self.field!r}" if self.field is not None else "",
+            f"worker {self.worker}" if self.worker is not None else "",
+        ]
+        place = ", ".join(part for part in where if part)
+        return f"{place}: {self.problem}" if place else self.problem
+
+
+class FeedError(SampleError, AssertionError):
+    """A sample passed to a `DataFeeder` does not fit its feed, or a feed list is invalid."""
+
+
+class PictureError(SampleError):
+    """An encoded picture cannot be decoded: it is empty, damaged, truncated, or larger than is allowed.
+
+    Attributes
+    ----------
+    file : str
+        The picture's file or name; empty if it has none.
+
+    >>> print(PictureError("the file is empty", file="cat/1.jpg", index=3))
+    sample 3: cat/1.jpg: the file is empty
+    """
+
+    def __init__(self, problem: str, *, file: str = "", index: int | None = None) -> None:
+        super().__init__(f"{file}: {problem}" if file else problem, index=index)
+        self.file = file
+
+
+class ReaderError(LoaderError, TypeError):
+    """A reader, generator, iterator or setter is misused.
+
+    A reader must be a function without arguments that returns an iterable. A dataset, sampler or reader that
+    can be read only once has nothing left for a second epoch.
+    """
+
+
+class ComposeNotAligned(LoaderError, ValueError):
+    """The readers passed to `compose` have different numbers of items."""
+
+
+class DataFileError(LoaderError, ValueError):
+    """A data file violates its format; the message says where.
+
+    Attributes
+    ----------
+    file : str or None
+        The file's path or URL, unless `problem` names it.
+    row_group : int or None
+        Number of the Parquet row group, from 0.
+    column : str or None
+        Name of the column or array.
+
+    >>> print(DataFileError("3 values are null", file="a.parquet", row_group=2, column="label"))
+    a.parquet, row group 2, column 'label': 3 values are null
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        row_group: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.file = file
+        self.row_group = row_group
+        self.column = column
+
+    def __str__(self) -> str:
+        where = [
+            self.file or "",
+            f"row group {self.row_group}" if self.row_group is not None else "",
+            f"column {self.column!r}" if self.column is not None else "",
+        ]
+        place = ", ".join(part for part in where if part)
+        return f"{place}: {self.problem}" if place else self.problem
+
+
+class SourceError(LoaderError, OSError):
+    """A file or URL could not be read: it is missing, access is denied, or its server does not respond.
+
+    Attributes
+    ----------
+    url : str
+        The path or URL.
+    attempts : int
+        Number of attempts to read it.
+
+    >>> print(SourceError("the connection was refused", url="http://host/a.tar", attempts=5))
+    http://host/a.tar: the connection was refused (5 attempts)
+    """
+
+    def __init__(self, problem: str, *, url: str = "", attempts: int = 1) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.url = url
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        tried = f" ({self.attempts} attempts)" if self.attempts > 1 else ""
+        return f"{self.url}: {self.problem}{tried}" if self.url else f"{self.problem}{tried}"
+
+
+class PlaceError(LoaderError, ValueError):
+    """A place is unknown, or the device it names is missing."""
+
+
+class MissingPackage(ImportError, LoaderError):  # ImportError first: it takes the package's name
+    """An optional package is not installed; the message says how to install it.
+
+    >>> issubclass(MissingPackage, ImportError)
+    True
+    """
+
+
+class StagingMemoryError(LoaderError, MemoryError):
+    """Memory for the slots could not be reserved; the message names the size and what to change."""
+
+
+class WorkerError(LoaderError):
+    """A worker process died.
+
+    Attributes
+    ----------
+    pid : int
+        Process id of the worker.
+    signal : int or None
+        The signal that killed it; None if it exited by itself.
+    indices : tuple of int
+        Dataset indices of the samples in the batches it was working on.
+    """
+
+    def __init__(
+        self, problem: str, *, pid: int, signal: int | None = None, indices: Sequence[int] = ()
+    ) -> None:
+        super().__init__(problem)
+        self.pid = pid
+        self.signal = signal
+        self.indices = tuple(indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Unpickling calls the class with the positional arguments, and `pid` is keyword-only.
+        return partial(type(self), pid=self.pid), self.args, self.__dict__
+
+
+class WorkerTimeout(WorkerError, TimeoutError):
+    """A worker did not deliver its batch within the loader's ``timeout``."""
+
+
+class Misuse(LoaderError, AssertionError):
+    """A method was called when or where it does not apply, such as `reset` of a loader that is looped over.
+
+    >>> issubclass(Misuse, AssertionError)
+    True
+    """
+
+
+class QueueClosed(LoaderError):
+    """The other end of a queue or ring was closed."""
+
+
+class EOFException(LoaderError):
+    """The epoch begun with ``start()`` has no more batches; call ``reset()`` before the next ``start()``."""
+
+
+class BadValue(ValueError, AssertionError):
+    """An argument is out of range, or excludes another one; Paddle asserts most of these."""
+
+
+class BadType(TypeError, AssertionError):
+    """An argument has the wrong type; Paddle asserts most of these."""
+
+
+class BadTypeOrValue(TypeError, ValueError):
+    """An argument has the wrong type, for which Paddle raises ValueError in some places."""
+
+
+class BadIndex(IndexError, ValueError):
+    """A negative index is out of range, for which Paddle raises ValueError."""
+
+
+class NoIndices(TypeError, RuntimeError, AssertionError):
+    """An iterable dataset was indexed, asked for its length, or given to a sampler of indices.
+
+    Paddle raises RuntimeError for the first two, and AssertionError for the last.
+
+    A TypeError, because `list` asks for a length, and does without one only after a TypeError.
+    """
+
+
+def note_batch(error: BaseException, batch: int) -> None:
+    """Add a note to an exception of the user's reader that names the batch being read."""
+    note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return a one-line description of an exception: its type, and its message if it has one.
+
+    >>> describe_error(KeyError("label")), describe_error(StopIteration())
+    ("KeyError: 'label'", 'StopIteration')
+    """
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "the message is unavailable: str() raised"
+    return f"{name}: {text}" if text else name
+
+
+def missing_package(what: str, package: str, extra: str) -> MissingPackage:
+    """Return the error for a feature whose optional package is not installed.
+
+    >>> print(missing_package("reading Parquet files", "pyarrow", "parquet"))  # doctest: +ELLIPSIS
+    reading Parquet files needs pyarrow, which is not installed: pip install '...[parquet]'
+    """
+    return MissingPackage(
+        f"{what} needs {package}, which is not installed: {install_command(extra)}", name=package
+    )

@@ -1,0 +1,265 @@
+"""`multiprocess_reader`: run each reader in its own process, which sends items through a pipe.
+
+`multiprocessing` is slow to import, so the first read imports it, not the import of this package.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuloader.checks import check_count
+from gpuloader.errors import LoaderError, ReaderError, WorkerError
+from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
+from gpuloader.system.interrupts import exit_first, take_signals
+from gpuloader.system.processes import (
+    close_process,
+    describe_death,
+    die_with_parent,
+    open_sentinel,
+    portable,
+    start_process,
+    starting,
+)
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+_ITEM, _END, _ERROR = 0, 1, 2
+_MOST_AHEAD = 2**31 - 1  # the largest count of a semaphore
+_GRACE_S = 1.0
+
+
+def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
+    """Run each reader in its own process and yield their items in turn, one of each until it ends.
+
+    So the order of the items is the same every time. A reader may itself be a `multiprocess_reader`.
+
+    The processes are forked if the system can, because most readers are closures, which do not pickle. A
+    forked reader must not use CUDA. The processes end with the iteration that started them, and with their
+    parent, however it dies.
+
+    Parameters
+    ----------
+    readers : list of callable
+        The readers; each gets one process.
+    use_pipe : bool
+        Accepted for compatibility with Paddle and ignored: items always travel through a pipe, in turn.
+    queue_size : int
+        The number of items that a process may be ahead of the consumer.
+
+    Raises
+    ------
+    ReaderError
+        There is no reader, or one of them is not a function without arguments.
+    ValueError
+        The queue size is not an integer of 1 or more.
+    WorkerError
+        Raised while reading: a process died. The message names the process and the signal.
+    LoaderError
+        Raised while reading: an item or an exception cannot be pickled, or this is a fork of the process that
+        began to read.
+    BaseException
+        Raised while reading: an exception of a reader, with the traceback of its process in a note.
+
+    Examples
+    --------
+    >>> list(multiprocess_reader([lambda: [1, 2, 3], lambda: [10]])())
+    [1, 10, 2, 3]
+    """
+    sources = [check_reader(reader) for reader in readers]
+    if not sources:
+        raise ReaderError("multiprocess_reader needs at least one reader, got an empty list")
+    ahead = min(check_count("queue_size", queue_size), _MOST_AHEAD)
+
+    def read() -> Iterator[Any]:
+        workers: list[_Worker] = []
+        try:
+            for source in sources:
+                workers.append(_Worker.start(source, ahead))
+            yield from _take_turns(workers)
+        finally:
+            _stop(workers)
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Worker:
+    """A process, a handle that becomes ready when it dies, our end of its pipe, and its send credits."""
+
+    # An iterator that is dropped in a reference cycle closes its workers when garbage is collected. If they
+    # were part of that garbage, their pipe might be finalized first, and `close` would close its descriptor
+    # again, which may belong to another file by then. Free-threaded Python finalizes in any order.
+    open_workers: ClassVar[set[_Worker]] = set()
+
+    process: Any
+    sentinel: int
+    pipe: Connection
+    room: Any
+    owner: int
+
+    @classmethod
+    def start(cls, reader: Reader, ahead: int) -> _Worker:
+        import multiprocessing
+
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
+        exit_first()
+        with starting():
+            ours = theirs = None
+            try:
+                ours, theirs = context.Pipe(duplex=False)
+                room = context.Semaphore(ahead)
+                process = context.Process(
+                    target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
+                )
+                start_process(process)
+            except BaseException as error:
+                if ours is not None:
+                    ours.close()
+                if not isinstance(error, OSError):
+                    raise
+                raise LoaderError(
+                    f"a process for a reader could not be started ({error}): the system has no more "
+                    "processes, descriptors or memory, or /dev/shm is full; free some, or read in a thread, "
+                    "with buffered or use_multiprocess=False"
+                ) from error
+            finally:
+                if theirs is not None:
+                    theirs.close()
+        worker = cls(process, open_sentinel(process), ours, room, os.getpid())
+        cls.open_workers.add(worker)
+        return worker
+
+    def close(self) -> None:
+        if self.sentinel != self.process.sentinel:
+            os.close(self.sentinel)
+        close_process(self.process)
+        self.pipe.close()
+        self.open_workers.discard(self)
+
+    def receive(self) -> tuple[int, Any, str]:
+        try:
+            message = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise self.death() from None
+        try:
+            kind, payload, trace = pickle.loads(message)
+        except Exception as error:
+            raise LoaderError(
+                f"an item from reader process {self.process.pid} cannot be unpickled "
+                f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
+            ) from error
+        return kind, payload, trace
+
+    def failure(self) -> BaseException:
+        """Return the exception that the reader raised, behind the items that it sent, or else the death."""
+        with suppress(WorkerError):
+            while self.pipe.poll():  # a child of the process may hold the pipe open
+                kind, payload, trace = self.receive()
+                if kind == _ERROR:
+                    return _noted(payload, trace)
+        return self.death()
+
+    def death(self) -> WorkerError:
+        from multiprocessing.connection import wait
+
+        wait([self.sentinel], _GRACE_S)
+        cause, signal = describe_death(self.process.exitcode)
+        return WorkerError(
+            f"reader process {self.process.pid} {cause} before its reader ended",
+            pid=self.process.pid,
+            signal=signal,
+        )
+
+
+def _stop(workers: list[_Worker]) -> None:
+    workers = [worker for worker in workers if worker.owner == os.getpid()]  # a fork has only copies
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.close()
+
+
+def _take_turns(workers: list[_Worker]) -> Iterator[Any]:
+    pending = deque(workers)
+    while pending:
+        worker = pending[0]
+        if worker.owner != os.getpid():  # reading here would take the items from the owner
+            raise LoaderError(
+                "the reader's processes belong to the process that forked this one; start a new epoch here"
+            )
+        _await(worker, pending)
+        kind, payload, trace = worker.receive()
+        if kind == _ITEM:
+            worker.room.release()
+            pending.rotate(-1)
+            yield payload
+        elif kind == _END:
+            pending.popleft()
+        else:
+            raise _noted(payload, trace)
+
+
+def _await(worker: _Worker, pending: Iterable[_Worker]) -> None:
+    """Wait until a worker has sent something; meanwhile raise the error of any worker that fails."""
+    from multiprocessing.connection import wait
+
+    alive = {one.sentinel: one for one in pending}
+    while not worker.pipe.poll():  # deliver first what the process sent before it died
+        ready = wait([worker.pipe, *alive])
+        if worker.pipe in ready:
+            return
+        for one in [alive.pop(sentinel) for sentinel in list(alive) if sentinel in ready]:
+            if one.process.exitcode or (one is worker and not worker.pipe.poll()):
+                raise one.failure()
+
+
+def _noted(error: BaseException, trace: str) -> BaseException:
+    error.add_note(f"gpuloader: raised in a reader process\n{trace}")
+    return error
+
+
+def _work(reader: Reader, pipe: Connection, room: Any) -> None:
+    take_signals()
+    try:
+        die_with_parent()
+        _send_all(iterate(reader), pipe, room)
+        last: tuple[int, Any, str] = (_END, None, "")
+    except BaseException as error:
+        last = (_ERROR, portable(error), traceback.format_exc())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # flush now: the parent kills this process after the last message
+            stream.flush()
+    with suppress(OSError):  # the parent may be gone
+        pipe.send(last)
+    pipe.close()
+    if last[0] == _ERROR:
+        sys.exit(1)  # so that the parent notices while it waits for another reader
+
+
+def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:
+    for number in itertools.count():
+        room.acquire()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        try:
+            message = pickle.dumps((_ITEM, item, ""), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise LoaderError(
+                f"item {number} of a reader in a process cannot be pickled "
+                f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
+            ) from None
+        pipe.send_bytes(message)

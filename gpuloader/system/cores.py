@@ -1,0 +1,259 @@
+"""Which processor cores are near a GPU, on machines whose memory is divided into several NUMA nodes.
+
+Each node has cores and memory of its own. A copy to a GPU from the memory of another node crosses the link
+between the processors, which is slower and shared. The kernel places a page on the node of the core that
+first writes to it. So what is first written on cores near the GPU lies near it; no memory policy has to be
+set, which containers forbid, and the user's own policy and limits hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+# Read the memory and CPU limits of this process's control group, version 1 or 2.
+
+_UNLIMITED = 1 << 60
+"""Bytes; version 1 reports "no limit" as a number beyond this, the largest multiple of the page size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """Limits on this process, including those inherited from parent groups.
+
+    Attributes
+    ----------
+    version : int or None
+        1 or 2; None without control groups.
+    memory_limit : int or None
+        Memory limit in bytes; None if there is none.
+    memory_used : int
+        Bytes counted against that limit, minus the file cache, which the kernel reclaims on demand.
+    processors : float or None
+        CPU quota in processors; None if there is none.
+    """
+
+    version: int | None = None
+    memory_limit: int | None = None
+    memory_used: int = 0
+    processors: float | None = None
+
+
+def read_control_group(root: Path = Path("/")) -> ControlGroup:
+    """Return the limits of this process's control group.
+
+    Parameters
+    ----------
+    root : path
+        The folder that contains ``proc`` and ``sys``.
+
+    >>> read_control_group(Path("/nowhere"))
+    ControlGroup(version=None, memory_limit=None, memory_used=0, processors=None)
+    """
+    paths = _own_paths(root / "proc/self/cgroup")
+    mount = root / "sys/fs/cgroup"
+    if (mount / "cgroup.controllers").is_file():
+        groups = list(_upwards(mount, paths.get("", "/")))
+        limit, used = _tightest(groups, "memory.max", "memory.current", ("inactive_file", "active_file"))
+        return ControlGroup(2, limit, used, min(filter(None, map(_quota_2, groups)), default=None))
+    memory = list(_upwards(mount / "memory", paths.get("memory", "/")))
+    if not (mount / "memory").is_dir():
+        return ControlGroup()
+    cached = ("total_inactive_file", "total_active_file")
+    limit, used = _tightest(memory, "memory.limit_in_bytes", "memory.usage_in_bytes", cached)
+    processors = [
+        quota
+        for name in ("cpu", "cpu,cpuacct")
+        for group in _upwards(mount / name, paths.get("cpu", "/"))
+        if (quota := _quota_1(group))
+    ]
+    return ControlGroup(1, limit, used, min(processors, default=None))
+
+
+def _own_paths(file: Path) -> dict[str, str]:
+    """Return the path of this process's group for each controller; version 2 uses the key ''."""
+    paths: dict[str, str] = {}
+    for line in (read_text(file) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
+    return paths
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """Yield a group's folder and its parents, as far as they exist; a container may see only the mount."""
+    own = PurePosixPath(path.lstrip("/"))
+    for part in (own, *own.parents):
+        if ".." not in part.parts and (mount / part).is_dir():
+            yield mount / part
+
+
+def _tightest(
+    groups: list[Path], limit_name: str, used_name: str, cached: tuple[str, ...]
+) -> tuple[int | None, int]:
+    """Return the limit and usage of the group with the least memory left."""
+    found: list[tuple[int, int]] = []
+    for group in groups:
+        limit, used = _number(group / limit_name), _number(group / used_name)
+        if limit is not None and limit < _UNLIMITED:
+            lines = [line.split() for line in (read_text(group / "memory.stat") or "").splitlines()]
+            cache = sum(int(line[1]) for line in lines if line[0] in cached)
+            found.append((limit, max((used or 0) - cache, 0)))
+    return min(found, key=lambda one: one[0] - one[1]) if found else (None, 0)
+
+
+def _quota_2(group: Path) -> float | None:
+    words = (read_text(group / "cpu.max") or "max").split()
+    return None if words[0] == "max" else int(words[0]) / int(words[1])
+
+
+def _quota_1(group: Path) -> float | None:
+    quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _number(file: Path) -> int | None:
+    text = (read_text(file) or "").strip()
+    return int(text) if text.lstrip("-").isdecimal() else None
+
+
+def read_text(file: Path) -> str | None:
+    """Return the text of a kernel file, or None if it is missing or unreadable."""
+    try:
+        return file.read_text()
+    except OSError:
+        return None
+
+
+T = TypeVar("T")
+
+Cores = frozenset[int]
+"""Numbers of processor cores; if empty, any."""
+
+
+def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:
+    """Return the cores of each NUMA node that has some, by the node's number.
+
+    Parameters
+    ----------
+    root : path
+        The folder that contains ``sys``.
+
+    >>> read_nodes(Path("/nowhere"))
+    {}
+    """
+    nodes = {
+        int(folder.name.removeprefix("node")): parse_cores(read_text(folder / "cpulist") or "")
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+    }
+    return {number: nodes[number] for number in sorted(nodes) if nodes[number]}
+
+
+def parse_cores(text: str) -> Cores:
+    r"""Return the cores in a list as the kernel writes it; text of another form is an empty one.
+
+    >>> sorted(parse_cores("0-2,8\n")), parse_cores("\n")
+    ([0, 1, 2, 8], frozenset())
+    """
+    cores: set[int] = set()
+    try:
+        for part in filter(None, text.strip().split(",")):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        return frozenset()
+    return frozenset(cores)
+
+
+def find_node(bus_id: str, root: Path = Path("/")) -> int | None:
+    """Return the NUMA node of a device on the PCI bus, such as '0000:3B:00.0'; None if it is unknown."""
+    text = (read_text(root / "sys/bus/pci/devices" / bus_id.lower() / "numa_node") or "").strip()
+    return int(text) if text.isdecimal() else None  # -1: the kernel does not know it
+
+
+def own_cores() -> Cores:
+    """Return the cores on which the calling thread may run; empty if the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def find_cores_near(
+    bus_ids: Callable[[], Iterable[str]], root: Path = Path("/"), allowed: Cores | None = None
+) -> Cores:
+    """Return this process's cores on the NUMA node that all given devices share; empty if none are nearer.
+
+    That is also the case on a machine with one node, if the devices are on several nodes or on an unknown
+    one, and if the user has restricted this process to cores of one node, whichever that is.
+
+    Parameters
+    ----------
+    bus_ids : callable
+        Returns the devices' positions on the PCI bus; called only if there are several nodes.
+    root : path
+        The folder that contains ``sys``.
+    allowed : set of int or None
+        The cores to choose from; None: those on which the calling thread may run.
+    """
+    nodes = read_nodes(root)
+    if len(nodes) < 2:
+        return frozenset()
+    allowed = own_cores() if allowed is None else allowed
+    found = {find_node(one, root) for one in bus_ids()}
+    node = found.pop() if len(found) == 1 else None
+    near = nodes.get(node, frozenset()) & allowed if node is not None else frozenset()
+    return frozenset() if near == allowed else near
+
+
+def bind(cores: Cores) -> None:
+    """Restrict the calling thread, and what it starts, to those of its cores that are in `cores`.
+
+    Does nothing if there are none, or on systems without affinity.
+    """
+    near = cores & own_cores()
+    if near:
+        with contextlib.suppress(OSError):  # a sandbox may forbid it, or the core is gone
+            os.sched_setaffinity(0, near)
+
+
+def call_near(cores: Cores, function: Callable[[], T]) -> T:
+    """Call a function on given cores, in a thread of its own, so that memory it first writes to lies there.
+
+    >>> call_near(own_cores(), lambda: 5), call_near(frozenset(), lambda: 6)
+    (5, 6)
+    """
+    if not cores:
+        return function()
+    returned: list[T] = []
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        bind(cores)
+        try:
+            returned.append(function())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, name="gpuloader: memory near a GPU", daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return returned[0]
+
+
+def show_cores(cores: Iterable[int]) -> str:
+    """Return a list of cores as the kernel writes it.
+
+    >>> show_cores([0, 1, 2, 3, 8, 10, 11])
+    '0-3,8,10-11'
+    """
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], core]
+        else:
+            runs.append([core])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,269 @@
+"""What happens when an object goes, without losing a Ctrl-C that arrives at that moment.
+
+Python prints what is raised while it frees an object, and continues. A Ctrl-C raises in whatever Python code
+runs next, so one that arrives in a ``__del__``, in a callback of `weakref` or of `weakref.finalize` is lost.
+The package has none of these. Where C code is enough, `calling` makes a ``__del__`` without Python code, and
+the Ctrl-C stays pending. Where it is not, a `Finalizer` delivers the Ctrl-C again.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter, call
+from time import sleep
+from typing import Generic, TypeVar
+
+
+def calling(name: str) -> property:
+    """Return a ``__del__`` that calls what the attribute `name` of the object holds, and runs no Python code.
+
+    The object's attribute must hold a function written in C, such as one that `once` returns. It must not be
+    an attribute of the class, because later versions of Python make methods of `partial` objects there.
+
+    >>> class Thing:
+    ...     __del__ = calling("_release")
+    ...
+    ...     def __init__(self):
+    ...         self._release = partial(print, "gone")
+    >>> Thing() and None
+    gone
+    """
+    return property(attrgetter(name))
+
+
+def once(*functions: Callable[[], object]) -> Callable[[], object]:
+    """Return a function that calls the functions when it is called for the first time.
+
+    Any thread may call it. It runs no Python code of its own, and the functions must not raise.
+
+    >>> say = once(partial(print, "first"), partial(print, "second"))
+    >>> _ = say(), say()
+    first
+    second
+    """
+    return partial(deque, map(call, functions), 0)
+
+
+def closing_once(*descriptors: int | None) -> Callable[[], object]:
+    """Return a function that closes file descriptors once, without Python code, and ignores errors.
+
+    None and negative numbers stand for no descriptor.
+
+    >>> close = closing_once(None, -1)
+    >>> _ = close()
+    """
+    found = [one for one in descriptors if one is not None and one >= 0]
+    return once(*(partial(os.closerange, one, one + 1) for one in found))
+
+
+class Finalizer:
+    """Calls a function when this object is called or dropped, whichever comes first.
+
+    Make it an attribute of the object whose end matters, and make the function refer to what has to be ended
+    instead of to that object. A Ctrl-C that arrives when this object is dropped is delivered again by a
+    thread, which also calls the function again. So the function must be one that can be called again after a
+    Ctrl-C has cut it short. Other exceptions have nobody to be raised to.
+
+    The garbage collector finalizes the oldest objects first. So a finalizer that is older than the generators
+    that its function closes ends them, and no Ctrl-C can arrive while they are collected by themselves.
+
+    Parameters
+    ----------
+    function : callable or None
+        The function; None waits for `watch`.
+
+    Examples
+    --------
+    >>> finalizer = Finalizer(lambda: print("gone"))
+    >>> del finalizer
+    gone
+    """
+
+    __slots__ = ("_due", "_keeper")
+
+    def __init__(self, function: Callable[[], object] | None = None) -> None:
+        self._due = [] if function is None else [function]
+        self._keeper = _keep(self._due)
+        next(self._keeper)
+
+    def watch(self, function: Callable[[], object]) -> None:
+        """Call this function, for a finalizer that was made without one."""
+        self._due.append(function)
+
+    def __call__(self) -> None:
+        """Call the function now, and not again later; do nothing if that has happened."""
+        for function in self._due[:1]:
+            function()
+        self.end()
+
+    def end(self) -> None:
+        """Forget the function; no Python code runs then when this object is dropped."""
+        self._due.clear()
+        self._keeper.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the function is still to be called."""
+        return bool(self._due)
+
+
+def _keep(due: list[Callable[[], object]]) -> Generator[None, None, None]:
+    """Call the function when this generator is dropped.
+
+    A generator that is dropped continues in the block below without a moment in which Python looks for
+    signals, unlike a function, where it does so at the beginning.
+    """
+    try:
+        yield
+    finally:
+        if due:
+            function = due[0]
+            del due[0]  # a call, as of `pop`, would be such a moment
+            try:
+                function()
+            except KeyboardInterrupt:
+                _thread.start_new_thread(_deliver_interrupt, (function,))
+            except Exception:
+                pass
+
+
+def _deliver_interrupt(function: Callable[[], object]) -> None:
+    """Start the thread that delivers an interrupt, in a thread of its own.
+
+    A finalizer may run while its thread holds the locks of `threading`, so it must not start one of those.
+    But a thread that `threading` does not know remains in its list once it has asked for its own name.
+    """
+    threading.Thread(target=_deliver, args=(function,), name="gpuloader-interrupt", daemon=True).start()
+
+
+def _deliver(function: Callable[[], object]) -> None:
+    """Interrupt the main thread once more, after the object has been freed, and do what was cut short."""
+    sleep(0.01)
+    if hasattr(signal, "pthread_kill"):  # a signal also wakes a thread that sleeps or waits
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+    with suppress(Exception):
+        function()
+
+
+_watched: dict[weakref.ref[object], Finalizer] = {}
+
+
+def when_dropped(one: object, function: Callable[[], object]) -> None:
+    """Call a function when an object of another package goes, on the terms of `Finalizer`.
+
+    >>> class Thing: pass
+    >>> thing = Thing()
+    >>> when_dropped(thing, lambda: print("gone"))
+    >>> del thing
+    gone
+    """
+    _watched[weakref.ref(one, _watched.pop)] = Finalizer(function)
+
+
+# Weak collections that run no Python code when one of their objects goes.
+#
+# Those of `weakref` remove an object in a Python function. A Ctrl-C that arrives there is lost, because
+# Python prints an exception in such a function and continues.
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Living(Generic[T]):
+    """The objects that were added and still live; any thread may call the methods.
+
+    Examples
+    --------
+    >>> class Thing: pass
+    >>> things, thing = Living(), Thing()
+    >>> things.add(thing); list(things) == [thing]
+    True
+    >>> del thing; list(things)
+    []
+    """
+
+    def __init__(self) -> None:
+        self._references: set[weakref.ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        """Add an object, which must not define what equals it."""
+        self._references.add(weakref.ref(one, self._references.discard))
+
+    def discard(self, one: T) -> None:
+        """Remove an object, if it is there."""
+        self._references.discard(weakref.ref(one))
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the objects that are there now."""
+        found = [reference() for reference in self._references.copy()]
+        return iter([one for one in found if one is not None])
+
+
+class LivingKeys(Generic[T, V]):
+    """Values that are kept as long as the objects that they belong to; any thread may call the methods.
+
+    Examples
+    --------
+    >>> class Thing: pass
+    >>> names, thing = LivingKeys(), Thing()
+    >>> names.set(thing, "a thing"); names.get(thing)
+    'a thing'
+    >>> del thing; len(names)
+    0
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[weakref.ref[T], V] = {}
+
+    def set(self, key: T, value: V) -> None:
+        """Set the value of an object, which must not define what equals it."""
+        self._values[weakref.ref(key, self._values.pop)] = value
+
+    def get(self, key: T) -> V | None:
+        """Return the value of an object; None if it has none."""
+        return self._values.get(weakref.ref(key))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class LivingValues(Generic[K, T]):
+    """Objects by their keys, as long as they live; any thread may call the methods.
+
+    Examples
+    --------
+    >>> class Thing: pass
+    >>> things, thing = LivingValues(), Thing()
+    >>> things.set("a", thing); things.get("a") is thing
+    True
+    >>> del thing; things.get("a"), things.items()
+    (None, [])
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[K, weakref.ref[T]] = {}
+
+    def set(self, key: K, value: T) -> None:
+        """Set the object of a key."""
+        self._references[key] = weakref.ref(value, partial(self._references.pop, key))
+
+    def get(self, key: K) -> T | None:
+        """Return the object of a key; None if there is none, or no longer."""
+        reference = self._references.get(key)
+        return None if reference is None else reference()
+
+    def items(self) -> list[tuple[K, T]]:
+        """Return the keys and objects that are there now."""
+        found = [(key, reference()) for key, reference in self._references.copy().items()]
+        return [(key, one) for key, one in found if one is not None]

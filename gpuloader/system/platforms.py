@@ -1,0 +1,271 @@
+"""Everything that differs between operating systems, with fallbacks for missing features.
+
+| feature                        | Linux                   | macOS and other POSIX     | Windows           |
+|--------------------------------|-------------------------|---------------------------|-------------------|
+| memory shared by processes     | sealed memory file      | unlinked file             | none: use threads |
+| reserving memory in full       | ``posix_fallocate``     | writing zeros             | by the mapping    |
+| faulting in pages              | ``MADV_POPULATE_WRITE`` | one write per page        | none              |
+| huge pages, malloc tuning      | yes                     | no                        | no                |
+| available memory               | ``/proc``, ``/sys``     | unknown: nothing refused  | unknown           |
+| messages with descriptors      | ``SOCK_SEQPACKET``      | ``SOCK_STREAM``           | none: use threads |
+| detecting a process's death    | its descriptor (pidfd)  | a pipe it inherited       | its handle        |
+| forking by default             | yes                     | not on macOS              | no                |
+
+Features are looked up at each call, so that a test can remove them. All functions may be called from
+any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import math
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.errors import LoaderError
+from gpuloader.system.cores import read_control_group, read_text
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
+_F_ADD_SEALS = 1033
+_SEAL_AGAINST_RESIZE = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_SEAL_AGAINST_WRITING = 0x0008
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_PIECE = 1 << 20  # bytes of zeros written at a time
+
+
+def check_processes() -> None:
+    """Raise `LoaderError` if worker processes cannot share the loader's memory on this system.
+
+    >>> check_processes()
+    """
+    if not can_share_memory():
+        raise LoaderError(
+            "worker processes need memory files and sockets that pass their descriptors, which "
+            f"{sys.platform} does not have; use worker_type='thread' or num_workers=0"
+        )
+
+
+def can_share_memory() -> bool:
+    """Return whether processes can share memory by passing its descriptor."""
+    return os.name == "posix"
+
+
+def may_fork_unasked() -> bool:
+    """Return whether the package may fork processes although the user did not ask for it.
+
+    On macOS, a forked process must not use the system's own libraries, which include linear algebra.
+    """
+    return sys.platform not in ("darwin", "win32") and hasattr(os, "fork")
+
+
+def after_fork(function: Callable[[], object]) -> None:
+    """Call `function` in every process forked from this one; do nothing on systems without fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def has_memory_files() -> bool:
+    """Return whether the system has sealable files that exist only in memory."""
+    return hasattr(os, "memfd_create")
+
+
+def open_memory_file(name: str) -> int:
+    """Return the descriptor of a new, empty file in memory. It has no name, so a crash leaves nothing behind.
+
+    Without memory files it is an unlinked file in ``/dev/shm`` or, if that is missing, in the folder for
+    temporary files. The system may then write its contents to disk in the background.
+
+    Raises
+    ------
+    OSError
+        There are no descriptors left, or that folder is full.
+    """
+    if has_memory_files():
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    shared = "/dev/shm"
+    folder = shared if os.access(shared, os.W_OK) else None
+    import tempfile  # with its five modules, every worker's server would start later
+
+    with tempfile.TemporaryFile(prefix=name, dir=folder, buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Grow a memory file to `nbytes` and reserve all of it, or raise `OSError`."""
+    start = os.fstat(descriptor).st_size
+    os.ftruncate(descriptor, nbytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return
+    zeros = memoryview(bytes(min(nbytes, _PIECE)))
+    while start < nbytes:
+        start += os.pwrite(descriptor, zeros[: nbytes - start], start)
+
+
+def seal(descriptor: int, *, writable: bool) -> None:
+    """Seal a memory file against resizing and, unless `writable`, against further writes.
+
+    Does nothing if files cannot be sealed. The only protection then is that nobody else has the descriptor.
+    """
+    if has_memory_files():
+        import fcntl
+
+        fcntl.fcntl(
+            descriptor, _F_ADD_SEALS, _SEAL_AGAINST_RESIZE | (0 if writable else _SEAL_AGAINST_WRITING)
+        )
+
+
+def map_private(nbytes: int) -> mmap.mmap:
+    """Map new private memory, in huge pages if available, and fault it in.
+
+    Raises
+    ------
+    OSError, ValueError
+        The memory is not available.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    prefault(mapping)
+    return mapping
+
+
+def map_shared(nbytes: int) -> mmap.mmap:
+    """Map new memory whose pages do not move when this process forks; otherwise as `map_private`."""
+    mapping = mmap.mmap(-1, nbytes)
+    prefault(mapping)
+    return mapping
+
+
+def prefault(mapping: mmap.mmap) -> None:
+    """Fault in all pages of a mapping that nobody has written to yet; raise `OSError` if memory runs out."""
+    if sys.platform == "linux":
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE)
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: an older kernel
+                raise
+    pages: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+    pages[:: mmap.PAGESIZE] = 0
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return how many bytes this process can still allocate, by the kernel's estimate and its control groups.
+
+    Returns None if neither is known (no ``proc`` and ``sys`` below `root`).
+
+    >>> available_memory() is None or available_memory() > 0
+    True
+    """
+    group = read_control_group(root)
+    left = None if group.memory_limit is None else max(group.memory_limit - group.memory_used, 0)
+    known = [size for size in (_system_available(root / "proc/meminfo"), left) if size is not None]
+    return min(known, default=None)
+
+
+def _system_available(table: Path) -> int | None:
+    lines = (read_text(table) or "").splitlines()
+    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return kib[0] * 1024 if kib else None
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep a sample's memory for the next sample, instead of returning it to the system.
+
+    A new process returns every freed array of more than 128 KiB to the system, so that the next array faults
+    in new pages: about 150 page faults per image. Does nothing without the GNU C library.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+def message_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets that can pass descriptors and, if possible, preserve message boundaries.
+
+    Otherwise their type is ``SOCK_STREAM``, and the reader must know the length of each message.
+    """
+    if hasattr(socket, "SOCK_SEQPACKET"):
+        try:
+            return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            if error.errno not in (errno.EPROTONOSUPPORT, errno.EPROTOTYPE, errno.ESOCKTNOSUPPORT):
+                raise
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def open_process(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the process dies, or None if unsupported; close it."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # an old or sandboxed kernel
+            return os.pidfd_open(pid)
+    return None
+
+
+def kill_process(descriptor: int) -> bool:
+    """Kill the process of a descriptor that `open_process` returned; return False if that is not allowed.
+
+    A process id might already belong to another process: a fork server reaps its children.
+    """
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    except (OSError, AttributeError):  # a sandboxed kernel
+        return False
+    return True
+
+
+def kill_session(pid: int) -> None:
+    """Kill a process that leads a session of its own, and what it started; without sessions, it alone."""
+    with contextlib.suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+
+
+def allowed_cores() -> int:
+    """Return the number of processor cores this process may run on.
+
+    >>> 1 <= allowed_cores() <= (os.cpu_count() or 1)
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_gil() -> bool:
+    """Return whether threads take turns at running Python code; not so on free-threaded Python.
+
+    >>> has_gil() or sys.version_info >= (3, 13)
+    True
+    """
+    # A free-threaded Python turns the lock on if an extension module needs it.
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return how many cores' worth of CPU time this process gets: `allowed_cores`, limited by its CPU quota.
+
+    >>> 1 <= usable_cores() <= allowed_cores()
+    True
+    """
+    quota = read_control_group(root).processors
+    return allowed_cores() if quota is None else max(min(allowed_cores(), math.ceil(quota)), 1)

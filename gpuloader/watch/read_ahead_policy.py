@@ -1,0 +1,215 @@
+"""Whether to read ahead in a thread, decided while a loop runs, from how long reading and stepping take."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+PAYS = 40_000
+"""Nanoseconds of work to hide in each step from which a thread can pay for the hand-over of batches."""
+SURE = 150_000
+"""Nanoseconds of work to hide in each step from which a thread is tried at once, not after a while."""
+LONG = 2_000_000
+"""Nanoseconds of an early reading from which not even one step should wait for the next."""
+
+_ENOUGH = 2_000_000  # nanoseconds of steps per decision
+_STEPS = 8  # or as many steps
+_LONG_STEPS = 3  # but no fewer, which would not show which of them is an exception
+_WINDOWS = 6  # decisions' worth of steps from which one sees whether the thread hides anything
+_ALONE = 4  # and from which one knows what both take without it
+_ALIKE = 2.0  # a loop whose times differ by less has not changed
+_FIRST_TRY, _LAST_TRY = 64, 1 << 15  # steps after which a loop with a thread is measured without it
+_SHORTEST_REST, _LONGEST_REST = 32, 1 << 10  # windows for which a thread that did not help is not tried again
+
+
+@dataclass(slots=True)
+class ReadAheadPolicy:
+    """Measures a loop and decides how to read; kept from epoch to epoch.
+
+    A thread that reads beside the consumer hides the shorter of reading and stepping, and costs hand-overs
+    and waits for the interpreter's lock. What each takes without the other is known from steps in which only
+    one of them ran. What the thread hides is known from whole steps while both ran: where these take hardly
+    less than both together, as with Python code on both sides, the thread is given up for a while. Every
+    decision rests on medians, or on means without the largest value, because on a busy machine a single step
+    may take any time.
+
+    Attributes
+    ----------
+    fixed : bool
+        Whether the user has chosen the thread, so that nothing is decided here.
+    bound : bool
+        Whether a decision lasts at least for an epoch, because the source stays in the thread that opens it.
+        What may not pay is then tried later.
+    beside : bool
+        Whether a thread reads while the consumer steps; otherwise only while the consumer waits.
+    read, step : float
+        The latest times per batch and per step, in nanoseconds; 0 before the first.
+    changes : int
+        How often the decision has changed.
+    mixed : bool
+        Whether the thread has lately read beside a step although it should not; set by the thread.
+    trying : bool
+        Whether the thread must not read beside a step, because both are being measured alone.
+    """
+
+    fixed: bool = False
+    bound: bool = False
+    beside: bool = False
+    read: float = 0.0
+    step: float = 0.0
+    changes: int = 0
+    mixed: bool = False
+    trying: bool = False
+    _reads: list[int] = field(default_factory=list)
+    # Several threads may loop over one loader, each in an epoch of its own.
+    _deciding: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _steps: list[int] = field(default_factory=list)
+    _waits: list[int] = field(default_factory=list)
+    _total: int = 0
+    _handed: int = 0
+    _cycles: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
+    _alone: deque[float] = field(default_factory=lambda: deque(maxlen=_ALONE))  # steps without the thread
+    _both: float = 0.0  # a step with the thread, when last seen long enough
+    _rest: int = _SHORTEST_REST
+    _next_rest: int = _SHORTEST_REST
+    _until_try: int = _FIRST_TRY
+    _next_try: int = _FIRST_TRY
+
+    def __post_init__(self) -> None:
+        self.beside = self.fixed
+        if self.bound:
+            self._rest = self._next_rest = _LONGEST_REST
+
+    @property
+    def threaded(self) -> bool:
+        """Whether to open a source in a thread, if it stays in the thread that opens it."""
+        return self.beside or not self.read
+
+    def note_read(self, nanoseconds: int, changes: int) -> None:
+        """Count one batch that a thread has read, and that it began after so many changes; called by it."""
+        if changes == self.changes:
+            self._reads.append(nanoseconds)
+            del self._reads[: -2 * _STEPS]
+            self.see_early(nanoseconds)
+
+    def see_early(self, nanoseconds: int) -> None:
+        """Decide from the latest batch alone, before enough steps are known to decide from them.
+
+        Not even one step should wait for a long reading. But often only the first batch takes long, because
+        the source opens its files or shuffles.
+        """
+        if not self.read and not self.fixed:
+            self.beside = nanoseconds >= LONG
+
+    def note_step(self, step: int, wait: int, handed: bool) -> bool:
+        """Count one step and how its batch was waited for or read; return `beside`.
+
+        Called by the consumer, before it reads or waits for the next batch.
+
+        Parameters
+        ----------
+        step : int
+            Nanoseconds between this batch and the question for the next.
+        wait : int
+            Nanoseconds between the question for this batch and the batch.
+        handed : bool
+            Whether a thread has read the batch.
+        """
+        self._steps.append(step)
+        self._waits.append(wait)
+        self._handed += handed
+        self._total += step + wait
+        count = len(self._steps)
+        if count >= _STEPS or (self._total >= _ENOUGH and count >= _LONG_STEPS):
+            with self._deciding:
+                self._decide(count)
+        return self.beside
+
+    def _decide(self, count: int) -> None:
+        steps, waits, handed, cycle = self._steps, self._waits, self._handed, self._total / count
+        self._steps, self._waits, self._handed, self._total = [], [], 0, 0
+        if not steps or not waits:  # another loop over the same loader has just decided
+            return
+        if handed:
+            # The thread may append meanwhile: copying a list is safe without the GIL, copying a deque is not.
+            reads = self._reads[:]
+            if not reads:
+                return
+            self.read = median(reads)
+        else:
+            self.read = median(waits)
+        self.step = median(steps)
+        if self.fixed:
+            return
+        if handed and self.beside:
+            self._judge(cycle, count)
+        else:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Decide from times in which only one of the two ran."""
+        total, shorter = self.read + self.step, min(self.read, self.step)
+        changed = not self._alone or not 1 / _ALIKE < total / median(self._alone) < _ALIKE
+        if changed or self.mixed:
+            self._alone.clear()
+            self._both = 0.0
+        if not self.mixed:
+            self._alone.append(total)
+        self.mixed = self.trying = False
+        if shorter < PAYS:
+            if self.beside:
+                self._change()
+        elif not self.beside:
+            self._rest = 0 if changed and shorter >= SURE else self._rest - 1
+            missed = self._both and len(self._alone) == _ALONE and self._hides(shorter)
+            if self._rest <= 0 or missed:
+                self._change()
+
+    def _hides(self, shorter: float) -> bool:
+        """Return whether a step with the thread takes clearly less than one without."""
+        return median(self._alone) - self._both >= shorter / 4
+
+    def _judge(self, cycle: float, count: int) -> None:
+        """Decide from times in which both ran, so that each may contain waits for the other."""
+        self._until_try -= count
+        self._cycles.append(cycle)
+        shorter = min(self.read, self.step)
+        if shorter < PAYS:
+            self._change()
+        elif not self._alone:
+            if self._until_try <= 0:
+                self._try()
+        elif self._both_is_known(shorter):
+            if not self._hides(min(shorter, self._both / 2)):
+                self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+                self._change()
+            elif self._until_try <= 0:
+                self._try()
+
+    def _both_is_known(self, shorter: float) -> bool:
+        """Learn how long a step with the thread takes; return False if that needs further steps.
+
+        Threads that fight for the lock take turns of several steps each, so this is a mean. The largest time
+        is left out: it may be an accident. No further steps are needed if even free ones could not help.
+        """
+        others, count = sum(self._cycles) - max(self._cycles), len(self._cycles)
+        least = others / (_WINDOWS - 1)
+        self._both = others / max(count - 1, 1)
+        return count == _WINDOWS or median(self._alone) - least < shorter / 4
+
+    def _try(self) -> None:
+        """Measure a few steps without the thread, to learn what it hides."""
+        self._next_try = min(4 * self._next_try, _LAST_TRY)
+        self._next_rest = _LONGEST_REST if self.bound else _SHORTEST_REST
+        self._change()
+        self.trying = True
+
+    def _change(self) -> None:
+        self.beside = not self.beside
+        self._until_try = self._next_try
+        self.changes += 1
+        self.mixed = self.trying = False
+        self._reads.clear()
+        self._cycles.clear()

@@ -1,0 +1,103 @@
+"""A loader on a machine with two NUMA nodes: slots and workers are on the cores near its GPU."""
+
+import os
+
+import numpy as np
+import pytest
+from tests.base.test_numa import BUS, make_machine
+
+from gpuloader import DataLoader
+from gpuloader.epoch import delivery
+from gpuloader.staging import arena
+from gpuloader.system import cores as numa
+from gpuloader.testing import CustomPlace, SimulatedDevice
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and affinity")
+
+
+class Affinity:
+    """Each sample is the number of cores that its reader may use, and the first of them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        cores = sorted(os.sched_getaffinity(0))
+        return np.array([len(cores), cores[0]])
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Put the last core of this machine on a node of its own, and the GPU there; return the core."""
+    make_machine(tmp_path, nodes=(",".join(map(str, CORES[:-1])), str(CORES[-1])))
+    monkeypatch.setattr(delivery, "find_cores_near", lambda bus_ids: numa.find_cores_near(bus_ids, tmp_path))
+    return CORES[-1]
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """Return a list of the cores on which each arena's memory is written first."""
+    cores, original = [], arena.Arena._map
+
+    def note(self, *arguments):
+        cores.append(sorted(os.sched_getaffinity(0)))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(arena.Arena, "_map", note)
+    return cores
+
+
+def place(bus_id=BUS):
+    return CustomPlace(SimulatedDevice(bus_id=bus_id))
+
+
+def read(**options):
+    return {
+        tuple(row)
+        for batch in DataLoader(Affinity(), batch_size=2, **options)
+        for row in np.array(batch).tolist()
+    }
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_workers_and_slots_are_near_the_gpu(machine, mapped, kind):
+    assert read(places=place(), num_workers=1, worker_type=kind) == {(1, machine)}
+    assert mapped == [[machine]]
+    assert sorted(os.sched_getaffinity(0)) == CORES
+
+
+def test_the_calling_thread_is_left_alone(machine, mapped):
+    """The user's thread runs where the user wants, but its slots lie near the GPU."""
+    assert read(places=place(), use_buffer_reader=False) == {(len(CORES), CORES[0])}
+    assert mapped == [[machine]]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_more_workers_than_cores_there_use_all_cores(machine, mapped, kind):
+    found = read(places=place(), num_workers=len(CORES), worker_type=kind)
+    assert found == {(len(CORES), CORES[0])}
+    assert mapped == [[machine]]
+
+
+def test_readers_have_their_slots_there(machine, mapped):
+    loader = DataLoader.from_generator(capacity=2, return_list=True)
+    loader.set_batch_generator(lambda: ([np.zeros(3)] for _ in range(3)), places=place())
+    assert len(list(loader)) == 3
+    assert mapped == [[machine]]
+
+
+def test_a_cpu_place_and_an_unknown_gpu_are_bound_to_nothing(machine, mapped):
+    for where in ("cpu", place("0000:00:00.0")):
+        assert read(places=where, num_workers=1, worker_type="thread") == {(len(CORES), CORES[0])}
+    assert mapped == [CORES, CORES]
+
+
+def test_an_affinity_of_the_user_wins(machine, mapped):
+    os.sched_setaffinity(0, CORES[:1])
+    try:
+        assert read(places=place(), num_workers=1, worker_type="thread") == {(1, CORES[0])}
+        assert mapped == [CORES[:1]]
+    finally:
+        os.sched_setaffinity(0, CORES)

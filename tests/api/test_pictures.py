@@ -1,0 +1,523 @@
+"""Loaders of pictures: decoded, resized and augmented, the same for any workers, places and resume."""
+
+import io
+import itertools
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    DataLoader,
+    Dataset,
+    ImageFiles,
+    ImageFolder,
+    ImageSample,
+    IterableDataset,
+    MissingPackage,
+    Picture,
+    PictureError,
+    SampleError,
+    TensorDataset,
+)
+from gpuloader.sources.images import resampling
+from gpuloader.sources.images.resampling import LateResizer, compile_resizer
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import (
+    Cast,
+    CenterCrop,
+    ColorJitter,
+    Normalize,
+    OneHot,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from gpuloader.transforms import (
+    image_transforms as planning,
+)
+from tests.picture_files import choose_resizer, decoded_by_pillow, encode, make_pixels, pillow, write_folder
+
+AUGMENTED = [
+    RandomResizedCrop("image", 24),
+    RandomFlip("image"),
+    ColorJitter("image", 0.4, 0.4, 0.4, 0.1),
+    Normalize("image", mean=0.5, std=0.25, scale=1 / 255),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    write_folder(root, ("cat", "dog", "owl"), count=5)
+    return ImageFolder(root)
+
+
+def read(dataset, **options):
+    options = {
+        "places": "cpu",
+        "batch_size": 4,
+        "shuffle": True,
+        "seed": 5,
+        "transforms": AUGMENTED,
+    } | options
+    return list(DataLoader(dataset, **options))
+
+
+def assert_equal(batches, expected):
+    assert len(batches) == len(expected)
+    for (images, labels), (their_images, their_labels) in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(images, their_images)
+        np.testing.assert_array_equal(labels, their_labels)
+
+
+def test_a_batch_unpacks_as_images_and_labels(folder):
+    batch = read(folder)[0]
+    images, labels = batch
+    assert isinstance(batch, ImageSample)
+    assert (images.shape, images.dtype, labels.dtype) == ((4, 3, 24, 24), np.float32, np.int64)
+    assert batch.image is images
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {"num_workers": 1},
+        {"num_workers": 3},
+        {"num_workers": 2, "worker_type": "process"},
+        {"num_workers": 2, "in_order": True, "use_buffer_reader": False},
+    ],
+    ids=str,
+)
+def test_augmentation_is_the_same_with_any_workers(folder, workers):
+    assert_equal(read(folder, **workers), read(folder))
+
+
+def test_augmentation_differs_between_epochs_and_seeds(folder):
+    loader = DataLoader(folder, places="cpu", batch_size=15, seed=5, transforms=AUGMENTED)
+    [(first, _)], [(second, _)] = list(loader), list(loader)
+    [(other, _)] = read(folder, batch_size=15, shuffle=False, seed=6)
+    assert not (first == second).all((1, 2, 3)).any()
+    assert not (first == other).all((1, 2, 3)).any()
+
+
+def test_augmentation_is_the_same_after_resuming(folder):
+    def make():
+        return DataLoader(folder, places="cpu", batch_size=4, shuffle=True, seed=5, transforms=AUGMENTED)
+
+    whole = list(make())
+    loader = make()
+    steps = iter(loader)
+    next(steps), next(steps)
+    state = loader.state_dict()
+    steps.close()
+    again = make()
+    again.load_state_dict(state)
+    assert_equal(list(again), whole[2:])
+
+
+def test_augmentation_is_the_same_on_ranks(folder):
+    whole = read(folder, batch_size=4, shuffle=False)
+    parts = [read(folder, batch_size=2, shuffle=False, shard=(rank, 2), uneven="drop") for rank in range(2)]
+    for step, (images, _) in enumerate(whole[:3]):
+        np.testing.assert_array_equal(images, np.concatenate([parts[0][step][0], parts[1][step][0]]))
+
+
+def test_augmentation_is_the_same_on_a_simulated_gpu(folder):
+    [batch] = read(folder, batch_size=15)
+    [(images, labels)] = read(folder, places=simulated_places(1), batch_size=15, num_workers=2)
+    np.testing.assert_array_equal(np.asarray(images), batch.image)
+    np.testing.assert_array_equal(np.asarray(labels), batch.label)
+
+
+def test_the_datasets_own_draws_change_nothing(folder):
+    from gpuloader import sample_rng
+
+    class Drawing(Dataset):
+        def __len__(self):
+            return len(folder)
+
+        def __getitem__(self, index):
+            sample_rng().random(index)
+            return folder[index]
+
+    assert_equal(read(Drawing()), read(folder))
+
+
+def test_pixels_are_pillows(folder):
+    resize = [Resize("image", (16, 20), filter="bicubic")]
+    [(images, _)] = read(folder, batch_size=15, shuffle=False, transforms=resize)
+    kind = pillow.Resampling.BICUBIC
+    for image, (path, _) in zip(images, folder.samples, strict=True):
+        shown = pillow.open(path).convert("RGB")
+        wide = shown.resize((20, shown.height), kind)
+        np.testing.assert_array_equal(image, np.asarray(wide.resize((20, 16), kind)))
+
+
+SOURCES = {
+    "bytes": lambda data: data,
+    "a picture": Picture,
+    "as Hugging Face stores it": lambda data: {"bytes": data, "path": None},
+    "an array": decoded_by_pillow,
+    "an image of Pillow": lambda data: pillow.open(io.BytesIO(data)),
+}
+FORMS = {
+    "dict": (lambda image, label: {"label": label, "image": image, "name": "x"}, "image"),
+    "tuple": (lambda image, label: (image, label), "0"),
+    "first": (lambda image, label: [label, {"x": label, "y": image}], None),
+    "nested": (lambda image, label: {"a": [label, {"b": image}]}, "a.1.b"),
+    "dots in a key": (lambda image, label: {"left.jpg": image, "label": label}, "left.jpg"),
+    "alone": (lambda image, label: image, "0"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_any_field_of_any_dataset_may_hold_pictures(source, form):
+    if (source, form) == ("as Hugging Face stores it", "alone"):
+        pytest.skip("a dict that is the sample has fields of its own")
+    arrange, field = FORMS[form]
+    data = [encode(make_pixels(20 + number, 30), "PNG") for number in range(3)]
+    dataset = [arrange(SOURCES[source](one), number) for number, one in enumerate(data)]
+    [batch] = DataLoader(dataset, places="cpu", batch_size=3, transforms=[Resize(field, (10, 15))])
+    found = find_image(batch)
+    assert found.shape == (3, 10, 15, 3)
+    one = pillow.fromarray(make_pixels(20, 30))
+    kind = pillow.Resampling.BILINEAR
+    np.testing.assert_array_equal(found[0], np.asarray(one.resize((15, 20), kind).resize((15, 10), kind)))
+
+
+def test_grey_arrays_keep_their_one_channel():
+    dataset = TensorDataset(np.stack([make_pixels(8, 9, 1, seed)[..., 0] for seed in range(4)]), np.arange(4))
+    [(images, labels)] = DataLoader(dataset, places="cpu", batch_size=4, transforms=[CenterCrop("0", 4)])
+    assert images.shape == (4, 4, 4, 1)
+    np.testing.assert_array_equal(images[..., 0], dataset.tensors[0][:, 2:6, 2:6])
+    assert labels.tolist() == [0, 1, 2, 3]
+
+
+class Streamed(IterableDataset):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __iter__(self):
+        return iter(self.folder[index] for index in range(len(self.folder)))
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "process"}], ids=str
+)
+def test_items_of_streams_are_augmented_too(folder, workers):
+    options = {"places": "cpu", "batch_size": 4, "seed": 5, "transforms": AUGMENTED}
+    whole = list(DataLoader(Streamed(folder), **options))
+    assert sum(len(labels) for _, labels in whole) == 15
+    assert_equal(list(DataLoader(Streamed(folder), **options, **workers)), whole)
+    loader = DataLoader(Streamed(folder), **options, **workers)
+    steps = iter(loader)
+    next(steps)
+    state = loader.state_dict()
+    steps.close()
+    loader.load_state_dict(state)
+    assert_equal(list(loader), whole[1:])
+
+
+def test_decode_turns_bytes_into_pixels():
+    data = [encode(make_pixels(8, 9, seed=number), "PNG") for number in range(3)]
+    dataset = [{"image": one, "label": number, "name": "x"} for number, one in enumerate(data)]
+    [batch] = DataLoader(dataset, places="cpu", batch_size=3, decode="image")
+    np.testing.assert_array_equal(batch["image"], np.stack([make_pixels(8, 9, seed=n) for n in range(3)]))
+    assert batch["name"] == ["x"] * 3
+    [batch] = DataLoader(dataset, places="cpu", batch_size=3)
+    assert batch["image"] == data
+    with pytest.raises(ValueError, match="decode must be one of 'image', 'device' or None, got 'jpg'"):
+        DataLoader(dataset, decode="jpg")
+
+
+def test_without_a_name_only_the_first_picture_is_transformed():
+    data = encode(make_pixels(8, 9), "PNG")
+    dataset = [{"a": data, "b": b"no picture", "c": make_pixels(8, 9)}]
+    [batch] = DataLoader(dataset, places="cpu", transforms=[Resize(None, (4, 5))])
+    assert batch["a"].shape == (1, 4, 5, 3)
+    assert batch["b"] == [b"no picture"]
+    assert batch["c"].shape == (1, 8, 9, 3)
+
+
+@pytest.mark.parametrize("field", ["a", "b"])
+def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_alike(field):
+    """Whether a transform makes these pictures or they came as arrays."""
+    dataset = [
+        {"a": make_pixels(8, 9), "b": make_pixels(8, 9), field: make_pixels(8, 20 + n)} for n in range(2)
+    ]
+    steps = [Resize("a", 8 if field == "a" else (4, 5))]
+    with pytest.raises(SampleError, match="so that all pictures have one size") as caught:
+        list(DataLoader(dataset, places="cpu", batch_size=2, transforms=steps))
+    assert caught.value.field == field
+
+
+def test_single_samples_are_transformed_too(folder):
+    samples = list(DataLoader(folder, places="cpu", batch_size=None, transforms=[Resize("image", (4, 5))]))
+    assert {image.shape for image, _ in samples} == {(4, 5, 3)}
+    assert len(samples) == len(folder)
+
+
+def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
+    from gpuloader.sources.images import decoding
+
+    decoding.load_pillow.cache_clear()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingPackage, match=r"decoding pictures needs pillow, .*\[images\]"):
+        DataLoader(folder)
+
+
+def test_a_collate_fn_gets_the_pixels(folder):
+    shown = []
+    list(read(folder, transforms=[Resize("image", (8, 9))], collate_fn=shown.extend))
+    assert {sample.image.shape for sample in shown} == {(8, 9, 3)}
+
+
+def test_cached_pictures(tmp_path):
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "0.png").write_bytes(encode(make_pixels(8, 9, seed=number), "PNG"))
+    loader = DataLoader(ImageFolder(tmp_path), places="cpu", batch_size=2, cache="host")
+    assert_equal(list(loader), list(loader))
+    with pytest.raises(ValueError, match="transforms that resize, crop, mirror or color pictures"):
+        DataLoader(ImageFolder(tmp_path), places="cpu", cache="host", transforms=[RandomFlip("image")])
+
+
+def test_declared_fields(folder):
+    dataset = [tuple(folder[index]) for index in range(4)]
+    feeds = ["img", "label"]
+    from gpuloader import data
+
+    feeds = [data("img", [None, 8, 8, 3], "uint8"), data("label", [None, 1], "int64")]
+    loader = DataLoader(
+        dataset, feeds, "cpu", batch_size=4, transforms=[Resize("img", (8, 8)), Cast("img", "int32")]
+    )
+    [(images, labels)] = list(loader)
+    assert (images.shape, images.dtype, labels.shape) == ((4, 8, 8, 3), np.int32, (4, 1))
+
+
+def test_threads_decode_by_default(folder):
+    assert DataLoader(folder, num_workers=2)._loading.workers.kind == "thread"
+    assert DataLoader(folder, num_workers=2, worker_type="process")._loading.workers.kind == "process"
+    assert DataLoader(folder, num_workers=2, start_method="fork")._loading.workers.kind == "process"
+    assert DataLoader([1, 2], num_workers=2)._loading.workers.kind == "process"
+
+
+def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):
+    """Each thread holds one decoded picture at a time, whatever the batch."""
+    held, most, lock = 0, 0, threading.Lock()
+    decoder = "decode_at" if way == "Pillow" else "decode_part"
+    decode, resample = getattr(Picture, decoder), planning.resample
+
+    def counted(*arguments):
+        nonlocal held, most
+        with lock:
+            held += 1
+            most = max(most, held)
+        return decode(*arguments)
+
+    def done(*arguments):
+        nonlocal held
+        image = resample(*arguments)
+        with lock:
+            held -= 1
+        return image
+
+    monkeypatch.setattr(Picture, decoder, counted)
+    monkeypatch.setattr(planning, "resample", done)
+    read(folder, batch_size=15, num_workers=4, transforms=[Resize("image", (8, 8))])
+    assert 1 <= most <= 4
+    assert held == 0
+
+
+@pytest.mark.parametrize("transforms", [AUGMENTED, [Resize("image", 30), CenterCrop("image", 34)]], ids=len)
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}], ids=str)
+def test_compiled_code_makes_the_same_batches(folder, transforms, workers, monkeypatch):
+    pytest.importorskip("numba")
+    options = {"transforms": transforms, **workers}
+    choose_resizer(monkeypatch, None)
+    expected = read(folder, **options)
+    choose_resizer(monkeypatch, compile_resizer())
+    assert_equal(read(folder, **options), expected)
+
+
+def test_compiled_code_takes_over_in_the_middle_of_an_epoch(folder, monkeypatch):
+    pytest.importorskip("numba")
+    choose_resizer(monkeypatch, None)
+    expected = read(folder)
+    resizer, pictures = compile_resizer(), itertools.count()
+    late = LateResizer()
+    monkeypatch.setattr(late, "find", lambda: resizer if next(pictures) >= 7 else None)
+    monkeypatch.setattr(resampling, "LATE_RESIZER", late)
+    assert_equal(read(folder), expected)
+    assert next(pictures) == 15
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}], ids=str
+)
+@pytest.mark.parametrize("transforms", [AUGMENTED, []], ids=["augmented", "plain"])
+def test_a_damaged_file_is_an_error_that_names_file_and_index(tmp_path, workers, transforms):
+    paths = write_folder(tmp_path, size=(40, 50), count=1)
+    with open(paths[1], "r+b") as file:
+        file.truncate(500)
+    dataset = ImageFolder(tmp_path)
+    with pytest.raises(SampleError) as caught:
+        read(dataset, shuffle=False, transforms=transforms, **workers)
+    assert isinstance(caught.value, PictureError)
+    assert (caught.value.file, caught.value.index, caught.value.dataset_index) == (paths[1], 1, 1)
+    assert caught.value.field == "image"
+    assert "sample 1, dataset index 1, field 'image'" in str(caught.value)
+    assert f"{paths[1]}: cannot decode the picture" in str(caught.value)
+
+
+SKIPPING = pytest.mark.parametrize(
+    "workers",
+    [{}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "worker_type": "process"}],
+    ids=str,
+)
+
+
+def damage(root, bad, count=10):
+    """Write numbered pictures, of which those in `bad` are empty; return the dataset and the good batches."""
+    paths = []
+    for number in range(count):
+        data = b"" if number in bad else encode(make_pixels(20 + number, 30, seed=number), "PNG")
+        (root / f"{number}.png").write_bytes(data)
+        paths.append(root / f"{number}.png")
+    return ImageFiles(paths, labels=range(count))
+
+
+@SKIPPING
+@pytest.mark.parametrize("bad", [{0}, {3}, {1, 2, 5}, {0, 1, 4, 7, 9}, {9}, set()], ids=str)
+def test_bad_pictures_are_left_out_and_counted(tmp_path, bad, workers):
+    dataset = damage(tmp_path, bad)
+    whole = read(damage(tmp_path / "..", set()), batch_size=1, shuffle=False)
+    loader = DataLoader(
+        dataset, places="cpu", batch_size=4, seed=5, transforms=AUGMENTED, on_bad="skip", **workers
+    )
+    batches = list(loader)
+    good = [
+        [number for number in part if number not in bad] for part in (range(4), range(4, 8), range(8, 10))
+    ]
+    assert [labels.tolist() for _, labels in batches] == good
+    for (images, _), numbers in zip(batches, good, strict=True):
+        np.testing.assert_array_equal(images, np.concatenate([whole[number][0] for number in numbers]))
+    assert loader.stats().skipped == len(bad)
+
+
+@SKIPPING
+def test_bad_pictures_of_streams_are_left_out_too(tmp_path, workers):
+    dataset = damage(tmp_path, {1, 2, 5, 9})
+    if workers.get("num_workers", 0) > 1:
+        pytest.skip("each worker would read all items")
+    options = {"places": "cpu", "batch_size": 4, "seed": 5, "transforms": AUGMENTED, "on_bad": "skip"}
+    dropping = DataLoader(Streamed(dataset), drop_last=True, **options, **workers)
+    assert [labels.tolist() for _, labels in dropping] == [[0, 3], [4, 6, 7]]  # as many as were read count
+    loader = DataLoader(Streamed(dataset), **options, **workers)
+    assert [labels.tolist() for _, labels in loader] == [[0, 3], [4, 6, 7], [8]]
+    assert loader.stats().skipped == 4
+    steps = iter(loader)
+    next(steps)
+    state = loader.state_dict()
+    steps.close()
+    loader.load_state_dict(state)
+    assert [labels.tolist() for _, labels in loader] == [[4, 6, 7], [8]]
+
+
+def test_other_fields_keep_their_samples_when_some_are_left_out(tmp_path):
+    data = [encode(make_pixels(20, 30, seed=number), "PNG") for number in range(5)]
+    data[1] = data[3] = b"damaged"
+    dataset = [
+        {"image": one, "name": f"{number}", "words": np.arange(number)} for number, one in enumerate(data)
+    ]
+    options = {"places": "cpu", "batch_size": 5, "decode": "image", "on_bad": "skip"}
+    for workers in ({}, {"num_workers": 3}):
+        [batch] = DataLoader(dataset, pad={"words": -1}, **options, **workers)
+        assert batch["name"] == ["0", "2", "4"]
+        assert batch["words"].tolist() == [[-1] * 4, [0, 1, -1, -1], [0, 1, 2, 3]]
+        short = [{name: sample[name] for name in ("image", "name")} for sample in dataset]
+        [batch] = DataLoader(short, **options, **workers)
+        assert batch["name"] == ["0", "2", "4"]
+        assert batch["image"].shape == (3, 20, 30, 3)
+        shown = []
+        list(DataLoader(short, collate_fn=shown.extend, **options, **workers))
+        assert [sample["name"] for sample in shown] == ["0", "2", "4"]
+
+
+@SKIPPING
+def test_errors_name_the_sample_though_others_were_left_out(tmp_path, workers):
+    dataset = damage(tmp_path, {0, 1, 4}, count=8)
+    with pytest.raises(SampleError) as caught:  # pictures of several sizes
+        list(DataLoader(dataset, places="cpu", batch_size=8, decode="image", on_bad="skip", **workers))
+    assert "expected shape (22, 30, 3)" in str(caught.value)
+    assert (caught.value.index, caught.value.dataset_index) == (3, 3)
+
+
+@SKIPPING
+def test_a_batch_of_bad_pictures_alone_is_an_error(tmp_path, workers):
+    dataset = damage(tmp_path, {0, 1, 2, 3})
+    with pytest.raises(SampleError, match=r"batch 0.*: none of the batch's 4 samples can be decoded"):
+        read(dataset, shuffle=False, on_bad="skip", **workers)
+
+
+def test_a_dataset_that_decodes_itself_may_skip_too(tmp_path):
+    dataset = damage(tmp_path, {1})
+
+    class Decoding(Dataset):
+        holds_pictures = True
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return np.asarray(dataset[index].image)[:20], index
+
+    [(_, labels)] = DataLoader(Decoding(), places="cpu", batch_size=4, on_bad="skip")
+    assert labels.tolist() == [0, 2, 3]
+
+
+def test_only_bad_pictures_are_skipped(tmp_path, folder):
+    dataset = damage(tmp_path, set())
+    (tmp_path / "2.png").unlink()
+    with pytest.raises(SampleError, match="cannot read the picture: No such file"):
+        read(dataset, on_bad="skip")
+    with pytest.raises(ValueError, match="on_bad must be one of 'raise', 'skip', got 'drop'"):
+        read(folder, on_bad="drop")
+    with pytest.raises(ValueError, match="this loader decodes none"):
+        DataLoader([1, 2], on_bad="skip")
+    with pytest.raises(ValueError, match="cannot be combined with split='shards'"):
+        read(folder, on_bad="skip", shard=(0, 2))
+    assert len(read(folder, on_bad="skip", shard=(0, 2), uneven="drop")) == 2
+
+
+@pytest.mark.parametrize(
+    ("transforms", "problem"),
+    [
+        (
+            [Resize("picture", 8)],
+            r"no field 'picture' to transform; the sample has the fields \['image', 'label'\]",
+        ),
+        ([Resize("label", 8)], r"field 'label': expected a picture: encoded bytes, or uint8 .*, got int"),
+    ],
+)
+def test_a_field_that_holds_no_picture_is_an_error(folder, transforms, problem):
+    with pytest.raises(SampleError, match=problem):
+        read(folder, transforms=transforms)
+
+
+def test_transforms_of_pictures_come_first(folder):
+    with pytest.raises(ValueError, match="Resize is done to single pictures, and Normalize to batches"):
+        read(folder, transforms=[Normalize("image"), Resize("image", 8)])
+    read(folder, transforms=[OneHot("label", 3), Resize("image", (8, 8))])
+    with pytest.raises(TypeError, match="the class Resize; pass an instance of it"):
+        read(folder, transforms=[Resize])
+
+
+def find_image(batch):
+    if isinstance(batch, np.ndarray):
+        return batch if batch.ndim == 4 else None
+    entries = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return next((found for one in entries if (found := find_image(one)) is not None), None)

@@ -1,0 +1,1012 @@
+"""`prefetch`: batches of any other loader, copied ahead, in the structure in which they came."""
+
+import copy
+import dataclasses
+import gc
+import itertools
+import pickle
+import threading
+import types
+import weakref
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuloader
+from gpuloader import DataLoader, LoaderError, PlaceError, Ragged, ReaderError, SampleError
+from gpuloader.batch import wrapped as nested
+from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, StepReader, simulated_places
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip, Resize
+from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
+from tests.fakes import leave_early, loader_threads, nothing_left_behind, wait_until
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: object
+    name: str
+    rest: object = None
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: object
+    y: object
+
+
+class Odd:
+    """Not a container: it is handed through."""
+
+
+class BatchEncoding(UserDict):
+    """Like that of Transformers: the class takes more than the data."""
+
+    def __init__(self, data=None, encodings=None):
+        super().__init__(data)
+        self.encodings = encodings
+
+
+def rows(number, count=3):
+    return number * 1000 + np.arange(count * 5).reshape(count, 5)
+
+
+def plain(count):
+    return [rows(number) for number in range(count)]
+
+
+def wholly(value):
+    """Return a batch with its arrays as lists, so that it can be compared."""
+    if isinstance(value, dict | UserDict):
+        return {key: wholly(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return (
+            type(value)(*map(wholly, value)) if hasattr(value, "_make") else type(value)(map(wholly, value))
+        )
+    if dataclasses.is_dataclass(value):
+        return {one.name: wholly(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray | SimulatedArray):
+        array = np.asarray(value)
+        return ("array", str(array.dtype), array.tolist())
+    return value
+
+
+def count_copies(device, monkeypatch):
+    copies = []
+    original = device.copy_async
+
+    def copy_async(*call):
+        copies.append(call)
+        original(*call)
+
+    monkeypatch.setattr(device, "copy_async", copy_async)
+    return copies
+
+
+@pytest.fixture(params=["cpu", "simulated"])
+def place(request):
+    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
+
+
+ODD = Odd()
+BATCHES = {
+    "an array": rows(1),
+    "a list": [rows(1), np.float32([1, 2])],
+    "a tuple": (rows(1), "text", 3, None, 2.5, True),
+    "a dict": {"x": rows(1), 3: np.zeros((2, 2), bool), "text": "cat"},
+    "nested": {"a": [{"b": (rows(1), [np.arange(3.0)])}], "c": ({}, [], ())},
+    "a named tuple": Pair(rows(1), Pair("left", np.arange(2))),
+    "a dataclass": Frozen(rows(1), "name", {"more": Slotted(np.arange(3), "y")}),
+    "an ordered dict": OrderedDict(b=rows(1), a=rows(2)),
+    "a default dict": defaultdict(list, x=rows(1)),
+    "a user's dict": BatchEncoding({"input_ids": rows(1)}, encodings="kept"),
+    "other leaves": [np.array(["text"]), np.array([None]), np.float32(2), np.int64(3), ODD, b"bytes", {1, 2}],
+    "dimensions": [np.float64(1).reshape(()), np.zeros((0, 4)), np.zeros((2, 0), "int8"), np.arange(6)[::-2]],
+    "nothing": [],
+}
+
+
+VALUES = {
+    "array": lambda number: np.full((3, 2), number),
+    "other shape": lambda number: np.full((2, 3), number),
+    "other dtype": lambda number: np.full((3, 2), number, np.int32),
+    "other byte order": lambda number: np.full((3, 2), number, ">i8"),
+    "turned": lambda number: np.full((2, 3), number).T,
+    "strided": lambda number: np.full((6, 2), number)[::2],
+    "objects": lambda number: np.array([None, number]),
+    "text": lambda number: f"text {number}",
+    "number": lambda number: number,
+}
+LOOKS = st.tuples(
+    st.sampled_from(["ab", "ba", "abc", "list", "tuple"]),
+    st.lists(st.sampled_from(["array", "array", "array", "text", *VALUES]), min_size=3, max_size=3),
+)
+
+
+def wear(look, number):
+    """Return a batch of this look whose values tell its number."""
+    kind, names = look
+    values = [VALUES[name](number) for name in names]
+    if kind in ("list", "tuple"):
+        return values if kind == "list" else tuple(values)
+    return dict(zip(kind, values, strict=False))
+
+
+def native(look, host):
+    """Return the look with which a batch is delivered: numbers on a device have its byte order."""
+    kind, names = look
+    keys = kind if kind in ("ab", "ba", "abc") else [None] * len(names)
+    stays = [key in host for key in keys] + [False] * len(names)
+    return kind, [
+        "array" if name == "other byte order" and not kept else name
+        for name, kept in zip(names, stays, strict=False)
+    ]
+
+
+class TestStructure:
+    @pytest.mark.parametrize("name", BATCHES)
+    def test_a_batch_comes_back_as_it_was(self, place, name):
+        batch = BATCHES[name]
+        [found] = gpuloader.prefetch([batch], places=place)
+        assert type(found) is (SimulatedArray if place != "cpu" and name == "an array" else type(batch))
+        assert wholly(found) == wholly(batch)
+
+    def test_arrays_are_on_the_device_and_nothing_else_is(self):
+        [found] = gpuloader.prefetch([BATCHES["nested"]], places=simulated_places(1))
+        assert type(found["a"][0]["b"][0]) is type(found["a"][0]["b"][1][0]) is SimulatedArray
+        [found] = gpuloader.prefetch([BATCHES["other leaves"]], places=simulated_places(1))
+        assert [one is other for one, other in zip(found, BATCHES["other leaves"], strict=True)] == [True] * 7
+
+    def test_attributes_that_are_no_entries_stay(self):
+        for place in ["cpu", *simulated_places(1)]:
+            [one] = gpuloader.prefetch([BATCHES["a user's dict"]], places=place)
+            [other] = gpuloader.prefetch([BATCHES["a default dict"]], places=place)
+            assert one.encodings == "kept"
+            assert other.default_factory is list
+
+    def test_batches_may_change_in_everything(self, place):
+        batches = [
+            {"x": rows(0, 2)},
+            {"x": rows(1, 400), "y": np.ones(3)},
+            [np.zeros(3, "uint8"), "text"],
+            {"x": "text"},
+            Frozen(rows(2), "name"),
+            {"x": rows(3, 1)},
+        ]
+        for _ in range(2):
+            found = [wholly(batch) for batch in gpuloader.prefetch(batches * 3, places=place)]
+            assert found == [wholly(batch) for batch in batches * 3]
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.lists(LOOKS, min_size=2, max_size=8), st.booleans())
+    def test_batches_that_look_alike_are_told_from_those_that_do_not(self, looks, hosted):
+        """A batch that looks like the one before it is staged without another look at its structure."""
+        batches = [wear(look, number) for number, look in enumerate(looks)]
+        places = simulated_places(1)
+        host = ["b"] if hosted and type(batches[0]) is dict else ()
+        found = list(gpuloader.prefetch(batches, places=places, host=host))
+        wanted = [wear(native(look, host), number) for number, look in enumerate(looks)]
+        assert [wholly(one) for one in found] == [wholly(one) for one in wanted]
+        for batch, one in zip(batches, found, strict=True):
+            names = list(batch) if type(batch) is dict else range(len(batch))
+            for name in names:
+                is_there = isinstance(batch[name], np.ndarray) and batch[name].dtype != object
+                assert (type(one[name]) is SimulatedArray) == (is_there and name not in host)
+
+    @pytest.mark.parametrize("kind", ["ab", "list"])
+    def test_a_batch_of_which_one_value_changes(self, kind):
+        """Every kind of value comes after every other, in batches that are otherwise alike."""
+        looks = [(kind, [name, "text"]) for pair in itertools.product(VALUES, repeat=2) for name in pair]
+        batches = [wear(look, number) for number, look in enumerate(looks)]
+        found = gpuloader.prefetch(batches, places=simulated_places(1))
+        wanted = [wear(native(look, ()), number) for number, look in enumerate(looks)]
+        assert [wholly(one) for one in found] == [wholly(one) for one in wanted]
+
+    def test_rows_of_varying_length(self, place):
+        batch = {"words": Ragged.from_samples([[1, 2, 3], [4]], "int64"), "n": np.arange(2)}
+        [found] = gpuloader.prefetch([batch], places=place)
+        assert type(found["words"]) is Ragged
+        assert np.asarray(found["words"].values).tolist() == [1, 2, 3, 4]
+        assert np.asarray(found["words"].row_splits[0]).tolist() == [0, 3, 4]
+
+    def test_an_array_that_hides_values_is_an_error(self):
+        batches = [{"x": np.ma.masked_array([1, 2], [False, True])}]
+        with pytest.raises(SampleError, match="masked") as caught:
+            list(gpuloader.prefetch(batches, places=simulated_places(1)))
+        assert (caught.value.batch, caught.value.field) == (0, "x")
+
+    def test_a_container_that_contains_itself_is_an_error(self):
+        batch = [rows(0)]
+        batch.append(batch)
+        with pytest.raises(SampleError, match="contains itself"):
+            list(gpuloader.prefetch([batch], places=simulated_places(1)))
+
+
+class TestHostFields:
+    def test_they_are_handed_through(self):
+        lengths, ids = np.int32([0, 3, 9]), rows(1)
+        batch = {"ids": ids, "cu_seqlens": lengths, "meta": {"a": ids, "b": [ids]}}
+        host = ["cu_seqlens", "meta.b"]
+        [found] = gpuloader.prefetch([batch], places=simulated_places(1), host=host)
+        assert found["cu_seqlens"] is lengths
+        assert found["meta"]["b"][0] is ids
+        assert type(found["ids"]) is type(found["meta"]["a"]) is SimulatedArray
+
+    def test_a_position_is_a_name_too(self):
+        ids = rows(1)
+        [found] = gpuloader.prefetch([(ids, ids)], places=simulated_places(1), host=["1"])
+        assert found[1] is ids
+        assert type(found[0]) is SimulatedArray
+
+    def test_a_name_that_is_unknown(self, place):
+        loader = gpuloader.prefetch([{"ids": rows(1)}], places=place, host=["cu_seqlen"])
+        message = r"host names \['cu_seqlen'\], but the first batch has no such fields; it has \['ids'\]"
+        with pytest.raises(SampleError, match=message):
+            list(loader)
+
+    def test_later_batches_may_lack_it(self, place):
+        batches = [{"ids": rows(1), "n": rows(2)}, {"ids": rows(1)}]
+        assert len(list(gpuloader.prefetch(batches, places=place, host=["n"]))) == 2
+
+    @pytest.mark.parametrize("host", ["ids", 3, [3]])
+    def test_what_is_no_list_of_names(self, host):
+        with pytest.raises(TypeError, match="host must be a list of field names"):
+            gpuloader.prefetch([], places="cpu", host=host)
+
+
+class TestOnAHost:
+    @pytest.mark.parametrize("prefetch", [0, 1, 5])
+    def test_the_batch_is_the_very_object(self, prefetch):
+        batches = [{"x": rows(n), "odd": Odd()} for n in range(20)]
+        loader = gpuloader.prefetch(batches, places="cpu", prefetch=prefetch)
+        for _ in range(2):
+            assert all(one is other for one, other in zip(loader, batches, strict=True))
+
+    def test_several_places(self):
+        batches = plain(5)
+        loader = gpuloader.prefetch(batches, places=["cpu"] * 2)
+        assert [[int(one[0, 0]) for one in step] for step in loader] == [[0, 1000], [2000, 3000], [4000]]
+        assert len(loader) == 3
+        loader = gpuloader.prefetch(batches, places=["cpu"] * 2, drop_last=True)
+        assert [len(step) for step in loader] == [2, 2]
+        assert len(loader) == 2
+
+    def test_nothing_is_read_ahead_if_nothing_shall_be(self):
+        read = []
+        loader = gpuloader.prefetch((read.append(n) or [n] for n in range(9)), places="cpu", prefetch=0)
+        for number, _ in enumerate(loader, 1):
+            assert len(read) == number
+        assert not loader_threads()
+
+    def test_it_reads_ahead_in_a_thread(self):
+        reader = StepReader([[rows(n)] for n in range(6)])
+        loader = gpuloader.prefetch(_Each(reader), places="cpu", prefetch=3)
+        epoch = iter(loader)
+        reader.allow(6)
+        next(epoch)
+        wait_until(lambda: reader.given >= 4)
+        assert len(list(epoch)) == 5
+
+    def test_a_reader_that_writes_into_one_array_can_be_read_without_reading_ahead(self):
+        def batches():
+            buffer = np.zeros(3)
+            for number in range(5):
+                buffer[:] = number
+                yield buffer
+
+        loader = gpuloader.prefetch(batches(), places="cpu", prefetch=0)
+        assert [batch.tolist() for batch in loader] == [[n] * 3 for n in range(5)]
+
+    def test_places_of_both_kinds(self):
+        [place] = simulated_places(1)
+        batches = plain(6)
+        for number, step in enumerate(gpuloader.prefetch(batches, places=["cpu", place])):
+            assert [type(one) for one in step] == [np.ndarray, SimulatedArray]
+            assert [np.asarray(one).tolist() for one in step] == [
+                rows(2 * number).tolist(),
+                rows(2 * number + 1).tolist(),
+            ]
+
+    def test_an_output_is_what_arrays_become(self):
+        batches = [{"x": rows(1), "text": "cat"}]
+        [found] = gpuloader.prefetch(batches, places="cpu", output="numpy")
+        assert found["x"] is batches[0]["x"]
+
+
+class _Each:
+    """An iterable of which each pass calls a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __iter__(self):
+        return iter(self.function())
+
+
+class TestOrderAndLife:
+    """The promises, over the simulated device, which reports each race."""
+
+    @given(
+        sizes=st.lists(st.integers(0, 6), max_size=12),
+        keep=st.lists(st.booleans(), min_size=1, max_size=5),
+        places=st.integers(1, 3),
+        prefetch=st.integers(0, 4),
+        seed=st.integers(0, 99),
+        locked=st.booleans(),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_batches_arrive_whole_and_stay(self, sizes, keep, places, prefetch, seed, locked):
+        where = simulated_places(places, seed)
+        for place in where:
+            place.device.is_page_locked = lambda address, nbytes: locked and address % 512 == 0
+        batches = [{"x": rows(n, size), "y": [np.full(size, n), n]} for n, size in enumerate(sizes)]
+        wanted = [wholly(batch) for batch in batches]
+        nested_small = nested.SMALL
+        nested.SMALL = 1
+        try:
+            loader = gpuloader.prefetch(batches, places=where, prefetch=prefetch)
+            for _ in range(2):
+                kept, number = [], 0
+                for step in loader:
+                    for batch in [step] if places == 1 else step:
+                        kept.append((batch["x"].launch_read(), batch if keep[number % len(keep)] else None))
+                        number += 1
+                    del batch, step
+                assert number == len(batches)
+                for place in where:
+                    place.device.finish(place.device.consumer_stream())
+                assert [seen[0].tolist() for seen, _ in kept] == [one["x"][2] for one in wanted]
+                for (_, batch), other in zip(kept, wanted, strict=True):
+                    assert batch is None or wholly(batch) == other
+        finally:
+            nested.SMALL = nested_small
+        assert not loader_threads()
+
+    def test_one_copy_moves_a_batch(self, monkeypatch):
+        [place] = simulated_places(1)
+        copies = count_copies(place.device, monkeypatch)
+        batches = [
+            {"a": rows(n), "b": [np.ones(7), "text"], "c": np.zeros((2, 2), "uint8")} for n in range(6)
+        ]
+        assert len(list(gpuloader.prefetch(batches, places=place))) == 6
+        assert len(copies) == 6
+
+    def test_a_reader_may_write_into_one_array(self):
+        """The loader copies a batch before it reads the next one."""
+
+        def batches():
+            buffer = np.zeros(3)
+            for number in range(9):
+                buffer[:] = number
+                yield [buffer]
+
+        loader = gpuloader.prefetch(batches(), places=simulated_places(1))
+        assert [np.asarray(batch).tolist() for [batch] in loader] == [[n] * 3 for n in range(9)]
+
+    @pytest.mark.parametrize("prefetch", [1, 2, 3])
+    def test_copies_are_issued_ahead(self, monkeypatch, prefetch):
+        [place] = simulated_places(1)
+        copies = count_copies(place.device, monkeypatch)
+        loader = gpuloader.prefetch(plain(20), places=place, prefetch=prefetch)
+        loader._pace = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
+        ahead = []
+        for number, batch in enumerate(loader, 1):
+            ahead.append(len(copies) - number)
+            np.asarray(batch)  # its copy has run, so its slot is free
+            wait_until(lambda: loader.stats().batches >= min(number + prefetch, 20))  # noqa: B023
+        # Batches that are ready when a step is asked for are copied ahead, and no more than were asked for.
+        assert all(prefetch - 1 <= count <= prefetch for count in ahead[1 : 20 - prefetch])
+
+    @pytest.mark.parametrize("ending", ["break", "exception", "dropped", "closed"])
+    def test_nothing_is_left_behind(self, place, ending):
+        def endless():
+            for number in itertools.count():
+                yield {"x": rows(number)}
+
+        for prefetch in (0, 2):
+            leave_early(gpuloader.prefetch(_Each(endless), places=place, prefetch=prefetch), ending)
+        with nothing_left_behind():
+            for prefetch in (0, 2):
+                leave_early(gpuloader.prefetch(_Each(endless), places=place, prefetch=prefetch), ending)
+
+    def test_a_loader_in_a_reference_cycle_is_collected(self, place):
+        with nothing_left_behind():
+
+            class Trainer:
+                def __init__(self):
+                    self.loader = gpuloader.prefetch(_Each(self.read), places=place)
+                    self.epoch = iter(self.loader)
+
+                def read(self):
+                    yield rows(1)
+
+            trainer = Trainer()
+            next(trainer.epoch)
+            del trainer
+
+    def test_several_loops_at_once(self, place):
+        loader = gpuloader.prefetch(plain(6), places=place)
+        found = [
+            (np.asarray(one)[0, 0], np.asarray(other)[0, 0])
+            for one, other in zip(loader, loader, strict=True)
+        ]
+        assert found == [(1000 * n, 1000 * n) for n in range(6)]
+
+    def test_a_pass_begins_with_its_first_batch(self, place):
+        begun = []
+
+        def read():
+            begun.append(1)
+            yield rows(1)
+
+        loader = gpuloader.prefetch(_Each(read), places=place)
+        unused = iter(loader)
+        assert not begun
+        unused.close()
+        assert list(unused) == []
+        assert len(list(loader)) == 1
+
+    def test_a_loader_that_reads_itself_is_refused(self):
+        class Selfish:
+            def __iter__(self):
+                yield rows(0)
+                yield next(iter(loader))
+
+        loader = gpuloader.prefetch(Selfish(), places="cpu", prefetch=0)
+        with pytest.raises(LoaderError, match="would read itself"):
+            list(loader)
+
+
+class Locked(SimulatedDevice):
+    """A device that takes some arrays for page-locked ones."""
+
+    def __init__(self, *arrays, **options):
+        super().__init__(**options)
+        self.spans = [(one.ctypes.data, one.nbytes) for one in arrays]
+        self.asked = []
+
+    def is_page_locked(self, address, nbytes):
+        self.asked.append(nbytes)
+        return any(start <= address and address + nbytes <= start + size for start, size in self.spans)
+
+
+class TestPageLockedArrays:
+    big = staticmethod(lambda number: np.full((100, 200), number, np.int64))
+
+    def test_they_are_copied_from_where_they_lie(self, monkeypatch):
+        arrays = [self.big(n) for n in range(5)]
+        device = Locked(*arrays)
+        copies = count_copies(device, monkeypatch)
+        batches = [{"a": np.arange(n + 3), "x": one, "b": np.ones(2)} for n, one in enumerate(arrays)]
+        loader = gpuloader.prefetch(batches, places=CustomPlace(device))
+        for number, batch in enumerate(loader):
+            assert wholly(batch) == wholly(batches[number])
+        [road] = loader._idle
+        assert road.ring.slot_nbytes < 2000  # the slots have no room for them
+        sources = [call[1].address for call in copies]
+        assert sources[::2] == [one.ctypes.data for one in arrays]
+        assert [call[2] for call in copies][::2] == [one.nbytes for one in arrays]
+        small = loader.stats().nbytes - sum(one.nbytes for one in arrays)
+        assert 0 < small <= len(arrays) * road.ring.slot_nbytes
+
+    def test_batches_after_one_that_is_not(self, monkeypatch):
+        """They look like the one before, but do not lie in the same memory."""
+        arrays = [self.big(n) for n in range(3)]
+        device = Locked(*arrays[1:])
+        copies = count_copies(device, monkeypatch)
+        loader = gpuloader.prefetch([{"x": one} for one in arrays], places=CustomPlace(device))
+        assert [np.asarray(batch["x"])[0, 0] for batch in loader] == [0, 1, 2]
+        assert [call[1].address for call in copies][1::2] == [one.ctypes.data for one in arrays[1:]]
+
+    def test_what_is_not_is_asked_about_once(self):
+        """Loaders use memory again; what is page-locked by then may go through a slot all the same."""
+        arrays = [self.big(n) for n in range(3)]
+        device = Locked()
+        batches = ({"x": arrays[number % 3], "n": number} for number in range(30))
+        for number, batch in enumerate(gpuloader.prefetch(batches, places=CustomPlace(device))):
+            assert np.asarray(batch["x"])[0, 0] == number % 3
+            if number == 20:
+                device.spans += [(one.ctypes.data, one.nbytes) for one in arrays]
+        assert len(device.asked) == 3
+
+    def test_what_is_page_locked_is_asked_about_every_time(self):
+        array = self.big(1)
+        device = Locked(array)
+        for number, batch in enumerate(gpuloader.prefetch([{"x": array}] * 30, places=CustomPlace(device))):
+            assert np.asarray(batch["x"])[0, 0] == 1
+            if number == 20:
+                device.spans.clear()
+        assert 20 < len(device.asked) < 30
+
+    def test_small_ones_go_through_the_slot(self, monkeypatch):
+        small = np.arange(100)
+        device = Locked(small)
+        copies = count_copies(device, monkeypatch)
+        assert len(list(gpuloader.prefetch([{"x": small}] * 3, places=CustomPlace(device)))) == 3
+        assert len(copies) == 3
+        assert device.asked == []
+
+    def test_strided_ones_go_through_the_slot(self):
+        array = np.arange(40_000).reshape(200, 200)
+        device = Locked(array)
+        batches = [[array.T, array[:, ::2], array[3:]]]
+        [found] = gpuloader.prefetch(batches, places=CustomPlace(device))
+        assert [np.asarray(one).tolist() for one in found] == [one.tolist() for one in batches[0]]
+
+    def test_they_are_kept_until_their_copy_has_run_and_no_longer(self):
+        gone = []
+
+        class Device(Locked):
+            def is_page_locked(self, address, nbytes):
+                return True
+
+        device = Device()
+
+        def batches():
+            for number in range(4):
+                array = self.big(number)
+                weakref.finalize(array, gone.append, number)
+                yield {"x": array.view()}
+                del array
+
+        epoch = iter(gpuloader.prefetch(batches(), places=CustomPlace(device), prefetch=0))
+        seen = []
+        for number, batch in enumerate(epoch):
+            gc.collect()
+            assert number not in gone  # its copy may not have run
+            seen.append(batch["x"].launch_read())
+            del batch
+            device.finish(device.consumer_stream())
+        gc.collect()
+        assert gone == [0, 1, 2, 3]
+        assert [one[0][0, 0] for one in seen] == [0, 1, 2, 3]
+
+    def test_with_transforms(self):
+        pictures = [np.random.default_rng(n).integers(0, 256, (9, 40, 40, 3), np.uint8) for n in range(4)]
+        batches = [{"label": np.arange(9) % 4, "x": one} for one in pictures]
+        steps = [RandomCropFlip("x", (32, 32)), Normalize("x", scale=1 / 255), OneHot("label", 4)]
+        options = {"transforms": steps, "seed": 5}
+        found = [
+            [wholly(batch) for batch in gpuloader.prefetch(batches, places=place, **options)]
+            for place in (CustomPlace(Locked(*pictures)), simulated_places(1)[0], "cpu")
+        ]
+        assert found[0] == found[1] == found[2]
+        assert found[0][0]["x"][1] == "float32"
+
+    def test_transforms_of_single_pictures_are_refused(self):
+        with pytest.raises(TypeError, match="Resize is done to single pictures before they are a batch"):
+            gpuloader.prefetch([], places="cpu", transforms=[Resize("0", 8)])
+
+    def test_transforms_check_the_other_arrays(self):
+        big = self.big(0)
+        batches = [{"x": big, "words": Ragged.from_samples([[1], [1] * n], "int64")} for n in (2, 3)]
+        loader = gpuloader.prefetch(batches, places=CustomPlace(Locked(big)), transforms=[Pad("words", 2)])
+        epoch = iter(loader)
+        assert wholly(next(epoch))["words"][2] == [[1, 0], [1, 1]]
+        with pytest.raises(SampleError, match=r"batch 1.*expected at most 2 steps, got 3"):
+            next(epoch)
+
+    def test_where_some_batches_stay_on_the_host(self):
+        arrays = [self.big(n) for n in range(4)]
+        device = Locked(*arrays)
+        for step in gpuloader.prefetch(arrays, places=["cpu", CustomPlace(device)]):
+            assert [np.asarray(one).shape for one in step] == [(100, 200)] * 2
+        assert device.asked == []
+
+
+class TestTransforms:
+    pictures = np.random.default_rng(0).integers(0, 256, (6, 4, 9, 8, 3), np.uint8)
+
+    def batches(self):
+        return [(one, np.arange(4)) for one in self.pictures]
+
+    def test_they_run_where_the_batch_lands(self, place):
+        loader = gpuloader.prefetch(self.batches(), places=place, transforms=[Cast("0", "float32", 1 / 256)])
+        for (found, labels), pictures in zip(loader, self.pictures, strict=True):
+            np.testing.assert_array_equal(np.asarray(found), np.float32(pictures) / 256)
+            assert np.asarray(labels).tolist() == [0, 1, 2, 3]
+
+    def test_random_numbers_follow_from_seed_epoch_batch_and_row(self, place):
+        def load(seed=1):
+            steps = [RandomCropFlip("0", (5, 4))]
+            return gpuloader.prefetch(self.batches(), places=place, transforms=steps, seed=seed)
+
+        loader = load()
+        epochs = [[np.asarray(found).tolist() for found, _ in loader] for _ in range(2)]
+        assert epochs[0] != epochs[1]
+        assert len({str(windows) for windows in epochs[0]}) == 6
+        again = load()
+        again.set_epoch(1)
+        assert [np.asarray(found).tolist() for found, _ in again] == epochs[1]
+        assert [np.asarray(found).tolist() for found, _ in load(2)] != epochs[0]
+
+    def test_without_a_seed_one_is_drawn_once(self):
+        loader = gpuloader.prefetch(self.batches(), places="cpu", transforms=[RandomCropFlip("0", (5, 4))])
+        list(loader)
+        state = loader.state_dict()
+        list(loader)
+        assert loader.state_dict()["seed"] == state["seed"]
+
+    def test_fields_may_have_numbers_of_rows_of_their_own(self, place):
+        batches = [{"scale": np.ones(1), "x": one, "n": np.zeros(())} for one in self.pictures]
+        loader = gpuloader.prefetch(batches, places=place, transforms=[RandomCropFlip("x", (5, 4))], seed=1)
+        assert [batch["x"].shape for batch in loader] == [(4, 5, 4, 3)] * 6
+
+    def test_places_of_both_kinds_are_refused(self):
+        with pytest.raises(ValueError, match="places must be all GPUs or all host memory"):
+            gpuloader.prefetch([], places=["cpu", *simulated_places(1)], transforms=[Cast("0", "float32")])
+
+    def test_a_field_that_does_not_exist(self, place):
+        loader = gpuloader.prefetch([{"x": rows(1)}], places=place, transforms=[RandomCropFlip("y", (2, 2))])
+        with pytest.raises(SampleError, match="no such array field"):
+            list(loader)
+
+
+class TestErrors:
+    @pytest.mark.parametrize("prefetch", [0, 1, 4])
+    def test_an_error_comes_behind_the_batches_before_it(self, place, prefetch):
+        def read():
+            yield rows(0)
+            yield rows(1)
+            raise KeyError("third")
+
+        epoch = iter(gpuloader.prefetch(_Each(read), places=place, prefetch=prefetch))
+        assert [np.asarray(next(epoch))[0, 0] for _ in range(2)] == [0, 1000]
+        with pytest.raises(KeyError, match="third") as caught:
+            next(epoch)
+        assert any("batch 2" in note for note in caught.value.__notes__)
+        assert list(epoch) == []
+        assert not loader_threads()
+
+    def test_an_iterable_that_cannot_begin(self):
+        class Broken:
+            def __iter__(self):
+                raise OSError("no such file")
+
+        with pytest.raises(OSError, match="no such file"):
+            next(iter(gpuloader.prefetch(Broken(), places="cpu")))
+
+    def test_a_ctrl_c_leaves_nothing(self, place):
+        def read():
+            yield rows(0)
+            raise KeyboardInterrupt
+
+        epoch = iter(gpuloader.prefetch(_Each(read), places=place, prefetch=0))
+        next(epoch)
+        with pytest.raises(KeyboardInterrupt):
+            next(epoch)
+        epoch.close()
+        assert not loader_threads()
+
+    @pytest.mark.parametrize(
+        ("batches", "message"),
+        [
+            (3, "batches must be an iterable of batches, such as a loader, got int"),
+            (None, "got NoneType"),
+            ("text", "got str"),
+            ({"x": rows(0)}, "got dict"),
+            (plain, "got function; call it, and pass what it returns"),
+            (list, "got type"),
+        ],
+    )
+    def test_what_is_no_iterable_of_batches(self, batches, message):
+        with pytest.raises(TypeError, match=message):
+            gpuloader.prefetch(batches, places="cpu")
+
+    def test_options_out_of_range(self):
+        with pytest.raises(ValueError, match="prefetch must be an integer from 0"):
+            gpuloader.prefetch([], places="cpu", prefetch=-1)
+        with pytest.raises(ValueError, match="output must be one of"):
+            gpuloader.prefetch([], places="cpu", output="tensorflow")
+        with pytest.raises(ValueError, match="place"):
+            gpuloader.prefetch([], places="nowhere")
+        with pytest.raises(PlaceError):
+            gpuloader.prefetch([], places=simulated_places(1), output="numpy")
+        with pytest.raises(ValueError, match="seed must be"):
+            gpuloader.prefetch([], places="cpu", seed=-1)
+
+
+class TestOnePass:
+    def test_a_generator_is_one_normal_pass(self, place):
+        loader = gpuloader.prefetch((rows(n) for n in range(3)), places=place)
+        assert len(list(loader)) == 3
+        with pytest.raises(
+            ReaderError, match="is a generator that has been read already: pass a loader, a list"
+        ):
+            list(loader)
+
+    def test_a_generator_that_was_left_is_at_its_end(self, place):
+        loader = gpuloader.prefetch((rows(n) for n in range(30)), places=place)
+        for _ in loader:
+            break
+        with pytest.raises(ReaderError, match="has been read already"):
+            list(loader)
+
+    def test_another_iterator(self, place):
+        loader = gpuloader.prefetch(iter(plain(3)), places=place)
+        assert len(list(loader)) == 3
+        with pytest.raises(ReaderError, match="list_iterator, which can be read only once"):
+            list(loader)
+
+    def test_an_empty_iterable_stays_empty(self, place):
+        loader = gpuloader.prefetch([], places=place)
+        assert list(loader) == list(loader) == []
+
+
+class Inner:
+    """A loader with what trainers look for; `read` is how far it has read."""
+
+    def __init__(self, count=6):
+        self.batch_size = 3
+        self.sampler = self.batch_sampler = types.SimpleNamespace(epoch=0)
+        self.dataset = range(count)
+        self.epoch = self.begin = self.read = self.farthest = 0
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __iter__(self):
+        begin, self.begin = self.begin, 0
+        for number in range(begin, len(self.dataset)):
+            self.read = self.farthest = number + 1
+            yield rows(number)
+        self.read = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class Stateful(Inner):
+    def state_dict(self):
+        return {"read": self.read, "of": "inner"}
+
+    def load_state_dict(self, state):
+        self.begin = self.read = state["read"]
+
+
+class TestWrappedLoader:
+    def test_its_attributes_are_reached(self):
+        inner = Inner()
+        loader = gpuloader.prefetch(inner, places="cpu")
+        assert loader.sampler is inner.sampler
+        assert (loader.batch_size, loader.dataset, len(loader), len(iter(loader))) == (3, range(6), 6, 6)
+        loader.batch_size = 5
+        assert inner.batch_size == 5
+        loader.set_epoch(4)
+        assert inner.epoch == 4
+        with pytest.raises(AttributeError, match="'Inner' object has no attribute 'missing'"):
+            loader.missing  # noqa: B018
+        assert not hasattr(loader, "__missing__")
+
+    def test_its_private_names_are_not_ours(self):
+        inner = DataLoader(plain(4), batch_size=None, places="cpu")
+        loader = gpuloader.prefetch(inner, places="cpu")
+        assert loader._meter is not inner._meter
+        assert len(list(loader)) == inner.stats().batches == loader.stats().batches == 4
+
+    def test_without_a_length_there_is_none(self):
+        loader = gpuloader.prefetch((rows(n) for n in range(2)), places="cpu")
+        with pytest.raises(TypeError, match=r"object of type 'generator' has no len\(\)"):
+            len(loader)
+        assert len(list(loader)) == 2
+
+    def test_set_epoch_of_one_that_has_none(self):
+        loader = gpuloader.prefetch(plain(3), places="cpu")
+        loader.set_epoch(7)
+        assert loader.state_dict()["epoch"] == 7
+
+    def test_copies_and_pickles(self):
+        loader = gpuloader.prefetch(Inner(), places="cpu", host=[], prefetch=3)
+        for other in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+            assert [int(batch[0, 0]) for batch in other] == [int(batch[0, 0]) for batch in loader]
+            assert other._ahead == 3
+        assert copy.copy(loader)._batches is loader._batches
+
+    def test_it_describes_itself(self):
+        assert repr(gpuloader.prefetch(Inner(), places="cpu")) == "<prefetch of Inner: 2 steps ahead, on cpu>"
+        assert "nothing ahead" in repr(gpuloader.prefetch([], places=simulated_places(1), prefetch=0))
+
+
+class TestState:
+    @pytest.mark.parametrize("prefetch", [0, 1, 4])
+    def test_it_is_the_wrapped_loaders_as_of_the_last_batch(self, place, prefetch):
+        inner = Stateful()
+        loader = gpuloader.prefetch(inner, places=place, prefetch=prefetch)
+        loader._pace = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
+        assert loader.state_dict()["read"] == 0
+        for number, _ in enumerate(loader, 1):
+            if prefetch and number == 1:
+                wait_until(lambda: inner.farthest >= 2)  # it is ahead
+            assert loader.state_dict() == {
+                "read": number,
+                "of": "inner",
+                "gpuloader_prefetch": {"version": 1, "epoch": 0, "batches": number},
+            }
+        assert loader.state_dict()["read"] == 0
+        assert loader.state_dict()["gpuloader_prefetch"]["epoch"] == 1
+
+    @pytest.mark.parametrize("batches", range(1, 7))
+    def test_it_resumes_behind_the_last_batch(self, place, batches):
+        loader = gpuloader.prefetch(Stateful(), places=place)
+        before = [np.asarray(batch)[0, 0] for _, batch in zip(range(batches), loader, strict=False)]
+        state = loader.state_dict()
+        later = gpuloader.prefetch(Stateful(), places=place)
+        later.load_state_dict(state)
+        assert later.state_dict() == state
+        after = [np.asarray(batch)[0, 0] for batch in later]
+        assert before + after == [1000 * n for n in range(6)]
+        assert len(list(later)) == 6
+
+    def test_states_may_be_exchanged_with_the_wrapped_loader(self):
+        loader = gpuloader.prefetch(Stateful(), places="cpu")
+        for _ in zip(range(2), loader, strict=False):
+            pass
+        inner = Stateful()
+        inner.load_state_dict(loader.state_dict())
+        assert [int(batch[0, 0]) for batch in inner] == [2000, 3000, 4000, 5000]
+        later = gpuloader.prefetch(Stateful(), places="cpu")
+        later.load_state_dict({"read": 4, "of": "inner"})
+        assert [int(batch[0, 0]) for batch in later] == [4000, 5000]
+
+    def test_without_states_batches_are_counted(self, place):
+        loader = gpuloader.prefetch(Inner(), places=place)
+        for _ in zip(range(4), loader, strict=False):
+            pass
+        state = loader.state_dict()
+        assert state == {"version": 1, "epoch": 0, "batches": 4}
+        later = gpuloader.prefetch(Inner(), places=place)
+        later.load_state_dict(state)
+        assert [int(np.asarray(batch)[0, 0]) for batch in later] == [4000, 5000]
+        assert later.state_dict() == {"version": 1, "epoch": 1, "batches": 0}
+
+    def test_random_numbers_go_on(self):
+        pictures = [np.random.default_rng(n).integers(0, 256, (3, 9, 9, 3), np.uint8) for n in range(5)]
+
+        class Pictures(Stateful):
+            def __iter__(self):
+                for number, _ in zip(range(self.begin, 5), super().__iter__(), strict=False):
+                    yield pictures[number]
+
+        def load(**options):
+            steps = [RandomCropFlip("0", (5, 4))]
+            return gpuloader.prefetch(Pictures(5), places="cpu", transforms=steps, **options)
+
+        loader = load()
+        found, state = [], None
+        for number, batch in enumerate(loader):
+            found.append(batch.tolist())
+            state = loader.state_dict() if number == 1 else state
+        later = load()
+        later.load_state_dict(state)
+        assert [batch.tolist() for batch in later] == found[2:]
+
+    def test_a_state_that_is_none(self):
+        with pytest.raises(TypeError, match="a state must be a dict"):
+            gpuloader.prefetch([], places="cpu").load_state_dict(3)
+        with pytest.raises(ValueError, match="version"):
+            gpuloader.prefetch([], places="cpu").load_state_dict({})
+        with pytest.raises(KeyError):  # the wrapped loader's own error, at once
+            gpuloader.prefetch(Stateful(), places="cpu").load_state_dict({"other": 3})
+
+    def test_a_state_of_any_kind(self):
+        class Counted(Stateful):
+            def state_dict(self):
+                return self.read
+
+            def load_state_dict(self, state):
+                self.begin = state
+
+        loader = gpuloader.prefetch(Counted(), places="cpu")
+        for _ in zip(range(3), loader, strict=False):
+            pass
+        later = gpuloader.prefetch(Counted(), places="cpu")
+        later.load_state_dict(loader.state_dict())
+        assert [int(batch[0, 0]) for batch in later] == [3000, 4000, 5000]
+
+    def test_of_a_loader_of_ours(self):
+        def load():
+            return gpuloader.prefetch(
+                DataLoader(np.arange(20), batch_size=3, shuffle=True, seed=1, places="cpu"), places="cpu"
+            )
+
+        loader = load()
+        first = [batch.tolist() for _, batch in zip(range(3), loader, strict=False)]
+        later = load()
+        later.load_state_dict(loader.state_dict())
+        rest = [batch.tolist() for batch in later]
+        assert first + rest == [batch.tolist() for batch in load()]
+
+
+class TestPreparedByAccelerate:
+    """The loader announces its last batch to the whole program: not before the user has it."""
+
+    class Prepared(Inner):
+        gradient_state = None
+
+        def __init__(self):
+            super().__init__()
+            self.end_of_dataloader, self.ends = False, 0
+
+        def __iter__(self):
+            self.end_of_dataloader = False
+            for number in range(6):
+                self.end_of_dataloader = number == 5
+                yield rows(number)
+            self.ends += 1
+
+    @pytest.mark.parametrize("prefetch", [0, 1, 8])
+    def test_the_last_batch_is_announced_with_it(self, place, prefetch):
+        inner = self.Prepared()
+        loader = gpuloader.prefetch(inner, places=place, prefetch=prefetch)
+        for epoch in range(2):
+            told = []
+            for _ in loader:
+                told.append((loader.end_of_dataloader, inner.ends))
+            assert told == [(False, epoch)] * 5 + [(True, epoch)]
+            assert inner.ends == epoch + 1
+
+    def test_leaving_early(self):
+        loader = gpuloader.prefetch(self.Prepared(), places="cpu")
+        for _ in loader:
+            break
+        assert [batch[0, 0] for batch in loader] == [1000 * n for n in range(6)]
+
+
+class TestMeasuring:
+    def test_what_limits_the_loop(self):
+        released = threading.Event()
+
+        def slow():
+            for number in range(8):
+                released.wait(0.003)
+                yield rows(number)
+
+        for prefetch, advice in (
+            (2, "more workers in the wrapped loader"),
+            (0, "prefetch=2: reads and copies"),
+        ):
+            loader = gpuloader.prefetch(_Each(slow), places="cpu", prefetch=prefetch)
+            list(loader)
+            explanation = loader.explain()
+            assert explanation.bound == "input"
+            assert advice in explanation.advice[0]
+            assert loader.stats().steps == 8
+
+    def test_a_trace_has_its_steps(self, tmp_path):
+        with gpuloader.trace(tmp_path / "trace.json"):
+            list(gpuloader.prefetch(plain(3), places=simulated_places(1)))
+        text = (tmp_path / "trace.json").read_text()
+        assert '"fetch"' in text
+        assert '"deliver"' in text
+
+
+class TestMemoryFormat:
+    def test_dense_arrays_keep_the_order_of_their_dimensions(self, place):
+        image = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)
+        batch = [image, image[:, :2], np.asfortranarray(rows(1)), np.arange(3)]
+        loader = gpuloader.prefetch([batch] * 4, places=place)
+        for found in loader:
+            assert wholly(found) == wholly(batch)
+        if place != "cpu":
+            layouts = [one._data.flags for one in found]
+            assert [flags.c_contiguous for flags in layouts] == [False, True, False, True]
+            assert found[0]._data.transpose(0, 2, 3, 1).flags.c_contiguous
+
+    def test_after_a_batch_that_differs_only_in_that_order(self):
+        image = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)
+        batches = [image.copy(), image, image.copy(), image]
+        found = list(gpuloader.prefetch([[one] for one in batches], places=simulated_places(1)))
+        assert [wholly(one) for [one] in found] == [wholly(one) for one in batches]
+        assert [one._data.flags.c_contiguous for [one] in found] == [True, False, True, False]
+
+    def test_page_locked_ones_are_copied_as_they_lie(self):
+        image = np.arange(2 * 90 * 90 * 3).reshape(2, 90, 90, 3)
+        device = Locked(image)
+        loader = gpuloader.prefetch([image.transpose(0, 3, 1, 2)] * 2, places=CustomPlace(device))
+        for found in loader:
+            np.testing.assert_array_equal(np.asarray(found), image.transpose(0, 3, 1, 2))
+        assert loader._idle[0].ring.slot_nbytes == 256

@@ -1,0 +1,183 @@
+"""The contents of a rank's batches: parts of one order, masks, and random numbers per sample."""
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    SampleError,
+    TensorDataset,
+    cpu_places,
+    data,
+    sample_rng,
+)
+from gpuloader.epoch.split import ShardedPlan
+from gpuloader.order.order import InOrder
+from gpuloader.order.plan import DividedPlan, Division
+from gpuloader.transforms import RandomCropFlip
+from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers
+from tests.sample_sets import PROCESSES, Made
+
+
+class TestContents:
+    def test_shards_on_several_places_of_each_rank(self):
+        for remainder in ("pad", "drop"):
+            samples = []
+            for loader in loaders(
+                37, 2, batch_size=6, places=cpu_places(3), split="shards", remainder=remainder
+            ):
+                steps = list(loader)
+                assert len(steps) == len(loader)
+                for step in steps:
+                    assert len({len(values) for values, _ in step}) == 1
+                    samples += [one for batch in step for one in numbers(batch)]
+            assert len(set(samples)) == len(samples)
+            # 37 samples are 3 steps of 12 and 1 more. A rank's batch of one cannot be cut into 3 shards.
+            assert sorted(samples) == list(range(37)) if remainder == "pad" else len(samples) == 36
+
+    def test_shards_are_the_ranks_batch(self):
+        for rank in range(2):
+            options = {"batch_size": 5, "remainder": "pad"}
+            whole = epoch_of(make(range(23), rank, 2, shuffle=True, **options))
+            sharded = make(range(23), rank, 2, shuffle=True, split="shards", places=cpu_places(2), **options)
+            assert [[one for part in step for one in numbers(part)] for step in sharded] == whole
+
+    def test_without_masks_sample_counts_are_not_recorded(self):
+        for count, rule, drop_last, noted in [
+            (46, "drop", False, 0),
+            (46, "pad", True, 0),
+            (46, "pad", False, 0),
+            (45, "pad", False, 12),
+            (45, "repeat", False, 0),
+        ]:
+            rank = DividedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
+            plan = ShardedPlan(rank, 2, "drop")
+            assert len(list(plan.batches(0))) == (10 if drop_last else 12)
+            assert len(plan.own) == noted
+
+    def test_an_uneven_end_is_cut_into_shards(self):
+        loader = make(
+            range(23),
+            0,
+            2,
+            batch_size=4,
+            uneven="drop",
+            split="shards",
+            places=cpu_places(2),
+            remainder="drop",
+        )
+        assert [[part.tolist() for part in step] for step in loader] == [
+            [[0, 1], [2, 3]],
+            [[8, 9], [10, 11]],
+            [[16], [17]],
+        ]
+
+    @pytest.mark.parametrize("places", [2, 3])
+    def test_batches_for_several_places_of_each_rank(self, places):
+        found = [list(loader) for loader in loaders(29, 2, places=cpu_places(places))]
+        assert len({len(steps) for steps in found}) == 1
+        samples = [one for steps in found for step in steps for batch in step for one in numbers(batch)]
+        assert sorted(samples) == list(range(29))
+
+    def test_of_an_iterable_data_set_cut_into_shards(self):
+        found = [
+            [part.tolist() for step in loader for part in step]
+            for loader in loaders(
+                21, 2, kind=Stream, batch_size=4, places=cpu_places(2), split="shards", remainder="drop"
+            )
+        ]
+        assert found == [
+            [[0, 2], [4, 6], [8, 10], [12, 14]],
+            [[1, 3], [5, 7], [9, 11], [13, 15]],
+        ]
+
+    @pytest.mark.parametrize("cache", ["host", "device"])
+    def test_of_a_cache(self, cache):
+        for rank in range(2):
+            images = [np.full(3, number) for number in range(13)]
+            wanted = [images.tolist() for images, _ in make(images, rank, 2, shuffle=True)]
+            loader = make(images, rank, 2, shuffle=True, cache=cache)
+            assert [images.tolist() for images, _ in loader] == wanted
+
+    def test_of_arrays_of_feeds_and_of_text(self):
+        arrays = TensorDataset(np.arange(5.0), np.arange(5))
+        *_, (values, labels, mask) = make(arrays, 1, 2)
+        assert (values.tolist(), labels.tolist(), mask.tolist()) == ([4.0], [4], [False])
+        feeds = [data("value", [None], "float32"), data("label", [None], "int64")]
+        *_, [step] = make(arrays, 0, 2, feed_list=feeds, return_list=False)
+        assert {name: field.tolist() for name, field in step.items()} == {
+            "value": [4.0],
+            "label": [4],
+            "mask": [True],
+        }
+        named = Made(lambda index: (index, f"{index}.wav"), 5)
+        *_, (indices, names, mask) = make(named, 1, 2)
+        assert (indices.tolist(), names, mask.tolist()) == ([4], ["4.wav"], [False])
+        *_, (indices, names, mask) = make(named, 1, 2, **PROCESSES)
+        assert (indices.tolist(), names, mask.tolist()) == ([4], ["4.wav"], [False])
+
+    @pytest.mark.parametrize("kind", [range, Stream])
+    def test_of_varying_length(self, kind):
+        def lengthen(number):
+            return np.arange(int(number))
+
+        class Lengths(Stream):
+            def __iter__(self):
+                return map(lengthen, range(self.count))
+
+        dataset = Made(lengthen, 5) if kind is range else Lengths(5)
+        *_, (rows, mask) = make(dataset, 1, 2, pad={"0": -1})
+        assert (rows.tolist(), mask.tolist()) == ([[0, 1, 2, 3]], [False])
+
+    def test_single_samples(self):
+        found = [list(loader) for loader in loaders(7, 2, batch_size=None, uneven="drop", shuffle=False)]
+        assert [[int(one) for one in samples] for samples in found] == [[0, 2, 4], [1, 3, 5]]
+
+    def test_what_a_sample_draws_does_not_depend_on_ranks(self):
+        dataset = Made(lambda index: (index, sample_rng().random()), 20)
+        drawn = []
+        for world_size in (1, 3):
+            batches = [batch for loader in loaders_of(dataset, world_size) for batch in loader]
+            drawn.append(
+                {
+                    int(index): float(number)
+                    for indices, noise, *_ in batches
+                    for index, number in zip(indices, noise, strict=True)
+                }
+            )
+        assert drawn[0] == drawn[1]
+
+    @pytest.mark.parametrize("kind", [range, Stream])
+    def test_nor_does_what_a_transform_draws(self, kind):
+        """Items of an iterable dataset have no index; their position in the epoch replaces it."""
+        picture = np.arange(64, dtype="uint8").reshape(8, 8, 1)
+
+        class Pictures(Stream):
+            def __iter__(self):
+                return ((np.uint8(number) + picture, number) for number in range(self.count))
+
+        dataset = (
+            Made(lambda number: (np.uint8(number) + picture, number), 22) if kind is range else Pictures(22)
+        )
+        drawn = []
+        for world_size in (1, 3):
+            found = {}
+            for loader in loaders_of(dataset, world_size, transforms=[RandomCropFlip("0", (4, 4))]):
+                for pictures, labels, *_ in loader:
+                    for one, label in zip(pictures, labels, strict=True):
+                        assert found.setdefault(int(label), one.tolist()) == one.tolist()
+            assert sorted(found) == list(range(22))
+            drawn.append(found)
+        assert drawn[0] == drawn[1]
+        assert len({str(np.subtract(one, label).tolist()) for label, one in drawn[0].items()}) > 8
+
+    def test_an_error_of_the_data_set_comes_to_all_ranks_of_a_stream_alike(self):
+        class Failing(Stream):
+            def __iter__(self):
+                yield from range(9)
+                raise OSError("gone")
+
+        for rank, loader in enumerate(loaders(0, 2, kind=Failing)):
+            epoch = iter(loader)
+            assert [next(epoch)[0].tolist() for _ in range(2)] == [[rank, rank + 2], [rank + 4, rank + 6]]
+            with pytest.raises(SampleError, match="gone"):
+                next(epoch)

@@ -1,0 +1,309 @@
+"""`warm_up`: what the first batch costs is paid when the user asks for it, and nothing else changes."""
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, IterableDataset, TensorDataset, prefetch
+from gpuloader.devices import cuda
+from gpuloader.errors import Misuse, StagingMemoryError
+from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
+from gpuloader.transforms import Cast
+from tests.fakes import loader_threads, nothing_left_behind
+from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins, use_cupy
+
+NUMBERS = np.arange(12)
+
+
+class Counted:
+    """A map-style dataset that counts how often it is read."""
+
+    def __init__(self, count=12):
+        self.count, self.reads = count, 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return index
+
+
+class Pids:
+    """Each sample is the id of the process that read it."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+def values(loader):
+    return [np.array(batch).tolist() for batch in loader]
+
+
+def check_nothing_changes(make):
+    """Check that loaders from `make` yield the same batches and states with `warm_up` as without."""
+    wanted = [values(loader) for loader in [make()] for _ in range(3)]
+    loader = make()
+    before = loader.state_dict()
+    loader.warm_up()
+    assert loader.state_dict() == before
+    assert values(loader) == wanted[0]
+    after = loader.state_dict()
+    loader.warm_up()
+    loader.warm_up()
+    assert loader.state_dict() == after
+    assert [values(loader), values(loader)] == wanted[1:]
+
+
+@pytest.fixture(params=["cpu", "simulated", "two"])
+def places(request):
+    return {"cpu": "cpu", "simulated": simulated_places(1), "two": simulated_places(2)}[request.param]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2, "worker_type": "thread"}, {"use_buffer_reader": False}], ids=str
+)
+def test_batches_order_and_state_stay_the_same(places, options):
+    options = {"places": places, "batch_size": 2, "shuffle": True, "seed": 4, **options}
+    check_nothing_changes(lambda: DataLoader(NUMBERS, **options))
+
+
+def test_the_first_step_is_there_and_is_read_once():
+    dataset = Counted()
+    loader = DataLoader(dataset, places=simulated_places(1), batch_size=3, use_buffer_reader=False)
+    loader.warm_up()
+    assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
+    loader.warm_up()
+    assert dataset.reads == 3
+    assert len(values(loader)) == 4
+    assert dataset.reads == 12
+
+
+def test_a_loop_then_allocates_nothing(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    runtime = FakeRuntime()
+    with use_cupy(monkeypatch, make_cupy(cupy, runtime)):
+        run_twins(monkeypatch, runtime)
+        rows = TensorDataset(np.arange(64, dtype=np.float32).reshape(32, 2))
+        for options in ({}, {"cache": "device"}, {"static": True}, {"transforms": [Cast("0", "int16")]}):
+            loader = DataLoader(rows, places="gpu:0", batch_size=2, **options)
+            loader.warm_up()
+            before = {**runtime.calls}
+            for batch in loader:
+                del batch
+            for call in ("malloc", "free", "hostRegister", "streamCreate"):
+                assert runtime.calls[call] == before.get(call, 0), (options, call)
+            assert before["memcpyAsync"]
+            del loader
+            gc.collect()
+        assert cuda.cupy is not cupy
+
+
+def test_the_host_has_waited_for_the_copy():
+    place = CustomPlace(SimulatedDevice(copy_time=lambda nbytes: 7.0))
+    loader = DataLoader(NUMBERS, places=place, batch_size=2)
+    loader.warm_up()
+    assert place.device.now == 7.0
+
+
+def test_workers_have_started():
+    loader = DataLoader(Pids(), places="cpu", batch_size=2, num_workers=1)
+    loader.warm_up()
+    assert loader.stats().batches
+    found = {pid for batch in loader for pid in batch.tolist()}
+    assert len(found) == 1
+    assert os.getpid() not in found
+
+
+class TestWhatChangesTheNextEpoch:
+    """Then what was prepared is dropped, and the loop is as it would have been."""
+
+    def load(self, places):
+        return DataLoader(NUMBERS, places=places, batch_size=2, shuffle=True, seed=4)
+
+    def test_set_epoch(self, places):
+        wanted = [values(loader) for loader in [self.load(places)] for _ in range(3)]
+        loader = self.load(places)
+        loader.warm_up()
+        loader.set_epoch(2)
+        assert loader.state_dict()["epoch"] == 2
+        assert values(loader) == wanted[2]
+
+    def test_set_epoch_to_the_same_one_drops_nothing(self):
+        dataset = Counted()
+        loader = DataLoader(dataset, places="cpu", batch_size=3, use_buffer_reader=False)
+        loader.warm_up()
+        loader.set_epoch(0)
+        values(loader)
+        assert dataset.reads == 12
+
+    def test_load_state_dict(self, places):
+        loader, other = self.load(places), self.load(places)
+        epoch = iter(other)
+        np.array(next(epoch))
+        np.array(next(epoch))
+        state, rest = other.state_dict(), values(epoch)
+        loader.warm_up()
+        loader.load_state_dict(state)
+        assert values(loader) == rest
+        loader.load_state_dict(state)
+        loader.warm_up()
+        assert loader.state_dict() == state
+        assert values(loader) == rest
+
+    def test_another_source(self, places):
+        loader = DataLoader.from_generator(capacity=2, return_list=True)
+        for source in (1, 2):
+            loader.set_batch_generator(lambda source=source: ([[source]] for _ in range(2)), places=places)
+            loader.warm_up()
+            state = loader.state_dict()
+        seen = set()
+        for step in loader:
+            batches = step if len(step) > 1 else [step]
+            seen |= {int(np.array(array)[0]) for [array] in batches}
+        assert seen == {2}
+        assert state["epoch"] == 0
+
+
+def test_a_loop_in_progress_goes_on():
+    loader = DataLoader(NUMBERS, places="cpu", batch_size=4, shuffle=True, seed=1)
+    first = iter(loader)
+    begun = [next(first).tolist()]
+    loader.warm_up()
+    begun += [batch.tolist() for batch in first]
+    again = DataLoader(NUMBERS, places="cpu", batch_size=4, shuffle=True, seed=1)
+    assert [begun, values(loader)] == [values(again), values(again)]
+
+
+def test_errors_of_the_source_are_raised_by_the_loop(places):
+    def read():
+        yield [[1]]
+        raise KeyError("broken")
+
+    class Broken(IterableDataset):
+        def __iter__(self):
+            return (entry for [entry] in read())
+
+    loaders = [
+        DataLoader(Broken(), places=places, batch_size=1),
+        DataLoader.from_generator(capacity=2).set_batch_generator(read, places=places),
+        DataLoader([5, "x"], places=places, batch_size=2),
+    ]
+    for loader in loaders:
+        loader.warm_up()
+        with pytest.raises((KeyError, RuntimeError)):
+            list(loader)
+
+
+def test_an_error_of_the_device_leaves_nothing_running():
+    loader = DataLoader(
+        NUMBERS,
+        places=CustomPlace(SimulatedDevice(memory_limit=8)),
+        batch_size=2,
+        use_buffer_reader="thread",
+    )
+    with pytest.raises(StagingMemoryError) as raised:
+        loader.warm_up()
+    assert not loader_threads()
+    del raised
+
+
+def test_a_loader_driven_by_hand():
+    loader = DataLoader.from_generator(capacity=2, iterable=False)
+    with pytest.raises(Misuse, match="no source"):
+        loader.warm_up()
+    loader.set_batch_generator(lambda: ([[number]] for number in range(2)), places="cpu")
+    loader.warm_up()
+    loader.start()
+    assert [next(loader)[0].tolist(), next(loader)[0].tolist()] == [[0], [1]]
+
+
+def test_what_is_never_looped_over_leaves_nothing_behind(places):
+    with nothing_left_behind():
+        loader = DataLoader(NUMBERS, places=places, batch_size=2, num_workers=2, worker_type="thread")
+        loader.warm_up()
+        del loader
+        gc.collect()
+        assert not loader_threads()
+
+
+def test_an_empty_epoch():
+    loader = DataLoader(NUMBERS[:0], places="cpu", batch_size=2)
+    loader.warm_up()
+    assert values(loader) == []
+    assert values(loader) == []
+
+
+class TestPrefetched:
+    """`prefetch(...)` has `warm_up` too, whatever it wraps."""
+
+    @staticmethod
+    def wrap(kind, places, **options):
+        inner = NUMBERS.reshape(6, 2)
+        if kind == "loader":
+            inner = DataLoader(NUMBERS, places="cpu", batch_size=2, shuffle=True, seed=4)
+        return prefetch(inner, places, **options)
+
+    @pytest.mark.parametrize("kind", ["list", "loader"])
+    @pytest.mark.parametrize("ahead", [0, 2])
+    def test_batches_order_and_state_stay_the_same(self, places, kind, ahead):
+        check_nothing_changes(lambda: self.wrap(kind, places, prefetch=ahead))
+
+    def test_the_first_step_is_there_and_is_read_once(self):
+        dataset = Counted()
+        inner = DataLoader(dataset, places="cpu", batch_size=3, use_buffer_reader=False)
+        loader = prefetch(inner, simulated_places(1), prefetch=0)
+        loader.warm_up()
+        loader.warm_up()
+        assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
+        assert len(values(loader)) == 4
+        assert dataset.reads == 12
+
+    @pytest.mark.parametrize("kind", ["list", "loader"])
+    def test_a_step_that_does_not_come_next_is_dropped(self, kind):
+        wanted = [values(loader) for loader in [self.wrap(kind, "cpu")] for _ in range(3)]
+        loader = self.wrap(kind, "cpu")
+        epoch = iter(loader)
+        next(epoch)
+        state = loader.state_dict()
+        epoch.close()
+        loader = self.wrap(kind, "cpu")
+        loader.warm_up()
+        loader.load_state_dict(state)
+        loader.warm_up()
+        assert loader.state_dict() == state
+        assert values(loader) == wanted[0][1:]
+        loader.warm_up()
+        loader.set_epoch(2)
+        assert values(loader) == wanted[2]
+        loader.set_epoch(0)
+        loader.warm_up()
+        loader.set_epoch(0)
+        assert [values(loader), values(loader)] == wanted[:2]
+
+    def test_a_generator_loses_nothing(self):
+        loader = prefetch((n for n in range(3)), "cpu")
+        loader.warm_up()
+        assert list(loader) == [0, 1, 2]
+
+    def test_an_error_of_a_batch_is_raised_by_the_loop(self):
+        def batches():
+            raise OSError("the disk is gone")
+            yield
+
+        loader = prefetch(batches(), "cpu")
+        loader.warm_up()
+        with pytest.raises(OSError, match="the disk is gone"):
+            list(loader)
+
+    def test_nothing_is_left_of_a_loader_that_was_warmed_up(self):
+        with nothing_left_behind():
+            loader = self.wrap("loader", simulated_places(1))
+            loader.warm_up()
+            del loader
+            gc.collect()

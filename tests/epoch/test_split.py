@@ -1,0 +1,410 @@
+"""Shards: a step is one batch in equal parts, one per place, and masks mark which samples count."""
+
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
+from gpuloader.epoch.lane import Masks
+from gpuloader.epoch.split import ShardedPlan, add_mask, cut
+from gpuloader.errors import LoaderError
+from gpuloader.order.order import InOrder
+from gpuloader.order.plan import DividedPlan, Division, OrderedPlan, SampledPlan
+from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
+from tests.fakes import loader_threads, nothing_left_behind
+from tests.sample_sets import Pair
+
+
+class Numbers(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __getitem__(self, index):
+        assert type(index) is int
+        return np.array([index, -index]), index
+
+    def __len__(self):
+        return self.count
+
+
+class Stream(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        for index in range(self.count):
+            yield np.array([index, -index]), index
+
+
+def make(dataset, places, **options):
+    return DataLoader(dataset, places=places, **{"seed": 6, **options})
+
+
+def in_shards(dataset, places, remainder="error", **options):
+    return make(dataset, places, split="shards", remainder=remainder, **options)
+
+
+def whole_batches(dataset, **options):
+    """Return the batches of one place, as lists of numbers."""
+    return [labels.tolist() for _, labels in make(dataset, "cpu", **options)]
+
+
+def look(step, masked):
+    """Return all labels of a step, and how many samples each place got."""
+    labels, counts = [], []
+    for images, numbers, *masks in step:
+        images, numbers = np.asarray(images), np.asarray(numbers)
+        np.testing.assert_array_equal(images, np.stack([numbers, -numbers], 1))
+        counts.append(len(numbers))
+        if masked:
+            mask = np.asarray(masks[0])
+            assert mask.dtype == bool
+            assert mask.shape == numbers.shape
+            numbers = numbers[mask]
+        labels += numbers.tolist()
+    return labels, counts
+
+
+def epoch_of(loader, masked=False):
+    found = []
+    for step in loader:
+        labels, counts = look(step, masked)
+        assert len(set(counts)) == 1
+        found.append(labels)
+    return found
+
+
+def wanted_of(batches, places, remainder):
+    """Return the samples of whole batches that remain after the remainder is dropped or padded."""
+    if remainder == "drop":
+        batches = [batch[: len(batch) // places * places] for batch in batches]
+    return [batch for batch in batches if batch]
+
+
+cuts = {
+    "count": st.integers(0, 60),
+    "size": st.integers(1, 20),
+    "places": st.integers(1, 8),
+    "remainder": st.sampled_from(["error", "drop", "pad"]),
+}
+
+
+class TestShardsMakeUpBatches:
+    @given(
+        **cuts,
+        shuffle=st.booleans(),
+        drop_last=st.booleans(),
+        workers=st.sampled_from([0, 0, 2]),
+        epochs=st.just(2),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_on_hosts(self, count, size, places, remainder, shuffle, drop_last, workers, epochs):
+        self.compare([CPUPlace()] * places, count, size, remainder, shuffle, drop_last, workers, epochs)
+
+    @given(**cuts, shuffle=st.booleans(), workers=st.sampled_from([0, 0, 2]), seed=st.integers(0, 9))
+    @settings(max_examples=40, deadline=None)
+    def test_on_devices(self, count, size, places, remainder, shuffle, workers, seed):
+        self.compare(simulated_places(places, seed), count, size, remainder, shuffle, False, workers, 2)
+
+    def compare(self, places, count, size, remainder, shuffle, drop_last, workers, epochs):
+        number = len(places)
+        assume(remainder == "pad" or size >= number)
+        assume(remainder != "error" or size % number == 0)
+        shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
+        options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last}
+        if workers:
+            options |= {"num_workers": workers, "worker_type": "thread"}
+        if remainder == "error" and count % size % number and not drop_last:
+            with pytest.raises(ValueError, match=f"cannot be cut into {number} equal parts"):
+                in_shards(Numbers(count), places, remainder, **options)
+            return
+        whole, loader = (
+            make(Numbers(count), "cpu", **options),
+            in_shards(Numbers(count), places, remainder, **options),
+        )
+        for _ in range(epochs):
+            wanted = wanted_of([labels.tolist() for _, labels in whole], number, remainder)
+            assert self.take(loader, number, remainder == "pad" and number > 1) == wanted
+            if remainder != "drop":
+                assert len(loader) == len(wanted)
+
+    def take(self, loader, number, masked=False):
+        return epoch_of(([step] for step in loader) if number == 1 else loader, masked)
+
+    @pytest.mark.parametrize("places", [cpu_places(8), simulated_places(4)])
+    @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}])
+    def test_in_processes_too(self, places, workers):
+        options = {"batch_size": 16, "shuffle": True}
+        found = epoch_of(in_shards(Numbers(45), places, "pad", **options, **workers), masked=True)
+        assert found == whole_batches(Numbers(45), **options)
+
+    def test_each_place_gets_consecutive_samples(self):
+        [[first, second]] = in_shards(Numbers(6), cpu_places(2), batch_size=6)
+        assert first[1].tolist() == [0, 1, 2]
+        assert second[1].tolist() == [3, 4, 5]
+
+    def test_one_place_has_batches_as_ever(self):
+        assert whole_batches(Numbers(5), batch_size=2, split="shards", remainder="pad") == [
+            [0, 1],
+            [2, 3],
+            [4],
+        ]
+
+    @pytest.mark.parametrize("remainder", ["drop", "pad"])
+    def test_of_a_batch_sampler(self, remainder):
+        """With 'drop', nothing is left of a batch that has fewer samples than there are places."""
+        batches = [[1, 2, 3, 4], [5], [6, 7, 8], [9], [9, 9, 9, 9, 9], [0]]
+        for sampler in (batches, BatchSampler(Numbers(11), batch_size=4)):
+            loader = in_shards(Numbers(11), cpu_places(2), remainder, batch_sampler=sampler)
+            wanted = wanted_of(whole_batches(Numbers(11), batch_sampler=sampler), 2, remainder)
+            assert epoch_of(loader, remainder == "pad") == wanted
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_of_an_iterable_data_set(self, workers):
+        options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread"}
+        found = epoch_of(in_shards(Stream(20), cpu_places(3), "drop", **options))
+        assert found == [[*range(6)], [*range(6, 12)], [*range(12, 18)]]
+
+    def test_dicts_and_single_fields(self):
+        feeds = [data("image", [None, 2], "int64"), data("label", [None], "int64")]
+        loader = in_shards(Numbers(5), cpu_places(2), "pad", batch_size=6, feed_list=feeds, return_list=False)
+        [[first, second]] = list(loader)
+        assert list(first) == list(second) == ["image", "label", "mask"]
+        assert second["mask"].tolist() == [True, True, False]
+        [[(numbers, mask), _]] = in_shards(range(3), cpu_places(2), "pad", batch_size=4)
+        assert (numbers.tolist(), mask.tolist()) == ([0, 1], [True, True])
+
+
+class TestResuming:
+    @given(**cuts, after=st.integers(0, 6), sampled=st.booleans())
+    @settings(max_examples=60, deadline=None)
+    def test_resumes_where_it_stopped(self, count, size, places, remainder, after, sampled):
+        assume(places > 1)
+        assume(remainder != "error" or (size % places == 0 and (count % size) % places == 0))
+        assume(remainder == "pad" or size >= places)
+        options = {"batch_size": size, "shuffle": count > 0}  # an empty dataset cannot be shuffled
+        if sampled:
+            order = np.random.default_rng(0).permutation(count).tolist()
+            sizes = [1, size, 2, size] if remainder == "drop" else [size]
+            batches = []
+            while order:
+                batches.append(
+                    [order.pop() for _ in range(min(sizes[len(batches) % len(sizes)], len(order)))]
+                )
+            options = {"batch_sampler": batches}
+        masked = remainder == "pad"
+        whole = epoch_of(in_shards(Numbers(count), cpu_places(places), remainder, **options), masked)
+        loader = in_shards(Numbers(count), cpu_places(places), remainder, **options)
+        epoch = iter(loader)
+        for wanted in whole[:after]:
+            assert look(next(epoch), masked)[0] == wanted
+        again = in_shards(Numbers(count), simulated_places(places), remainder, **options)
+        again.load_state_dict(loader.state_dict())
+        assert epoch_of(again, masked) == whole[after:]
+
+    def test_of_an_iterable_data_set(self):
+        loader = in_shards(Stream(20), cpu_places(2), "drop", batch_size=4)
+        next(iter(loader))
+        again = in_shards(Stream(20), cpu_places(2), "drop", batch_size=4)
+        again.load_state_dict(loader.state_dict())
+        assert epoch_of(again)[0] == [4, 5, 6, 7]
+
+
+class TestMasks:
+    def test_cannot_be_written_to(self):
+        [[(*_, first), (*_, second)]] = in_shards(Numbers(3), cpu_places(2), "pad", batch_size=4)
+        assert (first.tolist(), second.tolist()) == ([True, True], [True, False])
+        for mask in (first, second):
+            with pytest.raises(ValueError, match="read-only"):
+                mask[0] = False
+
+    def test_are_windows_of_one_memory(self):
+        masks = Masks()
+        for size in range(1, 300):
+            for own in {0, 1, size // 2, size}:
+                mask = masks.get(own, size)
+                assert mask.array.tolist() == [True] * own + [False] * (size - own)
+                assert mask.address == mask.array.ctypes.data
+        assert masks.get(2, 3).memory is masks.get(0, 300).memory
+
+    def test_stay_valid_when_a_longer_one_is_made(self):
+        masks = Masks()
+        short = masks.get(1, 2)
+        long = masks.get(999, 1000)
+        assert short.memory is not long.memory
+        assert short.array.tolist() == [True, False]
+
+    def test_are_on_the_shards_own_device(self):
+        """Even if two devices have the same name."""
+        devices = [SimulatedDevice(), SimulatedDevice()]
+        [step] = in_shards(Numbers(3), [CustomPlace(device) for device in devices], "pad", batch_size=4)
+        for device, (_, numbers, mask) in zip(devices, step, strict=True):
+            assert numbers._device is mask._device is device
+
+    def test_do_not_take_a_fields_name(self):
+        class Masked(Numbers):
+            def __getitem__(self, index):
+                return {"mask": index}
+
+        with pytest.raises(LoaderError, match=r"the samples have a field 'mask'.*uneven='drop'"):
+            list(in_shards(Masked(3), cpu_places(2), "pad", batch_size=2))
+        assert len(list(in_shards(Masked(4), cpu_places(2), batch_size=2))) == 2
+
+    def test_stand_last(self):
+        assert add_mask([1, 2], 3) == [1, 2, 3]
+        assert add_mask((1, 2), 3) == (1, 2, 3)
+        assert add_mask(Pair(1, 2), 3) == [Pair(1, 2), 3]  # its class has no room for a mask
+        assert add_mask("text", 3) == ["text", 3]
+
+    def test_stand_in_a_dict_of_the_same_class(self):
+        batch = add_mask(collections.defaultdict(list, a=1), 3)
+        assert (type(batch), batch) == (collections.defaultdict, {"a": 1, "mask": 3})
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"split": "halves"}, "split must be one of 'batches', 'shards', got 'halves'"),
+            (
+                {"split": "shards", "remainder": "keep"},
+                "remainder must be one of 'error', 'drop', 'pad', got 'keep'",
+            ),
+            ({"split": "shards", "batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
+            (
+                {"split": "shards", "remainder": "drop"},
+                "a batch of 1 samples cut into 2 .* would leave nothing",
+            ),
+            (
+                {"split": "shards", "batch_size": None},
+                "batch_size=None yields single samples",
+            ),
+        ],
+    )
+    def test_of_what_is_asked(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            make(Numbers(9), cpu_places(2), **options)
+
+    def test_of_an_iterable_data_set(self):
+        with pytest.raises(ValueError, match=r"remainder='drop' .* leaves out a last step"):
+            in_shards(Stream(9), cpu_places(2), "pad", batch_size=4)
+        with pytest.raises(ValueError, match="a batch of 5 samples cannot be cut into 2"):
+            in_shards(Stream(9), cpu_places(2), "drop", batch_size=5)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"batch_size": 4},
+            {"batch_size": 4, "shuffle": True},
+            {"batch_sampler": BatchSampler(Numbers(9), batch_size=4)},
+        ],
+    )
+    def test_of_a_last_batch_that_will_not_divide(self, options):
+        """The error comes before the first step, not after the last."""
+        with pytest.raises(
+            ValueError, match="last batch, of 1 samples, cannot be cut into 4 equal parts; choose drop_last"
+        ):
+            in_shards(Numbers(9), cpu_places(4), **options)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_of_a_last_batch_that_does_not_divide(self, workers):
+        """The loader cannot know this earlier if only the sampler knows the number of samples."""
+        with nothing_left_behind():
+            loader = in_shards(
+                Numbers(9),
+                cpu_places(4),
+                sampler=range(9),
+                batch_size=4,
+                num_workers=workers,
+                worker_type="thread",
+            )
+            epoch = iter(loader)
+            assert [look(next(epoch), False)[0] for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            with pytest.raises(
+                LoaderError, match="a batch of 1 samples cannot be cut into 4 equal parts; choose"
+            ):
+                next(epoch)
+            assert list(epoch) == []
+            del epoch, loader
+        assert not loader_threads()
+
+
+@pytest.mark.parametrize("split", ["shards", "batches"])
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch, split, cache):
+    """A step's copies, one per part, are issued on all streams before any part is delivered."""
+    places, log = simulated_places(3), []
+    for number, place in enumerate(places):
+        device = place.device
+        copy, views = device.copy_async, device.views
+
+        def copy_async(*arguments, number=number, copy=copy, **named):
+            log.append(("copy", number))
+            copy(*arguments, **named)
+
+        def deliver(*arguments, number=number, views=views):
+            log.append(("deliver", number))
+            return views(*arguments)
+
+        monkeypatch.setattr(device, "copy_async", copy_async)
+        monkeypatch.setattr(device, "views", deliver)
+    loader = make(Numbers(54), places, batch_size=6, split=split, cache=cache, use_buffer_reader=False)
+    if cache:
+        list(loader)
+    log.clear()
+    steps = len(list(loader))
+    one = [(what, number) for what in ("copy", "deliver") for number in range(3)]
+    assert steps == (9 if split == "shards" else 3)
+    assert log == one * steps
+
+
+class TestThePlan:
+    @given(
+        count=st.integers(0, 40), size=st.integers(1, 9), shards=st.integers(2, 5), start=st.integers(0, 30)
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_is_entered_anywhere(self, count, size, shards, start):
+        for remainder in ("drop", "pad"):
+            order = OrderedPlan(InOrder(count), size, drop_last=False)
+            for plan in (order, SampledPlan([list(batch) for batch in order.batches(0)])):
+                whole = [list(part) for part in ShardedPlan(plan, shards, remainder).batches(0)]
+                part = ShardedPlan(plan, shards, remainder)
+                entered = [list(one) for one in part.batches(start)]
+                if size >= shards or isinstance(plan, SampledPlan) or remainder == "pad":
+                    assert entered == whole[start:]
+                if remainder == "pad":
+                    assert [part.take_own(start + at)[1] for at in range(len(entered))] == [
+                        len(one) for one in entered
+                    ]
+                assert not part.own
+
+    @given(
+        count=st.integers(1, 40),
+        size=st.integers(1, 9),
+        world_size=st.integers(1, 4),
+        shards=st.integers(2, 5),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_counts_every_sample_of_padded_ranks_once(self, count, size, world_size, shards):
+        """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
+        counted = []
+        for rank in range(world_size):
+            ranks = DividedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
+            plan = ShardedPlan(ranks, shards, "pad")
+            for number, part in enumerate(plan.batches(0)):
+                own, length = plan.take_own(number)
+                assert 0 <= own <= length == len(part)
+                counted += list(part)[:own]
+        assert sorted(counted) == list(range(count))
+
+    @given(count=st.integers(1, 40), shards=st.integers(1, 9), remainder=st.sampled_from(["drop", "pad"]))
+    def test_cuts(self, count, shards, remainder):
+        for indices in (range(5, 5 + count), list(range(count)), np.arange(count)):
+            parts, own = cut(indices, shards, remainder)
+            assert len({len(part) for part in parts}) == 1
+            kept = [index for part, one in zip(parts, own, strict=True) for index in list(part)[:one]]
+            assert kept == list(indices)[: count if remainder == "pad" else count - count % shards]
+            assert sorted(own, reverse=True) == own

@@ -1,0 +1,204 @@
+"""Resizing is compiled once that pays, in a thread of its own; where it cannot be, Pillow does it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from gpuloader import LoaderError
+from gpuloader.sources.images import resampling as compiling
+from gpuloader.sources.images import resampling as resizing
+from gpuloader.sources.images.resampling import LateResizer, compile_resizer, is_cached
+
+
+@pytest.fixture
+def cached(monkeypatch):
+    """Let resizing be in the cache, or not; and compile nothing. Returns the threads that compile."""
+    calls = []
+
+    def choose(is_cached, resizer=resizing.resize):
+        monkeypatch.setattr(compiling, "is_cached", lambda: is_cached)
+        monkeypatch.setattr(
+            compiling, "compile_resizer", lambda: calls.append(threading.current_thread().name) or resizer
+        )
+        return calls
+
+    return choose
+
+
+def wait_for(condition):
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def find_after(late, count):
+    """Return whether Pillow resizes so many pictures, and then compiled code does."""
+    return [late.find() for _ in range(count)] == [None] * count and wait_for(late.find)
+
+
+def test_code_in_the_cache_is_loaded_after_few_pictures(cached):
+    calls = cached(True)
+    late = LateResizer(load_after=3, compile_after=10**9)
+    assert find_after(late, 3)
+    assert late.find() is resizing.resize
+    assert calls == ["gpuloader-compiler"]
+
+
+def test_other_code_is_compiled_after_many(cached):
+    calls = cached(False)
+    late = LateResizer(load_after=3, compile_after=40)
+    for _ in range(4):
+        assert late.find() is None
+    assert wait_for(lambda: not late._turn.locked())  # it has looked
+    assert [late.find() for _ in range(36)] == [None] * 36
+    assert not calls
+    assert wait_for(late.find)
+    assert calls == ["gpuloader-compiler"]
+
+
+def test_pillow_resizes_until_it_is_done(monkeypatch):
+    compiles, may_end, calls = threading.Event(), threading.Event(), []
+
+    def compile_slowly():
+        calls.append(1)
+        compiles.set()
+        may_end.wait(10)
+        return resizing.resize
+
+    monkeypatch.setattr(compiling, "is_cached", lambda: True)
+    monkeypatch.setattr(compiling, "compile_resizer", compile_slowly)
+    late = LateResizer(load_after=0)
+    late.find()
+    assert compiles.wait(10)
+    assert [late.find() for _ in range(5)] == [None] * 5
+    may_end.set()
+    assert wait_for(late.find)
+    assert calls == [1]
+
+
+def test_what_cannot_be_compiled_is_not_tried_again(cached):
+    calls = cached(True, resizer=None)
+    late = LateResizer(load_after=0)
+    late.find()
+    assert wait_for(lambda: calls)
+    assert [late.find() for _ in range(9)] == [None] * 9
+    assert len(calls) == 1
+
+
+def test_without_another_thread_pillow_resizes(cached, monkeypatch):
+    def fail(*_):
+        raise LoaderError("the system starts no more threads")
+
+    cached(True)
+    monkeypatch.setattr(compiling, "start_thread", fail)
+    late = LateResizer(load_after=0)
+    assert [late.find() for _ in range(3)] == [None] * 3
+
+
+def test_forking_waits_so_that_the_child_can_use_numba(monkeypatch):
+    compiles, may_end = threading.Event(), threading.Event()
+
+    def compile_slowly():
+        compiles.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(compiling, "is_cached", lambda: True)
+    monkeypatch.setattr(compiling, "compile_resizer", compile_slowly)
+    LateResizer(load_after=0).find()
+    assert compiles.wait(10)
+    threading.Timer(0.2, may_end.set).start()
+    child = os.fork()
+    if not child:
+        os._exit(0 if compiling._using_numba.acquire(blocking=False) else 1)
+    assert may_end.is_set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_end_of_the_program_waits():
+    code = """
+import time
+from gpuloader.sources.images import compiling
+compiling.is_cached = lambda: True
+compiling.compile_resizer = lambda: time.sleep(0.3) or print("compiled")
+compiling.LateResizer(load_after=0).find()
+print("ends")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "ends\ncompiled\n"
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no libllvm"), AttributeError("numba.void"), ValueError("numba.__spec__ is None")]
+)
+def test_with_a_broken_numba_pillow_resizes(monkeypatch, error):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(compiling, "import_module", fail)
+    assert compile_resizer() is None
+    assert is_cached()  # so that nobody tries again
+
+
+def test_with_numbas_compiler_switched_off_pillow_resizes(monkeypatch):
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert compile_resizer() is None
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no locator available for file"), EOFError("Ran out of input")]
+)
+def test_where_the_cache_is_of_no_use_nothing_is_kept(monkeypatch, error):
+    numba, asked = pytest.importorskip("numba"), []
+
+    def refuse(*, nogil, cache):
+        asked.append((nogil, cache))
+        if cache:
+            raise error
+        compiled = types.SimpleNamespace(compile=lambda signature: None, disable_compile=lambda: None)
+        return lambda function: compiled
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    assert compile_resizer() is not None
+    assert asked == [(True, True), (True, False)]
+
+
+def test_what_was_compiled_is_in_the_cache(monkeypatch, tmp_path):
+    numba = pytest.importorskip("numba")
+    assert compile_resizer() is not None
+    assert is_cached()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert not is_cached()
+
+
+def test_importing_the_package_does_not_import_numba():
+    code = "import sys, gpuloader, gpuloader.sources.images.resampling; print('numba' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+def test_arguments_of_other_types_are_converted():
+    pytest.importorskip("numba")
+    resizer = compile_resizer()
+    pixels, out = np.full((4, 4, 3), 7, np.uint8), np.empty((2, 2, 3), np.uint8)
+    for writeable in (True, False):
+        pixels.flags.writeable = writeable
+        resizer(pixels, (0, 0), (0, 0, 4, 4), (2, 2), (0, 0), np.bool_(True), np.bool_(False), out)
+        resizer(pixels, (0, 0), (0.0, 0.5, 4.0, 4.0), (2, 2), (0, 0), 3, True, out)
+    assert (out == 7).all()
+    assert len(resizer.signatures) == 1
+    assert resizer.targetoptions["nogil"]
+
+
+def test_all_that_it_calls_is_compiled_too():
+    functions = {name for name, one in vars(resizing).items() if isinstance(one, types.FunctionType)}
+    assert {one.__name__ for one in compiling._CALLED} == functions - {"resize"}

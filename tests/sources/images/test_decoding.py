@@ -1,0 +1,217 @@
+"""Encoded pictures have Pillow's pixels, whoever decodes them; what is no picture is an error."""
+
+import io
+import pickle
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from gpuloader import Picture, PictureError, SampleError, SourceError
+from gpuloader.sources.images import decoding
+from gpuloader.sources.images.image import Geometry
+from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
+
+BOTH = pytest.mark.parametrize("turbo", [True, False], ids=["simplejpeg", "pillow"])
+
+
+@pytest.fixture
+def by(monkeypatch):
+    def choose(turbo):
+        if turbo:
+            pytest.importorskip("simplejpeg")
+        else:
+            monkeypatch.setattr(decoding, "load_turbo", lambda: None)
+
+    return choose
+
+
+def pixels_of(data, **options):
+    return Picture(data, **options).decode()
+
+
+JPEGS = {
+    f"quality {quality}, subsampling {subsampling}{kind and ', progressive'}": {
+        "quality": quality,
+        "subsampling": subsampling,
+        "progressive": kind,
+    }
+    for quality in (1, 30, 75, 95, 100)
+    for subsampling in (0, 1, 2)
+    for kind in (False, True)
+}
+
+
+@pytest.mark.parametrize("size", [(64, 64), (37, 53), (1, 1), (16, 200)], ids=str)
+@pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
+def test_jpegs_have_pillows_pixels(options, size, by):
+    by(turbo=True)
+    data = encode(make_pixels(*size), **options)
+    assert Picture(data).header.is_turbo
+    np.testing.assert_array_equal(pixels_of(data), decoded_by_pillow(data))
+
+
+def grey_16():
+    return encode(pillow.fromarray(np.linspace(0, 65535, 600).astype(np.uint16).reshape(20, 30)), "PNG")
+
+
+def transparent():
+    return encode(make_pixels(20, 30, 4), "PNG")
+
+
+def palette():
+    return encode(pillow.fromarray(make_pixels(20, 30)).convert("P"), "PNG")
+
+
+OTHERS = {
+    "grey JPEG": lambda: encode(make_pixels(21, 33, 1)[..., 0]),
+    "CMYK JPEG": lambda: encode(pillow.fromarray(make_pixels(21, 33)).convert("CMYK")),
+    "PNG": lambda: encode(make_pixels(21, 33), "PNG"),
+    "grey PNG": lambda: encode(make_pixels(21, 33, 1)[..., 0], "PNG"),
+    "PNG of 16 bits": grey_16,
+    "PNG with transparency": transparent,
+    "PNG with a palette": palette,
+    "lossless WebP": lambda: encode(make_pixels(21, 33), "WEBP", lossless=True),
+    "WebP": lambda: encode(make_pixels(21, 33), "WEBP"),
+    "BMP": lambda: encode(make_pixels(21, 33), "BMP"),
+    "GIF": lambda: encode(make_pixels(21, 33), "GIF"),
+    "TIFF": lambda: encode(make_pixels(21, 33), "TIFF"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_all_formats_have_pillows_pixels(make, turbo, by):
+    by(turbo)
+    data = make()
+    got = pixels_of(data)
+    assert (got.dtype, got.flags.c_contiguous, got.flags.writeable) == (np.uint8, True, True)
+    np.testing.assert_array_equal(got, decoded_by_pillow(data))
+
+
+def turned(orientation, form):
+    exif = pillow.Exif()
+    exif[0x0112] = orientation
+    return encode(make_pixels(21, 33), form, exif=exif)
+
+
+@BOTH
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_turned_upright_if_asked(orientation, form, turbo, by):
+    from PIL import ImageOps
+
+    by(turbo)
+    data = turned(orientation, form)
+    np.testing.assert_array_equal(pixels_of(data), decoded_by_pillow(data))  # as torchvision takes them
+    upright = np.asarray(ImageOps.exif_transpose(pillow.open(io.BytesIO(data))).convert("RGB"))
+    assert Picture(data, upright=True).shape == upright.shape
+    np.testing.assert_array_equal(pixels_of(data, upright=True), upright)
+
+
+def bomb(height=100_000, width=100_000):
+    """A PNG whose header promises many pixels, and whose few bytes would expand to zeros."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(bytes(1 << 20))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def jpeg_bomb():
+    """A JPEG of 8 x 8 pixels whose header promises 65,000 x 65,000."""
+    data = bytearray(encode(make_pixels(8, 8)))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", 65000, 65000)
+    return bytes(data)
+
+
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "text": (b"this is not a picture", "cannot decode the picture: its data is in no format"),
+    "half of a JPEG": (encode(make_pixels(64, 64))[:800], "cannot decode"),
+    "the head of a JPEG": (encode(make_pixels(64, 64))[:10], "cannot decode"),
+    "half of a PNG": (encode(make_pixels(64, 64), "PNG")[:3000], "cannot decode"),
+    "half of a WebP": (encode(make_pixels(64, 64), "WEBP")[:300], "cannot decode"),
+    "a PNG bomb": (bomb(), "10000000000 pixels"),
+    "a JPEG bomb": (jpeg_bomb(), r"65000 x 65000 pixels|4225000000 pixels"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_decoded_is_an_error_that_names_the_file(name, turbo, by):
+    by(turbo)
+    data, problem = BAD[name]
+    with pytest.raises(PictureError, match=problem) as caught:
+        Picture(data, "cat/1.jpg").decode()
+    assert caught.value.file == "cat/1.jpg"
+    assert str(caught.value).startswith("cat/1.jpg: ")
+    assert isinstance(caught.value, SampleError)
+    assert pickle.loads(pickle.dumps(caught.value)).file == "cat/1.jpg"
+
+
+def test_the_limit_of_pixels_is_pillows(monkeypatch):
+    data = encode(make_pixels(20, 30), "PNG")
+    monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", 200)
+    with pytest.raises(PictureError, match="exceeds limit of 400 pixels"):
+        pixels_of(data)
+    pytest.importorskip("simplejpeg")
+    with pytest.raises(PictureError, match=r"20 x 30 pixels, more than the 400"):
+        pixels_of(encode(make_pixels(20, 30)))
+    monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", None)
+    assert pixels_of(data).shape == (20, 30, 3)
+
+
+def test_bytes_that_pillow_ignores_are_ignored(by):
+    """libjpeg-turbo's wrapper refuses what libjpeg only warns of, so Pillow decides."""
+    by(turbo=True)
+    data = encode(make_pixels(64, 64))
+    start = data.index(b"\xff\xda")
+    odd = data[:start] + b"\x00" * 7 + data[start:]  # between two markers
+    np.testing.assert_array_equal(pixels_of(odd), decoded_by_pillow(odd))
+
+
+def test_numpy_takes_a_picture_for_its_pixels():
+    data = encode(make_pixels(20, 30), "PNG")
+    picture = Picture(data, "a.png")
+    assert (picture.shape, picture.dtype) == ((20, 30, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(picture), make_pixels(20, 30))
+    assert np.asarray(picture, np.float32).dtype == np.float32
+    with pytest.raises(ValueError, match="without a copy"):
+        np.array(picture, copy=False)
+    assert repr(picture) == f"<Picture a.png: {len(data):,} bytes>"
+    again = pickle.loads(pickle.dumps(picture))
+    assert (again.file, again.data) == ("a.png", data)
+    assert picture.to_pillow().size == (30, 20)
+    np.testing.assert_array_equal(pillow.fromarray(np.asarray(picture)), make_pixels(20, 30))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SourceError, match=r"missing\.jpg: cannot read the picture: No such file"):
+        Picture.read(tmp_path / "missing.jpg")
+
+
+@pytest.mark.parametrize("upright", [False, True])
+@pytest.mark.parametrize(
+    ("size", "eighths"), [((50, 60), 1), ((100, 120), 2), ((200, 200), 4), ((300, 300), 8)]
+)
+def test_the_decoder_shrinks_as_far_as_the_window_allows(size, eighths, upright):
+    pytest.importorskip("simplejpeg")
+    data = turned(6, "JPEG") if upright else encode(make_pixels(401, 480))
+    picture = Picture(data, upright=upright)
+    height, width, _ = picture.shape
+    if upright:
+        size = size[0] * height // 401, size[1] * width // 480
+    whole = Geometry.of(height, width)
+    shrink, geometry = picture.plan_decoding(whole.resized(size, "bilinear", scaled=True))
+    tall, wide = picture.decode_at(shrink).shape[:2]
+    if upright:
+        assert tall >= min(size[0], height)
+    else:
+        assert (tall, wide) == (-(-401 * eighths // 8), -(-480 * eighths // 8))
+    assert geometry.box == pytest.approx((0, 0, wide, tall))
+    assert picture.plan_decoding(whole.resized(size, "bilinear"))[0] == 8

@@ -1,0 +1,147 @@
+"""Pictures are resampled as Pillow does it: first the columns, then the rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuloader.sources.images import resampling
+from gpuloader.sources.images.decoding import load_turbojpeg
+from gpuloader.sources.images.image import Geometry, Picture
+from gpuloader.sources.images.resampling import as_pixels, resample
+from tests.picture_files import encode, make_pixels, pillow
+
+FILTERS = {"bilinear": pillow.Resampling.BILINEAR, "bicubic": pillow.Resampling.BICUBIC}
+
+
+def by_pillow(pixels, box, size, kind):
+    """Resize the whole picture in two steps, without any of our shortcuts."""
+    (left, top, right, bottom), (height, width), kind = box, size, FILTERS[kind]
+    image = pillow.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    image = image.resize((width, image.height), kind, (left, 0, right, image.height))
+    return as_pixels(image.resize((width, height), kind, (0, top, width, bottom)))
+
+
+@st.composite
+def cases(draw):
+    height, width = draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    tall, wide = draw(st.integers(1, height)), draw(st.integers(1, width))
+    top, left = draw(st.integers(0, height - tall)), draw(st.integers(0, width - wide))
+    size = draw(st.integers(1, 50)), draw(st.integers(1, 50))
+    window = (
+        draw(st.integers(-3, size[0])),
+        draw(st.integers(-3, size[1])),
+        *draw(st.tuples(*[st.integers(1, 50)] * 2)),
+    )
+    return (height, width), (top, left, tall, wide), size, window, draw(st.sampled_from(sorted(FILTERS)))
+
+
+# The fixture does not depend on the example.
+SAME_WAY = [HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=SAME_WAY)
+@given(cases(), st.sampled_from([1, 3]), st.booleans(), st.booleans())
+def test_a_window_of_a_resized_part_equals_pillows(way, case, channels, flip, flop):
+    (height, width), cut, size, (top, left, tall, wide), kind = case
+    pixels = make_pixels(height, width, channels)
+    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    whole = by_pillow(pixels, geometry.box, size, kind)
+    expected = np.zeros((tall, wide, pixels.shape[2]), np.uint8)  # what lies outside is black
+    for y in range(max(top, 0), min(top + tall, size[0])):
+        for x in range(max(left, 0), min(left + wide, size[1])):
+            expected[y - top, x - left] = whole[y, x]
+    expected = expected[:, ::-1] if flip else expected
+    expected = expected[::-1] if flop else expected
+    for picture in (pixels, pillow.fromarray(pixels.squeeze(2) if channels == 1 else pixels)):
+        got = as_pixels(resample(picture, geometry.mirrored(flip=flip, flop=flop)))
+        np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases(), st.integers(1, 3000))
+def test_large_pictures_are_resampled_in_strips(case, strip):
+    (height, width), cut, size, (top, left, tall, wide), kind = case
+    pixels = make_pixels(height, width)
+    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resampling, "_STRIP", strip)
+        got = as_pixels(resample(pixels, geometry))
+    np.testing.assert_array_equal(got, as_pixels(resample(pixels, geometry)))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=SAME_WAY)
+@given(cases())
+def test_the_region_is_all_that_the_result_depends_on(way, case):
+    (height, width), cut, size, (top, left, tall, wide), kind = case
+    pixels = make_pixels(height, width)
+    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    first, near, last, far = geometry.find_region()
+    changed = 255 - pixels
+    changed[first:last, near:far] = pixels[first:last, near:far]
+    got, expected = resample(changed, geometry), resample(pixels, geometry)
+    np.testing.assert_array_equal(as_pixels(got), as_pixels(expected))
+
+
+def test_without_resizing_pixels_are_copied():
+    pixels = make_pixels(9, 11)
+    geometry = Geometry.of(9, 11).cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2)
+    assert geometry.window == (3, 6, 2, 2)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), pixels[3:5, 6:8][:, ::-1])
+
+
+def test_mirroring_comes_last():
+    geometry = Geometry.of(9, 11).mirrored(flip=True, flop=True)
+    pixels = make_pixels(9, 11)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), pixels[::-1, ::-1])
+    cut = geometry.cut(0, 0, 3, 3)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, cut)), pixels[::-1, ::-1][:3, :3])
+    assert geometry.mirrored(flip=True, flop=True) == Geometry.of(9, 11)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=SAME_WAY)
+@given(cases(), st.sampled_from([None, 0.5, 1.5]), st.booleans())
+def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge, scaled):
+    (height, width), (top, left, tall, wide), size, window, kind = case
+    picture = Picture(encode(make_pixels(height, width), quality=90, subsampling=2))
+    geometry = Geometry.of(height, width).cut(top, left, tall, wide).resized(size, kind, scaled=scaled)
+    if edge is not None:  # a box between pixels, as that of a picture that the decoder has shrunk
+        box = (left + edge / 3, top + edge / 3, left + wide, top + tall)
+        geometry = replace(geometry, box=box) if edge / 3 < min(tall, wide) else geometry
+    geometry = geometry.cut(*window).mirrored(flip=True)
+    shrink, shrunk = picture.plan_decoding(geometry)
+    expected = resampling._resample_by_pillow(np.array(picture.decode_at(shrink)), shrunk)
+    np.testing.assert_array_equal(as_pixels(resample(picture, geometry)), as_pixels(expected))
+
+
+@pytest.mark.parametrize("size", [(700, 900), (1, 3000), (3000, 1)], ids=str)
+@pytest.mark.parametrize("target", [(1, 1), (64, 3), (3, 200), (150, 150)], ids=str)
+@pytest.mark.parametrize("kind", FILTERS)
+def test_large_pictures_of_any_scale(way, size, target, kind):
+    pixels = make_pixels(*size)
+    geometry = Geometry.of(*size).resized(target, kind)
+    expected = by_pillow(pixels, geometry.box, target, kind)
+    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), expected)
+
+
+def test_only_the_part_is_decoded(way, monkeypatch):
+    library = load_turbojpeg()
+    if library is None:
+        pytest.skip("TurboJPEG 3 is not installed")
+    seen, decode_part = [], library.decode_part
+
+    def note(data, part, shrink, out):
+        seen.append(out.shape)
+        return decode_part(data, part, shrink, out)
+
+    monkeypatch.setattr(library, "decode_part", note)
+    picture = Picture(encode(make_pixels(160, 200)))
+    resample(picture, Geometry.of(160, 200).cut(60, 70, 50, 40).resized((20, 20), "bilinear"))
+    if way == "compiled":
+        [(height, width, _)] = seen
+        assert 50 < height < 60
+        assert 40 < width < 80
+    else:
+        assert not seen

@@ -1,0 +1,87 @@
+"""Tests of the commands that errors and ``doctor`` advise: each works from where the package came from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuloader import errors as installing
+from gpuloader.errors import describe_source, install_command, missing_package
+
+ROOT = Path(__file__).parents[2]
+in_checkout = pytest.mark.skipif(
+    Path(installing.__file__).parents[2] != ROOT, reason="the package is not that of the checkout"
+)
+SITE = Path("/usr/lib/python3/site-packages")
+
+
+@in_checkout
+def test_in_the_checkout_it_is_a_dot(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert install_command("cli") == "pip install '.[cli]'"
+    assert install_command(force=True) == "pip install --force-reinstall '.'"
+    assert str(missing_package("the command line", "typer", "cli")).endswith(": pip install '.[cli]'")
+
+
+@in_checkout
+def test_outside_of_the_checkout_it_is_its_path(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert install_command("cli") == f"pip install '{ROOT}[cli]'"
+
+
+def test_an_installation_from_a_folder_leads_back_to_it(tmp_path):
+    folder = tmp_path / "my checkout"
+    folder.mkdir()
+    origin = {"url": folder.as_uri(), "dir_info": {}}
+    assert describe_source(SITE, origin, tmp_path, "cli") == "gpuloader[cli]"
+    (folder / "pyproject.toml").write_text('[project]\nname = "gpuloader"\n')
+    assert describe_source(SITE, origin, tmp_path, "cli") == f"{folder}[cli]"
+    assert describe_source(SITE, origin, folder, "cli") == ".[cli]"
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        ({}, "gpuloader[cli]"),
+        ({"url": 3}, "gpuloader[cli]"),
+        (
+            {"url": "https://host/gpuloader.git", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}},
+            "gpuloader[cli] @ git+https://host/gpuloader.git@0a1b",
+        ),
+        (
+            {"url": "https://host/gpuloader-1.0.tar.gz", "archive_info": {}},
+            "gpuloader[cli] @ https://host/gpuloader-1.0.tar.gz",
+        ),
+    ],
+)
+def test_other_installations(origin, requirement):
+    assert describe_source(SITE, origin, ROOT, "cli") == requirement
+
+
+@pytest.mark.parametrize("noted", [None, "", "{", "[]"])
+def test_what_cannot_be_read_counts_as_an_index(noted, monkeypatch):
+    class Found:
+        def read_text(self, name):
+            assert name == "direct_url.json"
+            return noted
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Found())
+    assert installing.read_origin.__wrapped__() == {}
+
+
+def test_pip_understands_the_command(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+    ]
+    pytest.importorskip("setuptools")
+    requirement = describe_source(ROOT, {}, tmp_path, "cli")
+    done = subprocess.run([*command, requirement], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

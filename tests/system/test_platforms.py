@@ -1,0 +1,376 @@
+"""Systems that lack Linux features: the fallbacks produce the same batches and leave nothing behind.
+
+The tests imitate other systems by removing the features they lack: from this process in small tests, and from
+every Python process of a program in tests of whole loaders.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, LoaderError
+from gpuloader.system import platforms
+from gpuloader.system.platforms import (
+    _system_available,
+    allowed_cores,
+    available_memory,
+    check_processes,
+    map_private,
+    may_fork_unasked,
+    message_pair,
+    open_memory_file,
+    open_process,
+    reserve,
+    seal,
+    usable_cores,
+)
+from gpuloader.system.processes import open_sentinel
+from tests.fakes import limit_memory
+
+
+class Squares:
+    """A dataset in pure Python."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return np.float32(index * index)
+
+
+class Locked(Squares):
+    """A dataset that cannot be pickled."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
+    limit_memory(tmp_path, "1000", 700, cached=300)
+    assert available_memory(tmp_path) == 600
+    limit_memory(tmp_path, "max", 700, cached=300)
+    assert available_memory(tmp_path) is None
+    assert available_memory(tmp_path / "absent") is None
+
+
+def test_a_control_group_beyond_its_limit_has_nothing_left(tmp_path):
+    limit_memory(tmp_path, "1000", 1200)
+    assert available_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "most"), [("150000 100000", 2), ("20000 100000", 1), ("max 100000", 10**6)]
+)
+def test_a_control_groups_share_of_the_processors_counts(tmp_path, quota, most):
+    limit_memory(tmp_path, "max", 0)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
+    assert usable_cores(tmp_path) == min(most, allowed_cores())
+
+
+def test_what_is_available_is_less_than_what_there_is():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert 0 < available_memory() <= total
+
+
+def test_a_system_that_does_not_say_what_it_has_is_not_asked(tmp_path):
+    assert _system_available(tmp_path / "meminfo") is None
+    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 3 kB\n")
+    assert _system_available(tmp_path / "meminfo") == 3072
+
+
+@pytest.mark.parametrize("lacking", ["an older kernel", "another system"])
+def test_where_pages_cannot_be_populated_they_are_touched(lacking, monkeypatch):
+    if lacking == "an older kernel":
+        monkeypatch.setattr(platforms, "_MADV_POPULATE_WRITE", 9999)
+    else:
+        monkeypatch.setattr(sys, "platform", "darwin")
+    before = page_faults()
+    with map_private(1 << 24) as mapping:
+        assert page_faults() > before
+        after = page_faults()
+        assert mapping[:: 1 << 12] == bytes(1 << 12)
+        assert page_faults() - after < 1 << 6
+
+
+def page_faults():
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.delattr(os, "memfd_create")
+    descriptor = open_memory_file("test")
+    try:
+        os.pwrite(descriptor, b"abc", 0)
+        reserve(descriptor, (1 << 20) + 5)
+        assert os.fstat(descriptor).st_size == (1 << 20) + 5
+        assert os.fstat(descriptor).st_blocks * 512 >= 1 << 20
+        assert os.pread(descriptor, 5, 0) == b"abc\0\0"
+        seal(descriptor, writable=False)  # without memory files it does nothing
+        assert os.pwrite(descriptor, b"d", 3) == 1
+        assert not os.get_inheritable(descriptor)
+        assert os.fstat(descriptor).st_nlink == 0
+    finally:
+        os.close(descriptor)
+
+
+def test_without_process_descriptors_a_pipe_tells_of_a_death(monkeypatch):
+    process = types.SimpleNamespace(pid=os.getpid(), sentinel=-7)
+    descriptor = open_sentinel(process)
+    assert descriptor >= 0
+    os.close(descriptor)
+    monkeypatch.delattr(os, "pidfd_open")
+    assert open_process(os.getpid()) is None
+    assert open_sentinel(process) == -7
+
+
+def test_a_process_is_killed_by_its_descriptor_where_that_is_allowed(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    descriptor = open_process(child.pid)
+
+    def forbid(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "pidfd_send_signal", forbid)
+        assert not platforms.kill_process(descriptor)
+    assert platforms.kill_process(descriptor)
+    assert child.wait() == -signal.SIGKILL
+    assert platforms.kill_process(descriptor)  # already dead, so there is nothing left to do
+    child.stdin.close()
+    os.close(descriptor)
+
+
+def test_sockets_that_do_not_keep_messages_apart_stand_in_for_those_that_do(monkeypatch):
+    def refuse(family, kind, make=socket.socketpair):
+        if kind == socket.SOCK_SEQPACKET:
+            raise OSError(93, "Protocol not supported")
+        return make(family, kind)
+
+    for lacking in ("the name", "the kind"):
+        with monkeypatch.context() as patch:
+            if lacking == "the name":
+                patch.delattr(socket, "SOCK_SEQPACKET")
+            else:
+                patch.setattr(socket, "socketpair", refuse)
+            ours, theirs = message_pair()
+        assert ours.type == theirs.type == socket.SOCK_STREAM
+        ours.close()
+        theirs.close()
+
+
+def test_a_system_without_processes_for_us_says_so_at_once(monkeypatch):
+    monkeypatch.setattr(platforms, "os", types.SimpleNamespace(name="nt"))
+    with pytest.raises(LoaderError, match="use worker_type='thread' or num_workers=0"):
+        check_processes()
+    with pytest.raises(LoaderError, match="worker_type='thread'"):
+        DataLoader(Squares(), batch_size=4, num_workers=2)
+    for options in ({}, {"num_workers": 2, "worker_type": "thread"}):
+        assert len(list(DataLoader(Squares(), batch_size=4, **options))) == 3
+
+
+def test_nothing_is_forked_unasked_where_that_is_not_safe(monkeypatch):
+    assert may_fork_unasked()
+    assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1))) == 3
+    monkeypatch.setattr(platforms, "may_fork_unasked", lambda: False)
+    monkeypatch.setattr("gpuloader.fetch.processes.starting.may_fork_unasked", lambda: False)
+    with pytest.raises(LoaderError, match=r"lock cannot be pickled.*start_method='fork'"):
+        list(DataLoader(Locked(), batch_size=4, num_workers=1))
+    assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1, start_method="fork"))) == 3
+
+
+POSIX = """
+    import mmap, os, signal, socket, sys
+    for module, names in (
+        (os, "memfd_create MFD_CLOEXEC MFD_ALLOW_SEALING pidfd_open posix_fallocate posix_fadvise eventfd"),
+        (os, "sched_getaffinity sched_setaffinity"),
+        (signal, "pidfd_send_signal"),
+        (socket, "SOCK_SEQPACKET"),
+        (mmap, "MADV_HUGEPAGE"),
+    ):
+        for name in names.split():
+            if hasattr(module, name):
+                delattr(module, name)
+    sys.modules["cupy"] = sys.modules["threadpoolctl"] = None
+    if os.environ["PICKLER"] == "pickle":
+        sys.modules["cloudpickle"] = None
+    sys.platform = "darwin"
+"""
+
+MAIN = """
+    import gc, os, signal, sys
+    import numpy as np
+
+    class Squares:
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            if index == 63 and os.environ.get("DIE"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"x": np.full((40, 50), index * index, np.float32), "name": "n" * 3000 + str(index)}
+
+    def left():
+        gc.collect()
+        ours = [name for name in os.listdir("/dev/shm") if "gpuloader" in name]  # other programs use it too
+        return [sorted(os.listdir(folder)) for folder in ("/proc/self/fd", os.environ["TMPDIR"])] + ours
+
+    def main():
+        assert not hasattr(os, "memfd_create") and sys.platform == "darwin"
+        from gpuloader import DataLoader, WorkerError
+        from gpuloader.testing import simulated_places
+        import multiprocessing, socket, threading
+        def check(loader):
+            return [(np.asarray(b["x"])[:, 0, 0].tolist(), list(b["name"])) for b in loader]
+        plain = check(DataLoader(Squares(), places="cpu", batch_size=8, shuffle=True, seed=3))
+        for options in (
+            {"num_workers": 2, "worker_type": "thread"},
+            {"num_workers": 2, "start_method": "fork"},
+            {"num_workers": 2, "start_method": "spawn"},
+            {"num_workers": 2},
+            {"num_workers": 2, "places": simulated_places(1, seed=2)},
+            {"num_workers": 0, "places": simulated_places(1, seed=2)},
+            {"num_workers": 2, "worker_type": "thread", "places": simulated_places(1, seed=2)},
+        ):
+            options = {"places": "cpu", **options}
+            before = None
+            for _ in range(2):
+                found = check(DataLoader(Squares(), batch_size=8, shuffle=True, seed=3, **options))
+                assert found == plain, (options, found)
+                now = left()
+                assert before in (None, now), (options, before, now)
+                before = now
+            assert not multiprocessing.active_children()
+            assert [one.name for one in threading.enumerate()] == ["MainThread"]
+        os.environ["DIE"] = "1"
+        for method in ("fork", "spawn"):
+            try:
+                check(DataLoader(Squares(), places="cpu", batch_size=8, num_workers=2, start_method=method))
+            except WorkerError as error:
+                assert error.signal == signal.SIGKILL and 63 in error.indices
+            else:
+                raise AssertionError(method)
+        def reader():
+            for n in range(5):
+                yield [np.full((2, 3), n, np.float32)]
+        for process in (False, True):
+            loader = DataLoader.from_generator(capacity=2, use_multiprocess=process, return_list=True)
+            loader.set_batch_generator(reader, places="cpu")
+            assert [float(b[0][0, 0]) for b in loader] == [0, 1, 2, 3, 4]
+        print("done")
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("pickler", ["cloudpickle", "pickle"])
+def test_a_posix_system_without_linuxs_own_gives_the_same(tmp_path, pickler):
+    """In every process of the program: threads, all start methods, simulated devices, a worker's death.
+
+    With plain pickle, workers import the main module, because forking is not safe there.
+    """
+    for name, code in (("sitecustomize.py", POSIX), ("main.py", MAIN)):
+        (tmp_path / name).write_text(textwrap.dedent(code))
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "main.py"],
+        env={**environment, "PICKLER": pickler, "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+WITHOUT_POSIX = """
+    import mmap, multiprocessing, numpy, os, random, select, signal, socket, sys, tempfile, types
+    import multiprocessing.connection, multiprocessing.popen_spawn_posix
+    class Mapping(mmap.mmap):  # anonymous or of a file, without flags or madvise
+        def __new__(cls, descriptor, length):
+            return super().__new__(cls, descriptor, length)
+        madvise = property()
+    for module, names in (
+        (os, "memfd_create pidfd_open posix_fallocate fork register_at_fork sched_getaffinity pread pwrite"),
+        (signal, "pidfd_send_signal SIGKILL"),
+        (socket, "SOCK_SEQPACKET AF_UNIX send_fds recv_fds"),
+        (select, "poll"),
+        (mmap, "MAP_PRIVATE MAP_ANONYMOUS MADV_HUGEPAGE"),
+    ):
+        for name in names.split():
+            delattr(module, name)
+    mmap.mmap = Mapping
+    for name in ("fcntl", "resource", "pwd", "posix", "termios", "cupy"):
+        sys.modules[name] = None
+    multiprocessing.get_all_start_methods = lambda: ["spawn"]
+    sys.platform = "win32"
+
+    import gpuloader
+    from gpuloader import DataLoader, LoaderError
+    from gpuloader.system import platforms
+    from gpuloader.staging.arena import Arena
+    from gpuloader.testing import simulated_places
+    import numpy as np
+    platforms.os = types.SimpleNamespace(**{**vars(os), "name": "nt"})
+    assert Arena(5000, shared=True).descriptor is None
+
+    class Squares:
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            return {"x": np.full((40, 50), index * index, np.float32), "name": str(index)}
+
+    def check(**options):
+        loader = DataLoader(Squares(), batch_size=8, shuffle=True, seed=3, **options)
+        return [(np.asarray(b["x"])[:, 0, 0].tolist(), list(b["name"])) for b in loader]
+
+    plain = check(places="cpu")
+    assert len(plain) == 8
+    for places in ("cpu", simulated_places(1, seed=2)):
+        for options in ({}, {"num_workers": 2, "worker_type": "thread"}, {"cache": "host"}):
+            if "cache" in options:  # numbers only
+                arrays = gpuloader.TensorDataset([np.arange(64)])
+                loader = DataLoader(arrays, batch_size=8, places=places, num_workers=2)
+                assert sum(int(np.asarray(batch[0]).sum()) for batch in loader) == 63 * 32
+            else:
+                assert check(places=places, **options) == plain
+    try:
+        check(num_workers=2)
+    except LoaderError as error:
+        assert "worker_type='thread'" in str(error)
+    else:
+        raise AssertionError("processes were not refused")
+    def reader():
+        for n in range(5):
+            yield [np.full((2, 3), n, np.float32)]
+    for doubled in (False, True):
+        loader = DataLoader.from_generator(capacity=2, use_double_buffer=doubled, return_list=True)
+        loader.set_batch_generator(reader, places="cpu")
+        assert [float(b[0][0, 0]) for b in loader] == [0, 1, 2, 3, 4]
+    mapped = gpuloader.reader.xmap_readers(lambda n: n, lambda: range(4), 2, 2, True)
+    assert list(gpuloader.reader.buffered(mapped, 2)()) == [0, 1, 2, 3]
+    print("done")
+"""
+
+
+def test_a_system_that_is_not_posix_does_all_that_one_process_does():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(WITHOUT_POSIX)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
