@@ -24,8 +24,8 @@ FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pand
   torch_geometric
 # A separate pytest for each: some frameworks conflict with each other, or with a fork.
 test-frameworks: .venv-frameworks/stamp
-	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/loader/test_exact_values.py \
-	  tests/test_documents.py tests/examples tests/loader/test_from_ray.py \
+	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/api/test_exact_values.py \
+	  tests/test_documents.py tests/examples tests/api/test_from_ray.py \
 	  tests/sources/tables tests/paddle_suite tests/dataset \
 	  "tests/torch gpuloader/api/torch_loader.py gpuloader/api/torch_upcoming.py gpuloader/order/torch_samplers.py" \
 	  tests/torch_suite tests/frameworks; do \

@@ -26,7 +26,7 @@ NBYTES = 400 << 20
 PROGRAM = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-from tests.loader.test_options_and_memory import CASES, peak
+from tests.api.test_options_and_memory import CASES, peak
 try:
     print(sum(CASES[{case!r}]()), end=" ")
 except MemoryError as error:

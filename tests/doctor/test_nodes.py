@@ -1,11 +1,11 @@
 """Findings about NUMA nodes, on machines that are made of files."""
 
 import pytest
-from tests.base.test_numa import BUS, make_machine
 
 from gpuloader.doctor.nodes import node_findings, read_gpu_nodes
 from tests.doctor.machines import cuda, named
 from tests.doctor.test_gpus import CUPY, examine
+from tests.system.test_numa import BUS, make_machine
 
 
 def find(root, *, buses=(BUS,), allowed=range(8)):

@@ -7,7 +7,6 @@ from collections import deque
 
 import numpy as np
 import pytest
-from tests.pipeline.test_steps import Staged
 
 from gpuloader import CPUPlace, DataLoader, LoaderError
 from gpuloader.devices.places import Place
@@ -16,6 +15,7 @@ from gpuloader.epoch.epoch import Epoch, build_buffers
 from gpuloader.system import interrupts as exiting
 from gpuloader.testing import simulated_places
 from gpuloader.watch.stats import Meter
+from tests.epoch.test_steps import Staged
 from tests.fakes import loader_threads
 
 PLACES = {"cpu": lambda: [CPUPlace()], "one": lambda: simulated_places(1), "two": lambda: simulated_places(2)}

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.test_epoch import Loop
 
 from gpuloader import DataLoader, LoaderError, SampleError, TensorDataset, cpu_places, record_stream
 from gpuloader.errors import Misuse
 from gpuloader.testing import RaceError, simulated_places
 from gpuloader.transforms import Cast, Pad
+from tests.epoch.test_epoch import Loop
 from tests.fakes import nothing_left_behind
 
 ROWS = np.arange(24).reshape(12, 2)

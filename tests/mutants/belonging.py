@@ -5,41 +5,45 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "collate/assembly.py": "sources/sample_fields loader/forms loader/pictures",
-    "collate/batches.py": "loader/generator_loader bad_input",
-    "collate/blank.py": "collate/structure loader/forms",
-    "collate/block_assembly.py": "collate/blocks sources/tables/table",
-    "collate/columns.py": "loader/forms loader/generator_loader",
-    "collate/finish.py": "collate/assembly collate/items transforms/transforms loader/prefetching",
-    "collate/form.py": "loader/forms",
-    "collate/gaps.py": "loader/pictures",
-    "collate/gather.py": "pipeline/cache transforms/transforms",
-    "collate/gradual.py": "collate/samples loader/options_and_memory loader/generator_loader",
-    "collate/items.py": "collate/blocks loader/endings loader/pictures",
-    "collate/known.py": "collate/form loader/forms",
-    "collate/leaves.py": "collate/structure loader/forms",
-    "collate/leaving.py": "pipeline/decoding",
-    "collate/look.py": "loader/prefetching torch/prefetch",
-    "collate/nested.py": "loader/prefetching torch/prefetch torch/formats",
-    "collate/packing.py": "collate/samples collate/items loader/exact_values",
-    "collate/pictures.py": "loader/pictures transforms/staging pipeline/decoding",
-    "collate/reading.py": "collate/assembly loader/dataset_loader",
-    "collate/rows.py": "collate/columns collate/samples loader/generator_loader loader/exact_values "
-    "bad_input",
-    "collate/samples.py": "loader/generator_loader bad_input",
-    "collate/shares.py": "loader/rank_streams loader/rank_batches loader/uneven",
-    "collate/stream.py": "loader/generator_loader loader/endings",
-    "collate/structure.py": "collate/form loader/forms",
-    "collate/targets.py": "collate/columns collate/samples loader/generator_loader",
-    "collate/varying.py": "transforms/staging loader/forms",
-    "collate/whole.py": "loader/forms",
-    "fetch/base.py": "fetch/threads",
-    "fetch/failures.py": "fetch/threads fetch/timeouts fetch/processes/failures",
-    "fetch/fetching.py": "fetch/threads fetch/read_ahead loader/numa loader/state loader/late_ranks "
-    "loader/attributes loader/options",
-    "fetch/inline.py": "fetch/read_ahead loader/dataset_loader loader/endings",
-    "fetch/relay.py": "fetch/read_ahead",
-    "fetch/worker_options.py": "loader/options watch/tuning",
+    "api/generator_loader.py": "api/driving",
+    "api/loader.py": "api/dataset_loader",
+    "api/loading.py": "api/undivided",
+    "api/options.py": "api/torch_options",
+    "api/prefetch.py": "api/prefetching",
+    "batch/assembly.py": "sources/sample_fields api/forms api/pictures",
+    "batch/blocks.py": "sources/tables/table",
+    "batch/columns.py": "api/forms api/generator_loader",
+    "batch/gathering.py": "batch/gather epoch/cache transforms/transforms",
+    "batch/image_samples.py": "api/pictures transforms/staging epoch/decoding",
+    "batch/items.py": "batch/shares batch/blocks api/endings api/pictures batch/assembly "
+    "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
+    "batch/left_out.py": "batch/gaps api/pictures epoch/decoding",
+    "batch/reader_batches.py": "batch/samples api/generator_loader bad_input",
+    "batch/rows.py": "batch/samples batch/items api/exact_values batch/columns "
+    "api/generator_loader bad_input",
+    "batch/schema.py": "batch/form batch/known batch/assembly batch/items "
+    "transforms/transforms api/prefetching api/forms",
+    "batch/stream.py": "api/generator_loader api/endings",
+    "batch/tree.py": "batch/structure batch/leaves api/forms batch/form",
+    "batch/varying.py": "batch/gradual batch/samples api/options_and_memory "
+    "api/generator_loader transforms/staging api/forms",
+    "batch/whole.py": "api/forms",
+    "batch/wrapped.py": "api/prefetching torch/prefetch torch/formats",
+    "devices/outputs.py": "devices/interop",
+    "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
+    "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",
+    "epoch/epoch.py": "epoch/closing epoch/steering api/iteration devices/cuda promises "
+    "api/warm_up watch/stats watch/tuning",
+    "epoch/image_decoding.py": "epoch/decoding",
+    "epoch/lane.py": "watch/stats watch/tracing epoch/steps devices/cuda "
+    "devices/cuda_programs promises epoch/split",
+    "epoch/sending.py": "epoch/cache api/feeder devices/cuda devices/cuda_programs promises",
+    "epoch/steps.py": "epoch/kernels_ahead kernels/on_streams epoch/lane epoch/split promises",
+    "errors.py": "system/installing",
+    "fetch/fetching.py": "fetch/threads fetch/read_ahead api/numa api/state api/late_ranks "
+    "api/attributes api/options watch/tuning",
+    "fetch/inline.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
+    "api/dataset_loader api/endings",
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
     "fetch/processes/control.py": "fetch/processes/fork_server",
     "fetch/processes/failures.py": "fetch/processes/deaths",
@@ -59,51 +63,47 @@ MORE: dict[str, str] = {
     "fetch/processes/failures",
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths",
-    "fetch/threads/crew.py": "fetch/threads pipeline/closing loader/rank_streams fetch/timeouts "
-    "fetch/leaving",
-    "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
-    "order/agreement.py": "order/batch_sampler order/division loader/ranks",
-    "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
-    "loader/elastic loader/late_ranks order/bucket_sampler pipeline/static torch/ranks",
-    "order/computed.py": "order/order order/permutation",
-    "order/division.py": "loader/uneven loader/ranks",
-    "order/fitting.py": "order/bucket_sampler sources/mix loader/options torch/mixing",
-    "order/generators.py": "order/sampler order/bucket_sampler",
-    "order/mixed.py": "sources/mix",
-    "order/order.py": "order/sampler",
+    "fetch/threads.py": "epoch/closing api/rank_streams fetch/timeouts fetch/leaving "
+    "watch/tracing transforms/staging",
+    "fields/spec.py": "fields/declaring",
+    "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
+    "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
+    "api/options api/dealt_batches api/order api/elastic api/late_ranks "
+    "order/bucket_sampler epoch/static torch/ranks sources/mix torch/mixing",
+    "order/mixed.py": "order/interleave sources/mix",
+    "order/order.py": "order/stretch order/permutation order/sampler",
     "order/permutation.py": "order/order",
-    "order/plan.py": "loader/dealt_batches",
-    "order/repeated.py": "order/sampler order/order",
+    "order/plan.py": "order/division api/uneven api/ranks api/dealt_batches",
+    "order/randomness.py": "order/sampler order/bucket_sampler",
+    "order/samplers.py": "order/sampler order/plan api/endings",
     "order/torch_samplers.py": "torch/classes torch/loader",
-    "order/walking.py": "order/plan loader/endings",
-    "order/worker_info.py": "loader/rank_streams sources/files/shards",
-    "pipeline/closing.py": "pipeline/epoch loader/iteration devices/cuda promises",
-    "pipeline/copy_timing.py": "watch/stats watch/tracing",
-    "pipeline/delivery.py": "pipeline/lane pipeline/static loader/numa loader/options pipeline/split "
-    "devices/cuda",
-    "pipeline/device_slots.py": "pipeline/lane pipeline/steps pipeline/static devices/cuda promises",
-    "pipeline/epoch.py": "pipeline/closing loader/iteration loader/warm_up watch/stats devices/cuda",
-    "pipeline/kernels_ahead.py": "kernels/on_streams",
-    "pipeline/lane.py": "pipeline/steps devices/cuda devices/cuda_programs promises",
-    "pipeline/masks.py": "pipeline/split",
-    "pipeline/sending.py": "pipeline/cache loader/feeder devices/cuda devices/cuda_programs",
-    "pipeline/static_slot.py": "pipeline/static devices/cuda",
-    "pipeline/steering.py": "watch/tuning",
-    "pipeline/steps.py": "pipeline/lane pipeline/split promises",
-    "pipeline/streams.py": "devices/cuda promises",
-    "sources/pictures/decoding.py": "sources/pictures/turbojpeg loader/pictures",
-    "sources/pictures/geometry.py": "sources/pictures/resampling transforms/resizing transforms/staging",
-    "sources/pictures/picture.py": "sources/pictures/decoding sources/pictures/turbojpeg",
-    "sources/pictures/resizing.py": "sources/pictures/resampling",
-    "transforms/bound.py": "kernels/on_streams devices/cuda_programs",
+    "order/worker_info.py": "api/rank_streams sources/files/shards",
+    "sources/array_rows.py": "sources/indexing",
+    "sources/describing.py": "sources/sample_fields",
+    "sources/files/remote_files.py": "sources/files/opening",
+    "sources/files/stored_arrays.py": "sources/files/arrays",
+    "sources/images/decoding.py": "sources/images/turbojpeg sources/images/plain api/pictures",
+    "sources/images/image.py": "sources/images/resampling transforms/resizing transforms/staging "
+    "sources/images/decoding sources/images/turbojpeg",
+    "sources/images/resampling.py": "sources/images/compiling",
+    "sources/readers/reader_processes.py": "sources/readers/processes",
+    "sources/readers/reader_threads.py": "sources/readers/threads",
+    "staging/ring.py": "staging/lease",
+    "system/cores.py": "system/control_group system/numa",
+    "system/finalizers.py": "system/living",
+    "system/interrupts.py": "system/exiting",
     "transforms/erasing.py": "transforms/mixing",
+    "transforms/image_staging.py": "transforms/staging",
+    "transforms/image_transforms.py": "transforms/resizing",
     "transforms/layouts.py": "transforms/mixing",
-    "transforms/operations.py": "transforms/program transforms/transforms",
-    "transforms/programmer.py": "transforms/program transforms/transforms transforms/mixing",
+    "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/transforms",
+    "transforms/programmer.py": "transforms/draws transforms/program transforms/transforms transforms/mixing",
+    "watch/autotuner.py": "watch/tuning",
+    "watch/read_ahead_policy.py": "watch/pace",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 
-The names are paths in gpuloader/ and in tests/: ``loader/forms`` stands for tests/loader/test_forms.py.
+The names are paths in gpuloader/ and in tests/: ``api/forms`` stands for tests/api/test_forms.py.
 """
 
 
@@ -121,7 +121,7 @@ def list_modules(given: str) -> list[Path]:
 def find_tests(module: Path) -> list[str]:
     """Return the tests of a module: its doctests, the file that mirrors it, and those in `MORE`.
 
-    A module that has neither is tested by all files of its room.
+    A module that has neither is tested by all files of its folder.
 
     >>> find_tests(Path("gpuloader/staging/ring.py"))[:2]
     ['gpuloader/staging/ring.py', 'tests/staging/test_ring.py']
