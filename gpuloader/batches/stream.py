@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batch.tree import Tree
+from gpuloader.batches.tree import Tree
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
 from gpuloader.fields.spec import Array
 from gpuloader.order.samplers import skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import SampleError
 from gpuloader.fields.image_regions import Encoded
 from gpuloader.fields.spec import Array

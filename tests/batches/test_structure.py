@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import Ragged, SampleError
-from gpuloader.batch.tree import Leaf, Tree, is_array, is_proper_array
+from gpuloader.batches.tree import Leaf, Tree, is_array, is_proper_array
 from tests.sample_sets import Pair
 
 leaves = st.one_of(

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.blocks import BlockAssembly, find_take_block, fits
-from gpuloader.batch.left_out import Gaps, shorten
-from gpuloader.batch.schema import CachedSchema, Collation, Schema, SchemaCache, complete, room_for
-from gpuloader.batch.stream import StagedBatch
-from gpuloader.batch.tree import ObjectColumns, array_leaves, object_columns
-from gpuloader.batch.varying import Varying
-from gpuloader.batch.whole import stage_whole
+from gpuloader.batches.blocks import BlockAssembly, find_take_block, fits
+from gpuloader.batches.left_out import Gaps, shorten
+from gpuloader.batches.schema import CachedSchema, Collation, Schema, SchemaCache, complete, room_for
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
+from gpuloader.batches.varying import Varying
+from gpuloader.batches.whole import stage_whole
 from gpuloader.errors import PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
 from gpuloader.fields.spec import Array, Indices

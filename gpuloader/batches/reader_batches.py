@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.columns import lay_out, split_columns
-from gpuloader.batch.left_out import shorten
-from gpuloader.batch.rows import SampleRows
-from gpuloader.batch.stream import StagedBatch, fill_slot, write_arrays
-from gpuloader.batch.varying import AT_ONCE, copy_rows, write_gradually
+from gpuloader.batches.columns import lay_out, split_columns
+from gpuloader.batches.left_out import shorten
+from gpuloader.batches.rows import SampleRows
+from gpuloader.batches.stream import StagedBatch, fill_slot, write_arrays
+from gpuloader.batches.varying import AT_ONCE, copy_rows, write_gradually
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged

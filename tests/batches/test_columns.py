@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import SampleError, data
-from gpuloader.batch.columns import Column, lay_out, split_columns
-from gpuloader.batch.rows import SampleRows
+from gpuloader.batches.columns import Column, lay_out, split_columns
+from gpuloader.batches.rows import SampleRows
 from gpuloader.fields.image_regions import NUMBERS, Encoded, Region, read_codes
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.schema import Collation, complete, complete_apart, list_draws, room_for
-from gpuloader.batch.stream import Apart, StagedBatch, fill_slot, write_arrays
-from gpuloader.batch.tree import Branch, Leaf, Node, Tree
-from gpuloader.batch.whole import Parts, open_flat, take_apart
+from gpuloader.batches.schema import Collation, complete, complete_apart, list_draws, room_for
+from gpuloader.batches.stream import Apart, StagedBatch, fill_slot, write_arrays
+from gpuloader.batches.tree import Branch, Leaf, Node, Tree
+from gpuloader.batches.whole import Parts, open_flat, take_apart
 from gpuloader.devices.foreign import is_on_host
 from gpuloader.devices.outputs import find_library
 from gpuloader.errors import SampleError

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.columns import RegionColumn, lay_out, split_columns
-from gpuloader.batch.left_out import Gaps
-from gpuloader.batch.rows import SampleRows
-from gpuloader.batch.schema import Collation, Schema, room_for
-from gpuloader.batch.stream import StagedBatch
-from gpuloader.batch.tree import ObjectColumns, all_leaves
+from gpuloader.batches.columns import RegionColumn, lay_out, split_columns
+from gpuloader.batches.left_out import Gaps
+from gpuloader.batches.rows import SampleRows
+from gpuloader.batches.schema import Collation, Schema, room_for
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.tree import ObjectColumns, all_leaves
 from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import check_available
 from gpuloader.staging.ring import Slot

@@ -9,13 +9,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.batch.assembly import Assembler, Reserve, stage_kept
-from gpuloader.batch.blocks import stage_block
-from gpuloader.batch.left_out import Gaps, shorten
-from gpuloader.batch.schema import CachedSchema, Collation, complete, room_for
-from gpuloader.batch.stream import StagedBatch, close_items
-from gpuloader.batch.tree import array_leaves, object_columns
-from gpuloader.batch.varying import AT_ONCE, Varying, copy_rows, write_gradually
+from gpuloader.batches.assembly import Assembler, Reserve, stage_kept
+from gpuloader.batches.blocks import stage_block
+from gpuloader.batches.left_out import Gaps, shorten
+from gpuloader.batches.schema import CachedSchema, Collation, complete, room_for
+from gpuloader.batches.stream import StagedBatch, close_items
+from gpuloader.batches.tree import array_leaves, object_columns
+from gpuloader.batches.varying import AT_ONCE, Varying, copy_rows, write_gradually
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.plan import Division
 from gpuloader.order.randomness import current_draw, mixed_seed

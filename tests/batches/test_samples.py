@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuloader import SampleError, data
-from gpuloader.batch import reader_batches as module
-from gpuloader.batch.reader_batches import SampleListStager, SampleStager
+from gpuloader.batches import reader_batches as module
+from gpuloader.batches.reader_batches import SampleListStager, SampleStager
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpuloader import SampleError, sample_rng
-from gpuloader.batch.items import ItemAssembler, ItemState, ItemStream
-from gpuloader.batch.schema import Collation
+from gpuloader.batches.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.batches.schema import Collation
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Counting, Stateful

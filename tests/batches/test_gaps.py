@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import SampleError
-from gpuloader.batch.left_out import Gaps, shorten
+from gpuloader.batches.left_out import Gaps, shorten
 from gpuloader.staging.layout import arrange
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import SampleError, Subset, TensorDataset
-from gpuloader.batch.gathering import Gatherer
-from gpuloader.batch.tree import Tree
+from gpuloader.batches.gathering import Gatherer
+from gpuloader.batches.tree import Tree
 from gpuloader.order.order import Mapped, Shuffled
 from gpuloader.order.plan import OrderedPlan
 from gpuloader.sources.array_rows import array_source

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, data
-from gpuloader.batch.assembly import Assembler, describe_error
-from gpuloader.batch.items import Reading
-from gpuloader.batch.schema import Collation
+from gpuloader.batches.assembly import Assembler, describe_error
+from gpuloader.batches.items import Reading
+from gpuloader.batches.schema import Collation
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 

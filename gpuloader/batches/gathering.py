@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batch.assembly import Reserve
-from gpuloader.batch.schema import Collation, complete, room_for
-from gpuloader.batch.stream import StagedBatch
-from gpuloader.batch.tree import Leaf, Tree
+from gpuloader.batches.assembly import Reserve
+from gpuloader.batches.schema import Collation, complete, room_for
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch

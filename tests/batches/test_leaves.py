@@ -3,7 +3,7 @@
 import pytest
 
 from gpuloader import SampleError
-from gpuloader.batch.tree import Tree, all_leaves, array_leaves, object_columns
+from gpuloader.batches.tree import Tree, all_leaves, array_leaves, object_columns
 
 
 def test_objects_are_put_aside_from_a_row_on():

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.tree import entries_of, join_name
+from gpuloader.batches.tree import entries_of, join_name
 from gpuloader.errors import SampleError
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.images.image import Picture, is_encoded

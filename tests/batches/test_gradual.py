@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from gpuloader import StagingMemoryError
-from gpuloader.batch import varying as gradual
-from gpuloader.batch.schema import CachedSchema, Collation, infer_schema
-from gpuloader.batch.varying import write_gradually
+from gpuloader.batches import varying as gradual
+from gpuloader.batches.schema import CachedSchema, Collation, infer_schema
+from gpuloader.batches.varying import write_gradually
 
 NBYTES = 8000
 """Bytes of a sample."""

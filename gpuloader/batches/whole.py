@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.schema import Collation
-from gpuloader.batch.stream import StagedBatch, write_arrays
-from gpuloader.batch.tree import Tree, is_proper_array, is_proper_value
+from gpuloader.batches.schema import Collation
+from gpuloader.batches.stream import StagedBatch, write_arrays
+from gpuloader.batches.tree import Tree, is_proper_array, is_proper_value
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuloader import Ragged, SampleError, data
-from gpuloader.batch.schema import Collation, build_batch, check_fill, declared_schema, infer_schema
-from gpuloader.batch.tree import Tree
+from gpuloader.batches.schema import Collation, build_batch, check_fill, declared_schema, infer_schema
+from gpuloader.batches.tree import Tree
 
 
 def test_the_first_sample_settles_the_form():

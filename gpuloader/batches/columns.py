@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.rows import IN_FEEDS, SampleRows, fields_of
+from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.fields.image_regions import Encoded, Region, join_geometry
 from gpuloader.fields.ragged import split_rows

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuloader.batch.columns import Column
-from gpuloader.batch.schema import Collation, Schema, complete, is_object, room_for
-from gpuloader.batch.stream import StagedBatch
-from gpuloader.batch.tree import Branch, Leaf
+from gpuloader.batches.columns import Column
+from gpuloader.batches.schema import Collation, Schema, complete, is_object, room_for
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.tree import Branch, Leaf
 from gpuloader.errors import SampleError, describe_error
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.batch.rows import SampleRows
-from gpuloader.batch.stream import StagedBatch
-from gpuloader.batch.tree import Branch, Leaf, Node, Tree, all_leaves, is_array
+from gpuloader.batches.rows import SampleRows
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.tree import Branch, Leaf, Node, Tree, all_leaves, is_array
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, as_numbers, cast
 from gpuloader.fields.image_regions import Encoded, Region
@@ -22,7 +22,7 @@ from gpuloader.sources.block import WholeList
 from gpuloader.staging.layout import Layout
 
 if TYPE_CHECKING:
-    from gpuloader.batch.image_samples import PictureStage
+    from gpuloader.batches.image_samples import PictureStage
     from gpuloader.transforms.program import Program, Spec
     from gpuloader.transforms.programmer import Programmer
 

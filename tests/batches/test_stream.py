@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpuloader.batch.stream import Reached, fill_slot, stage_all
+from gpuloader.batches.stream import Reached, fill_slot, stage_all
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter

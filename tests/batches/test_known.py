@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gpuloader import SampleError
-from gpuloader.batch import schema as known
-from gpuloader.batch.schema import CachedSchema, Collation, SchemaCache, infer_schema
+from gpuloader.batches import schema as known
+from gpuloader.batches.schema import CachedSchema, Collation, SchemaCache, infer_schema
 from gpuloader.fields.image_regions import NUMBERS, Encoded, Region
 
 Pair = namedtuple("Pair", "x y")
