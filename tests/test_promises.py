@@ -40,7 +40,7 @@ def expected(number):
 def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     """Assert that every slot is free again after a last drain, and no more are kept than were in use."""
     gc.collect()
-    [road] = loader._idle
+    [road] = loader._epochs._idle
     road.ring.drain()
     assert road.ring.leased == 0
     assert road.ring.free in (0, road.ring.count)  # 0 if no batch was ever staged
@@ -152,10 +152,10 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     if bound:
         loader = DataLoader.from_generator(capacity=2, return_list=True, drop_last=False)
         loader.set_batch_generator(lambda: ([expected(n)[None]] for n in range(count)), places=where)
-        loader._pace, loading = Erratic().decide_by(drawn), loader
+        loader._epochs.pace, loading = Erratic().decide_by(drawn), loader
     else:
         loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
-        loading = loader._loading
+        loading = loader._epochs
         loading._fetching.pace = Erratic().decide_by(drawn)
     for _ in range(2):
         number = 0

@@ -270,7 +270,7 @@ def test_a_sample_unlike_the_first(case, workers):
         assert re.search(message, str(error)), str(error)
         with pytest.raises(StopIteration):
             next(epoch)
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
         del epoch, loader, error, caught
 
 

@@ -323,7 +323,7 @@ def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no such kernel"):
                 list(loader)
-            [road] = loader._loading._idle  # all slots are free again, so the road was kept
+            [road] = loader._epochs._idle  # all slots are free again, so the road was kept
             assert road.ring.free == road.ring.count
         del loader, road
 

@@ -408,7 +408,7 @@ def test_arrays_are_not_read_again():
     arrays = np.arange(40.0).reshape(20, 2)
     loader = DataLoader(TensorDataset(arrays), places="cpu", cache="host", batch_size=4)
     list(loader)
-    assert loader._loading._fetching._gatherer._arrays[0] is arrays
+    assert loader._epochs._fetching._gatherer._arrays[0] is arrays
 
 
 class TestTooLittleMemory:

@@ -42,7 +42,7 @@ def run(prefetch=1, **options):
 def test_copies_and_steps_of_equal_length_overlap_but_for_one_hop(prefetch):
     seconds, loader = run(prefetch)
     assert seconds == STEPS + 1.0 + HOP
-    [road] = loader._loading._idle
+    [road] = loader._epochs._idle
     assert len(road.lanes[0]._slots.free) == prefetch + 2
 
 
@@ -56,7 +56,7 @@ def test_with_one_slot_less_every_step_costs_a_hop(monkeypatch):
 def test_fixed_addresses_overlap_too():
     seconds, loader = run(static=True)
     assert seconds <= STEPS + 1.0 + 2 * HOP
-    [road] = loader._loading._idle
+    [road] = loader._epochs._idle
     assert len(road.lanes[0]._slots.free) == 2
 
 

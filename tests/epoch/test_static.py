@@ -212,7 +212,7 @@ class TestShapes:
             with pytest.raises(SampleError, match="batch 4"):
                 for _ in loader:
                     pass
-            [road] = loader._idle
+            [road] = loader._epochs._idle
             road.ring.drain()
             assert road.ring.free == road.ring.count
 

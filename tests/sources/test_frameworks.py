@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset
-from gpuloader.api.options import check_dataset
+from gpuloader.api.loading import check_dataset
 from gpuloader.order.worker_info import WorkerInfo
 from gpuloader.sources.frameworks import tell_worker
 

@@ -166,7 +166,7 @@ class TestArguments:
         assert DataLoader(Made(float)).places == [CPUPlace()]
         opened = []
         monkeypatch.setattr(
-            "gpuloader.api.options.parse_places", lambda places: opened.append(places) or 1 / 0
+            "gpuloader.api.loading.parse_places", lambda places: opened.append(places) or 1 / 0
         )
         for places in ("cuda", torch.device("cuda:1"), None):
             with pytest.raises(ZeroDivisionError):

@@ -536,9 +536,9 @@ class TestBatchesOfOtherSizes:
             assert tracemalloc.get_traced_memory()[0] - before < 100_000
         finally:
             tracemalloc.stop()
-        programmer = loader._loading._programmer
+        programmer = loader._epochs._programmer
         assert len(programmer._made) <= 34
-        assert len(loader._loading._fetching._gatherer._layouts) <= 10
+        assert len(loader._epochs._fetching._gatherer._layouts) <= 10
 
 
 class TestRaces:
