@@ -213,7 +213,7 @@ def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
 def build_batch(structure: Tree, levels: Sequence[int], arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
     """Return a batch in the form of a sample, built from delivered arrays and Python objects.
 
-    >>> structure = Structure.of(([1.0], "cat"))
+    >>> structure = Tree.of(([1.0], "cat"))
     >>> build_batch(structure, [0], ["images"], [["cat", "dog"]])
     [['images'], ['cat', 'dog']]
     """

@@ -294,7 +294,7 @@ class Tree:
 
     Examples
     --------
-    >>> structure = Structure.of({"image": np.zeros(2), "meta": ("cat", 3)})
+    >>> structure = Tree.of({"image": np.zeros(2), "meta": ("cat", 3)})
     >>> [leaf.name for leaf in structure.leaves]
     ['image', 'meta.0', 'meta.1']
     >>> structure.flatten({"image": np.ones(2), "meta": ("dog", 4)})
@@ -387,7 +387,7 @@ class Tree:
     def places(self) -> list[int]:
         """Where each leaf's value is among those of all arrays, followed by those of all other leaves.
 
-        >>> Structure.of(["cat", 3, None, 4.5]).places
+        >>> Tree.of(["cat", 3, None, 4.5]).places
         [2, 0, 3, 1]
         """
         places = self._places
@@ -401,7 +401,7 @@ class Tree:
     def describe(self) -> str:
         """Return what a sample of this structure is, for error messages.
 
-        >>> Structure.of({"a": 1, "b": "cat"}).describe()
+        >>> Tree.of({"a": 1, "b": "cat"}).describe()
         "a dict with the keys ['a', 'b'] and the array fields ['a']"
         """
         whole = "a single value" if isinstance(self.root, Leaf) else _describe(self.root)
@@ -618,7 +618,7 @@ ObjectColumns = dict[int, list[Any]]
 def object_columns(structure: Tree, count: int) -> ObjectColumns:
     """Return an empty column for each field that is not an array.
 
-    >>> object_columns(Structure.of((1, "cat")), 2)
+    >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
     return {field: [None] * count for field, leaf in enumerate(structure.leaves) if not leaf.is_array}

@@ -293,7 +293,7 @@ class Resident:
         """Return the order whose consecutive positions make up the plan's batches, if devices can compute it.
 
         >>> resident = Resident([], [])
-        >>> resident.bring(ArraySource((np.zeros(9),), None, Structure.flat(["0"])))
+        >>> resident.bring(ArraySource((np.zeros(9),), None, Tree.flat(["0"])))
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """

@@ -103,7 +103,7 @@ def test_the_form_of_a_batch_does_not_depend_on_the_batches_before(samples, coll
 @pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
 def test_a_form_is_settled_once(samples, collation, monkeypatch):
     settled = []
-    monkeypatch.setattr(known, "settle_form", lambda *given: settled.append(1) or infer_schema(*given))
+    monkeypatch.setattr(known, "infer_schema", lambda *given: settled.append(1) or infer_schema(*given))
     for sample in samples:
         forms, count = SchemaCache(collation), len(settled)
         assert forms.find([sample]) is forms.find([sample])
