@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.gathering import tree_of
-from gpuloader.batch.tree import Tree
+from gpuloader.batches.gathering import tree_of
+from gpuloader.batches.tree import Tree
 from gpuloader.checks import check_word
 from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.epoch.lane import Lane

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from gpuloader.batch.items import ItemState
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.items import ItemState
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.inline import set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver
