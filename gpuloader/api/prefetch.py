@@ -434,8 +434,8 @@ class PrefetchedLoader(Measured):
         for staged, arrays in step:
             source.delivered(staged)
             progress.received(staged)
-            assert staged.structure is not None
-            batches.append(build_batch(staged.structure, staged.levels, arrays, staged.objects))
+            assert staged.tree is not None
+            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
         return batches[0] if len(self._delivery.devices) == 1 else batches
 
     def _end(self, progress: Progress, source: PrefetchedSource) -> None:

@@ -478,9 +478,9 @@ class Lane:
         landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
     def _program(self, staged: StagedBatch) -> Program | None:
-        if self.programmer is None or staged.structure is None:
+        if self.programmer is None or staged.tree is None:
             return None
-        names = staged.structure.array_names
+        names = staged.tree.array_names
         return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
     def deliver(self, landing: InFlightBatch) -> list[Any]:

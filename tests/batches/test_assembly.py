@@ -195,7 +195,7 @@ def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
 def test_declared_feeds_need_no_first_sample():
     feeds = (data("x", [None, 2]), data("y", [None, 1], "int64"))
     assembler = Assembler([([1, 2], 3)], Collation(feeds=feeds))
-    assert assembler.forms.declared.form.declared
+    assert assembler.schemas.declared.schema.declared
     staged = assembler.assemble(0, [0, 0], make_slot)
     assert [view.tolist() for view in staged.slot.views(staged.layout)] == [[[1, 2], [1, 2]], [[3], [3]]]
 
@@ -216,7 +216,7 @@ def test_tables_of_ever_new_sizes_do_not_pile_up():
     assembler = Assembler(list(range(60)), Collation())
     for count in range(1, 40):
         assembler.assemble(count, range(count), make_slot)
-    [known] = assembler.forms.recent
+    [known] = assembler.schemas.recent
     assert len(known._tables) < 12
 
 
@@ -225,7 +225,7 @@ def test_forms_of_ever_new_shapes_do_not_pile_up():
     for number in range(40):
         staged = assembler.assemble(number, [number, number], make_slot)
         assert staged.layout.fields[0].shape == (2, number)
-    assert len(assembler.forms.recent) < 12
+    assert len(assembler.schemas.recent) < 12
 
 
 def test_errors_say_where_and_by_whom():

@@ -32,7 +32,7 @@ def take(gatherer, indices, parts=1):
         for part in reversed(range(parts)):
             gathering.fetch(part * count // parts, (part + 1) * count // parts)
         staged = gathering.finish()
-    assert (staged.number, staged.structure) == (3, Tree.flat("012"))
+    assert (staged.number, staged.tree) == (3, Tree.flat("012"))
     return staged.slot.views(staged.layout)
 
 

@@ -97,7 +97,7 @@ def test_the_form_of_a_batch_does_not_depend_on_the_batches_before(samples, coll
     for first, second in itertools.product([*samples, *UNCLEAR] if samples is SAMPLES else samples, repeat=2):
         forms = SchemaCache(collation)
         for sample in (first, second, first):
-            assert forms.find([sample]).form == infer_schema([sample], collation)
+            assert forms.find([sample]).schema == infer_schema([sample], collation)
 
 
 @pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
