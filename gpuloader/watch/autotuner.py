@@ -78,7 +78,8 @@ class Autotuner:
 
     def after_step(self, apply: Callable[[Setting], int | None]) -> bool:
         """Count a step of the epoch that has begun with `apply`; return False once its tuning is over."""
-        if self.settled or self._apply is not apply:
+        is_over = self.settled or self._apply is not apply
+        if is_over:
             return False
         before, self._latest = self._latest, self._read()
         if self._flushing > 0:  # these batches belong to the last setting, or wait for new workers

@@ -6,12 +6,12 @@ from time import perf_counter_ns
 
 import numpy as np
 import pytest
+from gpuloader.epoch.steps import Pipeline
 
 from gpuloader import LoaderError
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.host import HostDevice
 from gpuloader.epoch.lane import Lane, count_slots
-from gpuloader.epoch.steps import Pipeline
 from gpuloader.errors import QueueClosed
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Ring

@@ -13,9 +13,9 @@ from functools import partial
 from multiprocessing import popen_fork
 
 import pytest
+from gpuloader.epoch.steps import Pipeline
 
 from gpuloader import DataLoader, LoaderError
-from gpuloader.epoch.steps import Pipeline
 from gpuloader.fetch.processes import fork_server, pool, process, workers
 from gpuloader.fetch.processes.wire import Kind
 from tests.fakes import leave_early, wait_until
