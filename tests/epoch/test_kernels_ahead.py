@@ -4,8 +4,8 @@ import os
 import threading
 
 import pytest
-from gpuloader.epoch.steps import KernelsAhead
 
+from gpuloader.epoch.epoch import KernelsAhead
 from tests.fakes import wait_until
 
 PROGRAM = object()
