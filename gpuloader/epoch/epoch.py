@@ -88,11 +88,13 @@ class Iteration(Iterator[Any]):
     @property
     def is_running(self) -> bool:
         """Whether the epoch has begun and there may be further steps."""
-        return self._epoch is not None
+        return self._epoch is not None and self._epoch.is_running
 
     def __next__(self) -> Any:
         with self._lock:
-            epoch = self._epoch or self._open()
+            epoch = self._epoch
+            if epoch is None or not epoch.is_running:
+                epoch = self._open()
             asked = perf_counter_ns()
             try:
                 refusal = epoch.begin_step() if epoch.asks else None
@@ -129,7 +131,7 @@ class Iteration(Iterator[Any]):
         self._begin = None
         # It may be one that `warm_up` has opened long ago, and that the end of the program has closed.
         epoch = begun._epoch
-        if epoch is None:
+        if epoch is None or not epoch.is_running:
             raise StopIteration
         self._hold(epoch, begun._guard)
         return epoch
@@ -141,9 +143,10 @@ class Iteration(Iterator[Any]):
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
         with self._lock:
-            if self._epoch is not None:
+            epoch = self._epoch
+            if epoch is not None and epoch.is_running:
                 try:
-                    self._epoch.prepare()
+                    epoch.prepare()
                 except Exception:
                     self.close()
                     raise
@@ -156,9 +159,12 @@ class Iteration(Iterator[Any]):
         """
         with self._lock:
             self._begin = None
-            epoch, self._epoch = self._epoch, None
-            if epoch is None:
+            # It keeps the epoch, and so the memory, until it is dropped: what is page-locked cannot be
+            # unlocked while the device fails.
+            epoch = self._epoch
+            if epoch is None or not epoch.is_running:
                 return
+            epoch.is_running = False
             _running.discard(self)
             if self._guard is not None:
                 self._guard.end()
