@@ -282,7 +282,7 @@ def parse_plain_rows(rows: Sequence[bytes], count: int) -> NDArray[np.float32] |
     """Return all rows at once if their numbers have neither signs nor exponents, else None.
 
     NumPy's parser rounds each number once, to float64, as ``json.loads`` does, in a fraction of its time. It
-    also reads what JSON forbids: ``.5``, ``5.`` and ``00.5`` are taken for what they say, because looking for them
+    also reads what JSON forbids: ``.5``, ``5.`` and ``00.5`` mean what they say, because looking for them
     took longer than reading.
 
     Parameters
