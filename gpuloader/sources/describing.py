@@ -30,7 +30,7 @@ from gpuloader.sources.dataset_base import (
     refuse_mix,
 )
 from gpuloader.sources.frameworks import COLUMNS, SERIES, name_table
-from gpuloader.sources.sample_fields import SampleFields, name_dtype, of_arrays
+from gpuloader.sources.known_fields import SampleFields, name_dtype, of_arrays
 from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.imported import find_classes, is_instance
 from gpuloader.system.rereading import refuse_read

@@ -32,7 +32,7 @@ from gpuloader.sources.files.remote_files import (
     open_source,
     persist,
 )
-from gpuloader.sources.sample_fields import SampleFields, of_arrays
+from gpuloader.sources.known_fields import SampleFields, of_arrays
 from gpuloader.system.finalizers import when_dropped
 
 # The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store.
