@@ -39,7 +39,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.order import InOrder, Shuffled, Stretch
 from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
-from gpuloader.sources.dataset_base import count_items
+from gpuloader.sources.describing import Source
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import check_not_reading
@@ -327,7 +327,7 @@ class Loading:
 
     Parameters
     ----------
-    dataset : object
+    source : Source
         The dataset to read.
     batching : Batching
         Which samples make up a batch.
@@ -360,7 +360,7 @@ class Loading:
 
     def __init__(
         self,
-        dataset: Any,
+        source: Source,
         batching: Batching,
         collation: Collation,
         workers: WorkerOptions,
@@ -376,7 +376,7 @@ class Loading:
         self.places = delivery.places
         self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
-        self._dataset = dataset
+        self._source = source
         self._batching = batching
         self._collation = collation
         self._delivery = delivery
@@ -402,10 +402,9 @@ class Loading:
     ) -> Fetching:
         batching = self._batching
         reading = Reading(
-            self._dataset,
+            self._source,
             collation,
             self.size,
-            iterable=batching.iterable,
             drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
@@ -492,7 +491,7 @@ class Loading:
     def _count_batches(self, batching: Batching) -> int:
         if not batching.iterable:
             return batching.count()
-        samples = count_items(self._dataset)  # not checked against what the workers yield, as in PyTorch
+        samples = self._source.count_items()  # not checked against what the workers yield, as in PyTorch
         drop_last = batching.drop_last or self._shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
@@ -588,7 +587,7 @@ class Loading:
             self._idle,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
-            ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),
+            ended=partial(end_epoch, progress, partial(find_spent, self._source, batching, drops=drops)),
             tuner=tuner,
             apply=partial(apply_setting, buffers, resizable, self._fetching),
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),

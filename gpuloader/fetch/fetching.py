@@ -23,7 +23,6 @@ from gpuloader.fetch.read_ahead import STRETCH, ReadAhead
 from gpuloader.fetch.threads import PART_NBYTES, ThreadOptions, ThreadStreams, ThreadWorkers
 from gpuloader.fields.spec import Indices
 from gpuloader.order.plan import Division, RankInfo
-from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.interrupts import deferred_interrupt
@@ -296,7 +295,7 @@ class Fetching:
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._reading.collation
         plain = collation.gathers and collation.feeds is None
-        source = array_source(self._reading.dataset) if plain else None
+        source = self._reading.source.arrays if plain else None
         if source is None:
             return None
         return Gatherer(source.arrays, source.rows, collation, tree_of(source))
