@@ -32,8 +32,8 @@ MORE: dict[str, str] = {
     "devices/outputs.py": "devices/interop",
     "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
     "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",
-    "epoch/epoch.py": "epoch/steps epoch/closing epoch/kernels_ahead epoch/lane epoch/split kernels/on_streams "
-    "api/iteration api/warm_up devices/cuda promises watch/stats watch/autotuner",
+    "epoch/epoch.py": "epoch/steps epoch/closing epoch/kernels_ahead epoch/lane epoch/split "
+    "kernels/on_streams api/iteration api/warm_up devices/cuda promises watch/stats watch/autotuner",
     "epoch/lane.py": "watch/stats watch/tracing epoch/steps devices/cuda "
     "devices/cuda_programs promises epoch/split",
     "epoch/sending.py": "epoch/cache api/feeder devices/cuda devices/cuda_programs promises",
