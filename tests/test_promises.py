@@ -152,11 +152,10 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     if bound:
         loader = DataLoader.from_generator(capacity=2, return_list=True, drop_last=False)
         loader.set_batch_generator(lambda: ([expected(n)[None]] for n in range(count)), places=where)
-        loader._epochs.pace, loading = Erratic().decide_by(drawn), loader
+        loader._epochs.pace = Erratic().decide_by(drawn)
     else:
         loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
-        loading = loader._epochs
-        loading._fetching.pace = Erratic().decide_by(drawn)
+        loader._epochs._fetching.pace = Erratic().decide_by(drawn)
     for _ in range(2):
         number = 0
         for step in loader:
@@ -174,7 +173,7 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     check(kept)
     images = part = step = None
     kept.clear()
-    assert_whole_again(loading, held=2 * count)
+    assert_whole_again(loader, held=2 * count)
     assert not loader_threads()
 
 

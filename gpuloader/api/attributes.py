@@ -259,7 +259,7 @@ class Described:
         try:
             # The source's length: that of a dict is its number of columns. Nothing that the user's class
             # raises may make a description fail.
-            dataset = f"{name} of {len(plan.source):,} samples"
+            dataset = f"{name} of {len(plan.source.dataset):,} samples"
         except Exception:
             dataset = name
         batches = "single samples" if batching.given_size is None else f"batches of {batching.given_size}"

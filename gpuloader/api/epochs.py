@@ -23,17 +23,23 @@ from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.stream import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Autotuner, Epoch, EpochBuffers, Resizable, build_buffers, take_buffers
-from gpuloader.epoch.lane import Masks
-from gpuloader.epoch.split import ShardedPlan, add_mask
-from gpuloader.epoch.steps import DeliveredStep, KernelsAhead
+from gpuloader.epoch.epoch import (
+    DeliveredStep,
+    EpochBuffers,
+    Iteration,
+    KernelsAhead,
+    Resizable,
+    apply_setting,
+    open_epoch,
+    take_buffers,
+)
+from gpuloader.epoch.split import Masks, ShardedPlan, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
 from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
-from gpuloader.sources.dataset_base import count_items
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import check_not_reading
@@ -50,7 +56,7 @@ class Epochs:
 
     ::
 
-        start(n) or resume(state) -> Position -> open -> Epoch, whose steps move the Position -> state()
+        start(n) or resume(state) -> Position -> open -> Iteration, whose steps move the Position -> state()
     """
 
     def __init__(self, meter: Meter, programmer: Programmer | None = None) -> None:
@@ -61,7 +67,7 @@ class Epochs:
         self._resumed: Position | None = None
         self._next = 0
         # The epoch that `prepare` has opened, from which state, and in which process.
-        self._prepared: tuple[Position, Epoch, Position | None, int] | None = None
+        self._prepared: tuple[Position, Iteration, Position | None, int] | None = None
         # Reentrant: opening an epoch runs the user's code, which may begin another one.
         self._beginning = threading.RLock()
 
@@ -70,15 +76,15 @@ class Epochs:
         self.delivery = delivery
         # A new deque: an epoch that still runs leaves its buffers, for the old places, in the old one.
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
-        self._kernels = KernelsAhead(delivery.devices)
-        if self._programmer is not None and not delivery.on_host:
+        self._kernels = None if delivery.on_host else KernelsAhead(delivery.devices)
+        if self._programmer is not None and self._kernels is not None:
             self._programmer.planned = self._kernels.begin
 
     def start(self, epoch: int) -> Position:
         """Return the position at the start of an epoch."""
         return Position(None, epoch)
 
-    def open(self, position: Position, guard: Finalizer) -> Epoch:
+    def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at a position. The `guard`, older than all that reads, ends it if it is dropped."""
         raise NotImplementedError
 
@@ -94,7 +100,7 @@ class Epochs:
         """Return where the next epoch begins."""
         return self._resumed or self.start(self._next)
 
-    def begin(self) -> Epoch:
+    def begin(self) -> Iteration:
         """Open the next epoch, or the one to resume; if that fails, nothing has changed."""
         self.check_ready()
         with self._beginning:
@@ -112,7 +118,7 @@ class Epochs:
                 epoch.prepare()
             self._prepared = position, epoch, self._resumed, os.getpid()
 
-    def _open_next(self) -> tuple[Position, Epoch]:
+    def _open_next(self) -> tuple[Position, Iteration]:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             position, epoch, resumed, process = prepared
@@ -148,7 +154,8 @@ class Epochs:
 
     def take_buffers(self, capacity: int, *, shared: bool = False, stretch: int = 0) -> EpochBuffers:
         """Return the slots and lanes of an earlier epoch, or new ones for `capacity` waiting batches."""
-        return take_buffers(self._idle) or build_buffers(
+        return take_buffers(
+            self._idle,
             self.delivery,
             capacity,
             self._meter,
@@ -191,15 +198,14 @@ class DatasetEpochs(Epochs):
             plan.source,
             collation,
             plan.size,
-            iterable=batching.iterable,
             # How the parts of a shorter batch divide is not known before its size.
             drop_last=batching.drop_last or (batching.iterable and shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
         self._fetching = Fetching(reading, workers, gatherer, plan.delivery.near)
-        self._climb = self._fetching.climb(self.delivery.prefetch)
+        self._tuner = self._fetching.autotuner(self.delivery.prefetch, self._meter)
 
-    def open(self, position: Position, guard: Finalizer) -> Epoch:
+    def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at the user's position, for the rank that this process has now.
 
         Raises
@@ -209,16 +215,16 @@ class DatasetEpochs(Epochs):
         Misuse
             An epoch is running that delivers in the same memory.
         """
-        plan, fetching, climb = self.plan, self._fetching, self._climb
+        plan, fetching, tuner = self.plan, self._fetching, self._tuner
         self.delivery.refuse_another()
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
         watch = _warn_if_undivided(batching)
         self._number_batches(position, batching)
         fetching.divide(batching.division)
-        if climb is not None:
-            fetching.begin_with(climb.setting)
-            self.delivery = replace(self.delivery, prefetch=climb.setting.prefetch)
+        if tuner is not None:
+            fetching.begin_with(tuner.setting)
+            self.delivery = replace(self.delivery, prefetch=tuner.setting.prefetch)
         self._epoch_setter.begin(position.epoch)
 
         buffers = self.take_buffers(fetching.ahead, shared=fetching.in_processes, stretch=fetching.stretch)
@@ -233,12 +239,8 @@ class DatasetEpochs(Epochs):
         if watch is not None:
             present = watch(present)
         fetch = fetching.open(one, buffers.ring, self._meter)
-        autotuner = None
-        if climb is not None:
-            resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
-            autotuner = Autotuner(climb, resizable, buffers.ring, buffers.lanes, self._meter, fetching)
         drops = batching.drop_last or self.delivery.drop_last
-        return Epoch(
+        return open_epoch(
             buffers,
             fetch,
             present,
@@ -246,7 +248,9 @@ class DatasetEpochs(Epochs):
             drop_last=self.delivery.drop_last,
             meter=self._meter,
             ended=partial(end_epoch, position, partial(find_spent, plan.source, batching, drops=drops)),
-            steering=autotuner,
+            tuner=tuner,
+            # Only workers that fetch by index are tuned.
+            apply=partial(apply_setting, buffers, cast("Resizable", fetch), fetching),
             masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
             guard=guard,
             kernels=self._kernels,
@@ -297,7 +301,7 @@ class DatasetEpochs(Epochs):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
         pads = self.delivery.pads or (isinstance(plan, DividedPlan | DealtPlan) and plan.pads)
         if shards > 1:
-            plan = ShardedPlan(plan, shards, self.delivery.remainder)
+            plan = ShardedPlan(plan, shards, self.delivery.uneven)
         count_real = None
         if pads and isinstance(plan, ShardedPlan | DividedPlan | DealtPlan):
             count_real = partial(_take_own, plan)
@@ -423,7 +427,7 @@ class DatasetEpochs(Epochs):
         """Return the number of steps in an epoch, for the ranks that there are now; raises `TypeError`."""
         batching, delivery = self.plan.batching.settle(), self.delivery
         if delivery.shards > 1 and not batching.iterable:
-            return batching.count(delivery.shards if delivery.remainder == "drop" else 1)
+            return batching.count(delivery.shards if delivery.uneven == "drop" else 1)
         batches, places = self.count_batches(), len(delivery.devices)
         if delivery.shards > 1:
             return batches
@@ -435,7 +439,7 @@ class DatasetEpochs(Epochs):
         if not batching.iterable:
             return batching.count()
         # The dataset's length is not checked against what the workers yield, as in PyTorch.
-        samples = count_items(self.plan.source)
+        samples = self.plan.source.count_items()
         drop_last = batching.drop_last or self.delivery.shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
@@ -478,19 +482,19 @@ class DatasetEpochs(Epochs):
         """
         collation, workers = self.plan.collation, self.workers
         if not resident or self.delivery.has_host:
-            gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
+            gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
             source = source.compact()
             there = self._promised or Resident(self.delivery.devices, self._transforms)
             self._promised = None
-            Gatherer(source.arrays, None, collation, source.structure).check_all()
+            Gatherer(source.arrays, None, collation, source.tree).check_all()
             there.bring(source)
             self._resident = there
             native = self._programmer is not None and self._programmer.native
             programmer = Programmer(self._transforms, source.gathers(), native=native)
             collation = replace(collation, programmer=programmer)
             outline = source.outline()  # holds one row of each array, so that the host's can be freed
-            gatherer = RowStager(outline.arrays, None, collation, outline.structure)
+            gatherer = RowStager(outline.arrays, None, collation, outline.tree)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
         self._read_with(collation, workers, gatherer)
 
@@ -504,17 +508,17 @@ class DatasetEpochs(Epochs):
     @property
     def configuration(self) -> Configuration:
         """The options that explain a loop's times."""
-        fetching, workers, climb = self._fetching, self.workers, self._climb
+        fetching, workers, tuner = self._fetching, self.workers, self._tuner
         return Configuration(
             fetching.reads,
-            fetching.count if climb is None else climb.setting.workers,
+            fetching.count if tuner is None else tuner.setting.workers,
             workers.kind,
             usable_cores(),
             len(self.delivery.devices),
             persistent=workers.persistent,
-            tuned="" if climb is None else climb.describe(),
-            most=0 if climb is None else climb.most_workers,
-            since=None if climb is None else climb.settled_at,
+            tuned="" if tuner is None else tuner.describe(),
+            most=0 if tuner is None else tuner.most_workers,
+            since=None if tuner is None else tuner.settled_at,
             pace=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
@@ -560,9 +564,9 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
     batches: list[Any] = []
     for staged, arrays in step:
         position.received(staged)
-        assert staged.structure is not None
+        assert staged.tree is not None
         mask = arrays.pop() if masked else None
-        batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
+        batch = build_batch(staged.tree, staged.levels, arrays, staged.objects)
         if plan.names is not None:
             batch = dict(zip(plan.names, batch, strict=True))
         batches.append(add_mask(batch, mask) if masked else batch)
@@ -572,14 +576,14 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
 def _check_alike(parts: Sequence[StagedBatch]) -> None:
     """Raise `SampleError` unless the parts of a batch have the same fields, shapes and dtypes."""
     first, *others = parts
-    assert first.structure is not None
+    assert first.tree is not None
     for part in others:
-        assert part.structure is not None
+        assert part.tree is not None
         if part.layout is first.layout:
             continue
-        field, expected, got = None, first.structure.describe(), part.structure.describe()
-        if part.structure == first.structure:
-            names = first.structure.array_names
+        field, expected, got = None, first.tree.describe(), part.tree.describe()
+        if part.tree == first.tree:
+            names = first.tree.array_names
             for name, one, other in zip(names, first.layout.fields, part.layout.fields, strict=True):
                 if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
                     field = name

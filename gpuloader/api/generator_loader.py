@@ -18,8 +18,7 @@ from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch
-from gpuloader.epoch.steps import DeliveredStep
+from gpuloader.epoch.epoch import DeliveredStep, Iteration, open_epoch
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
@@ -71,7 +70,7 @@ class ReaderEpochs(Epochs):
             )
         super().check_ready()
 
-    def open(self, position: Position, guard: Finalizer) -> Epoch:
+    def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch that reads from the start, or from the reader's own state."""
         assert self.source is not None
         reader, make_stager, items_a_batch = self.source
@@ -83,7 +82,7 @@ class ReaderEpochs(Epochs):
         fetch: Fetch = InlineFetch(batches)
         if self.pace is not None:
             fetch = ReadAhead(batches, buffers.ring, self._capacity, self.pace, bound=True, eager=True)
-        return Epoch(
+        return open_epoch(
             buffers,
             fetch,
             partial(self._present, position, self._names is None and len(delivery.devices) == 1),
@@ -143,10 +142,10 @@ class GeneratorLoader(Measured):
         # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
         # latest loop's epoch, weakly because leaving the loop ends it, or the one that `next` began.
         self._made_iterable = iterable
-        self._started: Epoch | None = None
+        self._started: Iteration | None = None
         self._ended = False
-        self._looped: weakref.ref[Epoch] | None = None
-        self._taken: Epoch | None = None
+        self._looped: weakref.ref[Iteration] | None = None
+        self._taken: Iteration | None = None
 
     def set_sample_generator(
         self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None

@@ -12,7 +12,7 @@ from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import Options, warn_of_deprecated
 from gpuloader.api.state import read_state
 from gpuloader.epoch.cache import ArraySource, materialise
-from gpuloader.epoch.epoch import Epoch, Iteration
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike
@@ -279,7 +279,7 @@ class DataLoader(Described, Measured, Generic[S]):
         """Return an iterator over the next epoch, which begins when its first step is requested."""
         return Iteration(self._begin, self._epochs.count_steps)
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> Iteration:
         if self._cache is not None:
             self._fill_cache()
         return self._epochs.begin()
@@ -319,11 +319,11 @@ class DataLoader(Described, Measured, Generic[S]):
         source = ArraySource.of(plan.source) if plan.collation.feeds is None else None
         if source is None:
             reading = DataLoader(
-                plan.source,
+                plan.source.dataset,
                 plan.collation.feeds,
                 "cpu",
                 batch_size=_CACHE_BATCH,
-                sampler=StoredOrder(plan.source),
+                sampler=StoredOrder(plan.source.dataset),
                 seed=self._epochs.draw_seed(),
                 shard=(0, 1),
                 decode=options.decode,
@@ -335,7 +335,7 @@ class DataLoader(Described, Measured, Generic[S]):
                 on_worker_death=options.on_worker_death,
             )
             promise = self._epochs.promise_cache if self._cache == "device" else None
-            source = materialise(reading, len(plan.source), promise)
+            source = materialise(reading, len(plan.source.dataset), promise)
         self._epochs.cache_as(source, resident=self._cache == "device")
         self._cache = None
 

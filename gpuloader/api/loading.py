@@ -18,24 +18,19 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.split import check_last, check_split
 from gpuloader.fetch.fetching import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
-from gpuloader.order.batching import Batching, find_classes
+from gpuloader.order.batching import Batching
 from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
 from gpuloader.order.ranks import find_local_rank
 from gpuloader.order.samplers import Sampler, make_sampler
-from gpuloader.sources.dataset import IterableDataset
-from gpuloader.sources.describing import chained, check_alike, holds_pictures, refuse_hidden_mix
-from gpuloader.sources.frameworks import is_iterable_only
-from gpuloader.sources.tables.table import as_dataset
-from gpuloader.system.rereading import refuse_read
+from gpuloader.sources.describing import Source, check_alike, describe
+from gpuloader.system.imported import find_classes
+from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.programmer import Programmer
+from gpuloader.watch.autotuner import BUDGET
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import PictureStage
-
-OF_DATASETS = (
-    "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
-)
 
 
 def _draw_from_numpy() -> int:
@@ -67,8 +62,8 @@ class LoadingPlan:
 
     Attributes
     ----------
-    source : object
-        The dataset as it is read: a table for a data frame, else what the user passed.
+    source : Source
+        The dataset, and how it is read.
     batching : Batching
         Which samples make up a batch.
     collation : Collation
@@ -85,7 +80,7 @@ class LoadingPlan:
         Returns a seed, when an epoch first needs one that the user has not given.
     """
 
-    source: Any
+    source: Source
     batching: Batching
     collation: Collation
     workers: WorkerOptions
@@ -119,16 +114,15 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     samplers = options.sampler, options.batch_sampler
     chosen = [sampler for sampler in samplers if sampler is not None]
     by_key = bool(chosen) and not all(map(yields_numbers, chosen))
-    source = as_dataset(options.dataset, by_key=by_key, encoded=options.decode is not None)
-    iterable = check_dataset(source)
+    source = describe(options.dataset, by_key=by_key, encoded=options.decode is not None)
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
     of_pictures, of_batches = split_transforms(options.transforms) if options.transforms else ([], [])
     stage = None
-    if of_pictures or options.decode or holds_pictures(source):
+    if of_pictures or options.decode or source.holds_images:
         stage = _stage_pictures(of_pictures, options, feeds)
 
-    tuned = options.num_workers == AUTO
-    if tuned and iterable:
+    tuned, deepens = options.num_workers == AUTO, options.prefetch == AUTO
+    if tuned and source.iterable:
         raise ValueError(
             "num_workers='auto' needs a map-style dataset, because the batches of an iterable dataset depend "
             "on how many workers read it; pass a number"
@@ -147,13 +141,15 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         start_method=options.start_method,
         respawn=options.on_worker_death == "respawn",
         most=most_workers() if tuned else 0,
-        deepens=options.prefetch == AUTO,
+        deepens=deepens,
+        budget=_find_budget() if tuned or deepens else BUDGET,
         read_ahead=options.use_buffer_reader,
     )
 
     batching = Batching.choose(
-        source,
-        iterable=iterable,
+        source.dataset,
+        iterable=source.iterable,
+        own_order=source.own_order,
         sampler=options.sampler,
         batch_sampler=options.batch_sampler,
         batch_size=options.batch_size,
@@ -164,9 +160,9 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     )
     uneven = options.uneven_ranks
     if framework.divides_if_possible and options.shard == AUTO:
-        batching = batching.divide_if_possible(uneven, dataset=source, in_order=workers.in_order)
+        batching = batching.divide_if_possible(uneven, dataset=source.dataset, in_order=workers.in_order)
     else:
-        batching = batching.divide(options.shard, uneven, dataset=source, in_order=workers.in_order)
+        batching = batching.divide(options.shard, uneven, dataset=source.dataset, in_order=workers.in_order)
 
     delivery = _choose_delivery(options, batching, workers)
     check_transform_places(options.transforms, delivery)
@@ -197,44 +193,18 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     if stage is not None and stage.chains and delivery.shards == 1 and not options.static:
         collation = make_on_device(collation, delivery.open_codecs if options.decode == "device" else None)
 
-    cacheable = not iterable and collation.fixed and not (stage and stage.chains)
+    cacheable = not source.iterable and collation.fixed and not (stage and stage.chains)
     cache = None if options.cache is None else check_cache(options.cache, cacheable=cacheable)
-    refuse_hidden_mix(source)
-    # A collate_fn and declared feeds take care of differences between the parts of a dataset.
-    if not collation.whole and feeds is None and (cache or not (chosen or _keeps_apart(source, batching))):
+    # A collate_fn and declared feeds take care of differences between the parts of a dataset, and the user's
+    # own sampler may draw each batch from one part.
+    mixes = cache is not None or not (chosen or _keeps_apart(source, batching))
+    if mixes and not (source.iterable or collation.whole or feeds is not None):
         check_alike(source, collation.ragged | (collation.pads or {}).keys())
     names = None if options.return_list or feeds is None else tuple(feed.name for feed in feeds)
     return LoadingPlan(source, batching, collation, workers, delivery, names, cache, framework.draw_seed)
 
 
-# The dataset and its order.
-
-
-def check_dataset(dataset: object) -> bool:
-    """Return whether a dataset is iterable rather than map-style.
-
-    Raises
-    ------
-    TypeError
-        The dataset is neither.
-    ReaderError
-        The dataset is a generator that has been read already.
-
-    >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
-    (False, True)
-    """
-    if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
-        return True
-    if hasattr(dataset, "__getitem__"):
-        return False
-    if hasattr(dataset, "__iter__"):
-        refuse_read(dataset, "the dataset is", OF_DATASETS)
-        return True
-    raise TypeError(
-        f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
-        "neither (for a generator function, use DataLoader.from_generator)"
-    )
-
+# The order of the samples.
 
 _OF_POSITIONS = (
     "SequentialSampler",
@@ -263,13 +233,25 @@ def yields_numbers(sampler: Any) -> bool:
     return hasattr(first, "__index__") or (not isinstance(first, str) and yields_numbers(first))
 
 
-def _keeps_apart(source: object, batching: Batching) -> bool:
+def _keeps_apart(source: Source, batching: Batching) -> bool:
     """Return whether every batch has samples of one dataset only, of those that `source` chains."""
-    size = batching.size or 1
+    size, end = batching.size or 1, 0
     if size == 1:
         return True
-    ends = np.cumsum(list(map(len, chained(source)))[:-1], dtype=np.int64)
-    return isinstance(batching.order(0, 0), InOrder) and not np.any(ends % size)
+    if not isinstance(batching.order(0, 0), InOrder):
+        return False
+    for part in source.chained[:-1]:
+        end += len(part.dataset)
+        if end % size:
+            return False
+    return True
+
+
+def _find_budget() -> int:
+    """Return the most bytes that slots may grow to while 'auto' options are tuned."""
+    # Slots are page-locked, which takes memory away from the page cache and from the datasets of workers.
+    available = available_memory()
+    return BUDGET if available is None else min(BUDGET, available // 2)
 
 
 # Where batches land.
@@ -308,7 +290,7 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
         prefetch=ahead if workers.read_ahead else 0,
         drop_last=options.drop_last or shards > 1,
         shards=shards,
-        remainder=uneven,
+        uneven=uneven,
         static=options.static,
         # Kernels on the copy stream would wait behind the model's, which fill the GPU; copies need no cores.
         urgent=bool(options.transforms) or options.cache == "device",

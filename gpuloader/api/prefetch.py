@@ -21,8 +21,7 @@ from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch, Iteration
-from gpuloader.epoch.steps import DeliveredStep
+from gpuloader.epoch.epoch import DeliveredStep, Iteration, open_epoch
 from gpuloader.errors import BadType
 from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
@@ -276,7 +275,7 @@ class WrappedEpochs(Epochs):
             self.seed = int(np.random.randint(2**31))
         return Position(self.seed if self._draws else None, epoch)
 
-    def begin(self) -> Epoch:
+    def begin(self) -> Iteration:
         """Open the next pass, or the one that `prepare` has opened."""
         epoch = super().begin()
         self._before = _MISSING
@@ -296,7 +295,7 @@ class WrappedEpochs(Epochs):
         super().forget_prepared()
         self._before = _MISSING
 
-    def open(self, position: Position, guard: Finalizer) -> Epoch:
+    def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open a pass over the wrapped loader, whose state the user has loaded already."""
         delivery = self.delivery
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
@@ -311,7 +310,7 @@ class WrappedEpochs(Epochs):
             # What a loader announces while it is read must not be seen before `next` returns.
             pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self.pace
             fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
-        return Epoch(
+        return open_epoch(
             buffers,
             fetch,
             partial(self._present, position, source),
@@ -328,8 +327,8 @@ class WrappedEpochs(Epochs):
         for staged, arrays in step:
             source.delivered(staged)
             position.received(staged)
-            assert staged.structure is not None
-            batches.append(build_batch(staged.structure, staged.levels, arrays, staged.objects))
+            assert staged.tree is not None
+            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
         return batches[0] if len(self.delivery.devices) == 1 else batches
 
     def _end(self, position: Position, source: PrefetchedSource) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuloader.api.loading import OF_DATASETS
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import ReaderError
-from gpuloader.order.batching import Batching, find_classes
+from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler
-from gpuloader.sources.dataset import ChainDataset
+from gpuloader.sources.describing import READ_ONCE, Source
 from gpuloader.system.rereading import find_kept, may_start_over
 
 _COUNTED, _POSITIONED = 1, 2
@@ -265,15 +264,13 @@ def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
         raise ReaderError(f"epoch {position.epoch} has no samples, because {problem}") from None
 
 
-def find_spent(dataset: Any, batching: Batching, *, drops: bool) -> str:
+def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     """Return which part of a loader's source can be read only once; see `end_epoch`.
 
     `drops` is whether the epoch may have had samples, but too few for a step.
     """
     if batching.iterable:
-        is_chain = isinstance(dataset, (ChainDataset, *find_classes("ChainDataset")))
-        parts = dataset.datasets if is_chain else []
-        found = (_describe("the dataset", one, OF_DATASETS, drops) for one in (dataset, *parts))
+        found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
     sampler = batching.sampler
     name = "sampler" if sampler is not None else "batch_sampler"

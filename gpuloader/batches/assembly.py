@@ -25,7 +25,7 @@ from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import Block
-from gpuloader.sources.describing import name_part
+from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -36,28 +36,29 @@ Reserve = Callable[[int], Slot]
 class Assembler:
     """Assembles the batches of one dataset; each process has one, which its threads share.
 
-    The first sample of a batch settles the batch's form, even if another one is fetched earlier. So the
+    The first sample of a batch settles the batch's schema, even if another one is fetched earlier. So the
     batches do not depend on which worker was faster.
 
     Parameters
     ----------
-    dataset : object
-        Has ``__getitem__``, and optionally ``__getitems__``.
+    source : Source
+        The dataset, and how it is read.
     collation : Collation
         How samples become a batch.
     worker : int or None
         The number of the worker process this runs in, for error messages; None outside of workers.
     """
 
-    def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
-        self.dataset = dataset
+    def __init__(self, source: Source, collation: Collation, worker: int | None = None) -> None:
+        self.source = source
+        self.dataset = source.dataset
         # A gradient leads back to tensors of the process that computed it.
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.keeps = collation.keeps  # computed once, because it is asked for every batch
-        self.forms = SchemaCache(collation)
-        self._take_block = find_take_block(dataset, collation)
-        self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+        self.schemas = SchemaCache(collation)
+        self._take_block = find_take_block(source, collation)
+        self._fetch_many = source.read_many
 
     @property
     def reads_columns(self) -> bool:
@@ -65,28 +66,28 @@ class Assembler:
         return self._take_block is not None
 
     def settle(self, samples: Sequence[Any]) -> CachedSchema:
-        """Return the form of a batch, given its first sample, and its others if they have been fetched.
+        """Return the schema of a batch, given its first sample, and its others if they have been fetched.
 
         Raises
         ------
         SampleError
-            The first sample has no form; the error names the sample.
+            The first sample has no schema; the error names the sample.
         """
         try:
-            return self.forms.find(samples)
+            return self.schemas.find(samples)
         except SampleError as error:
             if error.index is None:
                 error.index = 0
             raise
 
-    def find_form(self, block: Block) -> Schema | None:
-        """Return the form that a block's first sample settles; None if its columns are not of that form."""
-        for known in self.forms.recent:
-            if fits(block, known.form):
-                return known.form
+    def find_schema(self, block: Block) -> Schema | None:
+        """Return the schema that a block's first sample settles; None if its columns differ."""
+        for known in self.schemas.recent:
+            if fits(block, known.schema):
+                return known.schema
         samples = iter(block)
-        form = self.settle(list(samples) if self.keeps else [next(samples)]).form
-        return form if fits(block, form) else None
+        schema = self.settle(list(samples) if self.keeps else [next(samples)]).schema
+        return schema if fits(block, schema) else None
 
     def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly | BlockAssembly:
         """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
@@ -200,7 +201,7 @@ class Assembler:
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
-        part = name_part(self.dataset, index)
+        part = self.source.name_part(index)
         return SampleError(
             f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
             batch=number,
@@ -225,7 +226,7 @@ class Assembler:
 
     def _describe_parts(self, indices: Sequence[Any], position: int) -> str:
         """Return which of several chained datasets a sample is from, and the batch's first if another."""
-        part, first = name_part(self.dataset, indices[position]), name_part(self.dataset, indices[0])
+        part, first = self.source.name_part(indices[position]), self.source.name_part(indices[0])
         if not part:
             return ""
         return f"; the sample is from {part}" + (f", the batch's first from {first}" if first != part else "")
@@ -235,7 +236,7 @@ class Assembly:
     """One batch that is being written into a slot.
 
     Several threads may call `fetch` at once, each for its own part. `finish` is called once, after all of
-    them. Samples of fixed size are written as they arrive, once the batch's first one has settled the form;
+    them. Samples of fixed size are written as they arrive, once the batch's first one has settled the schema;
     earlier ones are kept. No thread waits for another.
     """
 
@@ -244,7 +245,7 @@ class Assembly:
         self.number = number
         self._indices = indices
         self._reserve = reserve
-        self._known = assembler.forms.declared
+        self._known = assembler.schemas.declared
         self._kept: list[Any] = []
         self._early: list[tuple[int, list[Any]]] = []
         self._layout: Layout | None = None
@@ -255,7 +256,7 @@ class Assembly:
         self._varying: Varying | None = None
 
     def fetch(self, start: int, stop: int) -> None:
-        """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the form."""
+        """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the schema."""
         assembler, gaps = self._assembler, self._gaps
         bad = None if gaps is None else gaps.begin(start, stop)
         samples = assembler.samples(self._indices[start:stop], self.number, start, bad)
@@ -270,14 +271,14 @@ class Assembly:
                 self._write_when_settled(samples, start)
 
     def _settle_and_write(self, samples: Iterator[Any]) -> None:
-        """Write the first part of the batch, whose first sample settles the form."""
+        """Write the first part of the batch, whose first sample settles the schema."""
         first = tuple(itertools.islice(samples, 1))
-        if first:  # otherwise all samples of the part were left out, and the next part settles the form
+        if first:  # otherwise all samples of the part were left out, and the next part settles the schema
             self._known = self._assembler.settle(first)
             self._write(self._known, itertools.chain(first, samples), 0)
 
     def _write_when_settled(self, samples: Iterator[Any], start: int) -> None:
-        """Write a part of the batch; keep its samples as long as the first part has not settled the form."""
+        """Write a part of the batch; keep its samples until the first part has settled the schema."""
         early: list[Any] = []
         for sample in samples:
             early.append(sample)
@@ -296,17 +297,17 @@ class Assembly:
 
     def _write(self, known: CachedSchema, samples: Iterator[Any], start: int) -> None:
         table = known.rows(len(self._indices))
-        views = self._place(known.form, table.layout)
-        table.write(views, array_leaves(known.form.structure, samples, start, self._objects), start)
+        views = self._place(known.schema, table.layout)
+        table.write(views, array_leaves(known.schema.tree, samples, start, self._objects), start)
 
-    def _place(self, form: Schema, layout: Layout) -> list[Array]:
+    def _place(self, schema: Schema, layout: Layout) -> list[Array]:
         """Return the views of the batch's slot; the part that arrives first reserves it."""
         with self._placing:
             if self._slot is None:
                 collation = self._assembler.collation
-                self._slot = self._reserve(room_for(collation, form.structure, form.levels, layout))
+                self._slot = self._reserve(room_for(collation, schema.tree, schema.levels, layout))
                 self._layout = layout
-                self._objects = object_columns(form.structure, len(self._indices))
+                self._objects = object_columns(schema.tree, len(self._indices))
         return self._slot.views(layout)
 
     def lay_out(self) -> int:
@@ -330,7 +331,7 @@ class Assembly:
     def _lay_out(self) -> Varying:
         assembler = self._assembler
         return Varying(
-            lambda samples: assembler.settle(samples).form,
+            lambda samples: assembler.settle(samples).schema,
             assembler.collation,
             self._close_up(),
             self.number,
@@ -368,7 +369,7 @@ class Assembly:
         return varying.finish()
 
     def _finish_rows(self) -> StagedBatch:
-        """Write the samples that came before the form was settled, and close the gaps between parts."""
+        """Write the samples that came before the schema was settled, and close the gaps between parts."""
         if self._gaps is not None and self._gaps.count:
             self._gaps.check()
         parts = sorted((part for part in self._early if part[1]), key=itemgetter(0))
@@ -378,14 +379,14 @@ class Assembly:
             self._write(self._known, iter(early), start)
         assert self._slot is not None
         assert self._layout is not None
-        objects, layout, form = tuple(self._objects.values()), self._layout, self._known.form
+        objects, layout, schema = tuple(self._objects.values()), self._layout, self._known.schema
         gaps = self._gaps
         if gaps is not None and gaps.count:
             for view in self._slot.views(layout):
                 gaps.close_up(view)
             objects = tuple(gaps.close_up(column) for column in objects)
             layout = shorten(layout, gaps.left)
-        return StagedBatch(self._slot, layout, form.levels, self.number, form.structure, objects)
+        return StagedBatch(self._slot, layout, schema.levels, self.number, schema.tree, objects)
 
 
 def _counting(gaps: Gaps | None) -> AbstractContextManager[None]:

@@ -19,22 +19,22 @@ from gpuloader.batches.tree import Branch, Leaf
 from gpuloader.errors import SampleError, describe_error
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.block import Block, Chunked, Part, Rows, row_parts, take_values
+from gpuloader.sources.describing import Source, TakeBlock
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 
 
-def fits(block: Block, form: Schema) -> bool:
-    """Return whether a block's columns match the fields of the form, so that they can be copied as they are.
+def fits(block: Block, schema: Schema) -> bool:
+    """Return whether a block's columns match the schema's fields, so that they can be copied as they are.
 
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
     names the sample and the field.
     """
-    root = form.structure.root
-    if form.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
+    root = schema.tree.root
+    if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
         return False
-    feeds = iter(form.feeds)
+    feeds = iter(schema.feeds)
     for child in root.children:
         if not isinstance(child, Leaf):
             return False
@@ -116,7 +116,7 @@ class DenseColumn:
 
 
 def stage_block(
-    block: Block, form: Schema, collation: Collation, number: int, reserve: Callable[[int], Slot]
+    block: Block, schema: Schema, collation: Collation, number: int, reserve: Callable[[int], Slot]
 ) -> StagedBatch:
     """Write a block that `fits` into a slot.
 
@@ -124,8 +124,8 @@ def stage_block(
     ----------
     block : Block
         The samples of one batch.
-    form : Form
-        The form that the block's first sample settles.
+    schema : Schema
+        The schema that the block's first sample settles.
     collation : Collation
         Which fields to pad, and how much room the transforms need.
     number : int
@@ -135,8 +135,8 @@ def stage_block(
     """
     columns: list[DenseColumn | Column] = []
     objects: list[list[Any]] = []
-    feeds = iter(form.feeds)
-    for leaf in form.structure.leaves:
+    feeds = iter(schema.feeds)
+    for leaf in schema.tree.leaves:
         pieces = [(column, rows) for column, rows, _ in block.pieces(leaf.name)]
         if not leaf.is_array:
             objects.append([value for column, rows in pieces for value in take_values(column, rows)])
@@ -150,10 +150,10 @@ def stage_block(
         else:
             columns.append(DenseColumn((len(block), *_sizes(feed)), feed.dtype, pieces))
     layout = arrange(tuple((column.shape, column.dtype) for column in columns))
-    slot = reserve(room_for(collation, form.structure, form.levels, layout))
+    slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
     for view, column in zip(slot.views(layout), columns, strict=True):
         column.write(view)
-    return StagedBatch(slot, layout, form.levels, number, form.structure, tuple(objects))
+    return StagedBatch(slot, layout, schema.levels, number, schema.tree, tuple(objects))
 
 
 def _is_ragged(column: Any) -> bool:
@@ -179,8 +179,6 @@ def _varying(pieces: list[tuple[Any, Rows]], feed: FeedSpec, pads: Mapping[str, 
 
 # Assembles batches of a map-style dataset whose samples lie in columns, without making the samples.
 
-TakeBlock = Callable[[Sequence[Any]], Block]
-
 
 class Settler(Protocol):
     """The part of an `Assembler` that batches in columns need."""
@@ -188,8 +186,8 @@ class Settler(Protocol):
     collation: Collation
     worker: int | None
 
-    def find_form(self, block: Block) -> Schema | None:
-        """Return the form that a block's first sample settles; None if its columns are not of that form."""
+    def find_schema(self, block: Block) -> Schema | None:
+        """Return the schema that a block's first sample settles; None if its columns differ."""
 
     def locate(self, number: int, indices: Sequence[Any] | None = None) -> AbstractContextManager[None]:
         """Add the batch, the worker and the dataset index to a `SampleError` raised within the block."""
@@ -205,12 +203,11 @@ class ByRow(Protocol):
         """Return the staged batch."""
 
 
-def find_take_block(dataset: object, collation: Collation) -> TakeBlock | None:
+def find_take_block(source: Source, collation: Collation) -> TakeBlock | None:
     """Return a dataset's method that reads samples in columns, or None if it has none or cannot use it."""
     if collation.whole or collation.feeds is not None or collation.pictures is not None:
         return None
-    take: TakeBlock | None = own_method(dataset, "take_block")
-    return take
+    return source.take_block
 
 
 class BlockAssembly:
@@ -219,11 +216,11 @@ class BlockAssembly:
     Parameters
     ----------
     settler : Assembler
-        Settles the form of the batch.
+        Settles the schema of the batch.
     take : callable
         The dataset's ``take_block``.
     by_row : Assembly
-        The same batch, to be read sample by sample if its columns do not match the form. That converts the
+        The same batch, to be read sample by sample if its columns do not match the schema. That converts the
         samples, or explains which of them does not fit.
     number : int
         The batch's position in the epoch.
@@ -268,9 +265,9 @@ class BlockAssembly:
         settler = self._settler
         block = Block([part for start in sorted(self._parts) for part in self._parts[start]])
         with settler.locate(self.number, self._indices):
-            form = settler.find_form(block)
-            if form is not None:
-                staged = stage_block(block, form, settler.collation, self.number, self._reserve)
+            schema = settler.find_schema(block)
+            if schema is not None:
+                staged = stage_block(block, schema, settler.collation, self.number, self._reserve)
                 return complete(settler.collation, staged, self._indices)
         self._by_row.fetch(0, len(self._indices))
         return self._by_row.finish()

@@ -36,7 +36,7 @@ class Gatherer:
         The row of each sample in the arrays; None if sample i is row i.
     collation : Collation or None
         Only its transforms and the names of its feeds are used.
-    structure : Structure or None
+    tree : Tree or None
         How the arrays make up a sample; None means a tuple.
     """
 
@@ -45,7 +45,7 @@ class Gatherer:
         arrays: Sequence[Array],
         rows: IndexedRows | None,
         collation: Collation | None = None,
-        structure: Tree | None = None,
+        tree: Tree | None = None,
     ) -> None:
         self._collation = collation or Collation()
         self._has_transforms = self._collation.programmer is not None
@@ -54,8 +54,8 @@ class Gatherer:
         self._count = len(arrays[0]) if rows is None else len(rows)
         feeds = self._collation.feeds
         if feeds is not None:  # transforms refer to fields by the feeds' names
-            structure = Tree.flat([feed.name for feed in feeds])
-        self._structure = structure or Tree.flat([str(field) for field in range(len(arrays))])
+            tree = Tree.flat([feed.name for feed in feeds])
+        self._tree = tree or Tree.flat([str(field) for field in range(len(arrays))])
         self._levels = (0,) * len(arrays)
         self._layouts: dict[int, Layout] = {}
         self._trusted: NDArray[Any] | None = None
@@ -98,7 +98,7 @@ class Gatherer:
         """
         if self._collation.programmer is None:
             return
-        names, layout = self._structure.array_names, self.layout(self._count)
+        names, layout = self._tree.array_names, self.layout(self._count)
         try:
             programmer = Programmer(self._collation.programmer.transforms)
             program = programmer.program(names, self._levels, layout, drawn=False)
@@ -114,7 +114,7 @@ class Gatherer:
         if not self._has_transforms:
             return layout.nbytes
         try:
-            return room_for(self._collation, self._structure, self._levels, layout)
+            return room_for(self._collation, self._tree, self._levels, layout)
         except SampleError as error:
             error.batch = number
             raise
@@ -126,7 +126,7 @@ class Gatherer:
         layout = self._layouts.get(count) or self.layout(count)
         slot = reserve(layout.nbytes if not self._has_transforms else self._room(number, layout))
         self.take(rows, slot.views(layout))
-        staged = StagedBatch(slot, layout, self._levels, number, self._structure)
+        staged = StagedBatch(slot, layout, self._levels, number, self._tree)
         return staged if not self._has_transforms else self._complete(staged, indices)
 
     def _complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
@@ -197,9 +197,7 @@ class Gatherer:
 
     def finish(self, gathering: Gathering) -> StagedBatch:
         """Return the staged batch; all its rows must have been taken."""
-        staged = StagedBatch(
-            gathering.slot, gathering.layout, self._levels, gathering.number, self._structure
-        )
+        staged = StagedBatch(gathering.slot, gathering.layout, self._levels, gathering.number, self._tree)
         return self._complete(staged, gathering.indices)
 
 
@@ -232,7 +230,7 @@ class RowStager(Gatherer):
         slot = reserve(self._room(number, layout))
         _, span = slot.views(layout)
         span[0], span[1] = indices.first, indices.last
-        staged = StagedBatch(slot, layout, self._levels, number, self._structure)
+        staged = StagedBatch(slot, layout, self._levels, number, self._tree)
         # Only random draws need the indices. Without them, the host never has to compute the permutation.
         return self._complete(staged, indices if self._draws else ())
 
@@ -278,10 +276,10 @@ def _copy_rows(array: Array, rows: NDArray[Any], target: Array) -> None:
         target[start : start + step] = array[rows[start : start + step]]
 
 
-def structure_of(source: ArrayRows) -> Tree:
+def tree_of(source: ArrayRows) -> Tree:
     """Return how the arrays of a dataset make up a sample.
 
-    >>> structure_of(ArrayRows((np.zeros(2),), names=("label",))).build(["labels"])
+    >>> tree_of(ArrayRows((np.zeros(2),), names=("label",))).build(["labels"])
     {'label': 'labels'}
     """
     if source.bare:

@@ -21,7 +21,7 @@ from gpuloader.order.plan import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
-from gpuloader.sources.block import gives_blocks
+from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 from gpuloader.system.rereading import Steady
@@ -110,7 +110,7 @@ class ItemAssembler(Assembler):
             return None
         if self.collation.whole:
             return stage_kept(self.collation, samples, number, reserve)
-        batch = Varying(lambda left: self.settle(left).form, self.collation, samples, number, reserve, gaps)
+        batch = Varying(lambda left: self.settle(left).schema, self.collation, samples, number, reserve, gaps)
         batch.write(0, batch.unwritten)
         staged = batch.finish()
         return self._complete(staged, keys, len(batch.samples))
@@ -132,9 +132,9 @@ class ItemAssembler(Assembler):
             problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
         with self.locate(number):
-            form = None if self.collation.pictures is not None else self.find_form(block)
-            if form is not None:
-                staged = stage_block(block, form, self.collation, number, reserve)
+            schema = None if self.collation.pictures is not None else self.find_schema(block)
+            if schema is not None:
+                staged = stage_block(block, schema, self.collation, number, reserve)
                 return self._complete(staged, None, len(block))
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
 
@@ -154,19 +154,19 @@ class ItemAssembler(Assembler):
         if filled is None:
             return None
         slot, layout, objects = filled
-        form, count = known.form, layout.fields[0].shape[0] if layout.fields else len(objects[0])
-        staged = StagedBatch(slot, layout, form.levels, number, form.structure, objects)
+        schema, count = known.schema, layout.fields[0].shape[0] if layout.fields else len(objects[0])
+        staged = StagedBatch(slot, layout, schema.levels, number, schema.tree, objects)
         return self._complete(staged, keys, count)
 
     def _fill(
         self, known: CachedSchema, samples: Iterator[Any], size: int, reserve: Reserve, least: int
     ) -> _Filled | None:
         """Write samples into a slot for a full batch; return None if there are fewer than `least`."""
-        form, table = known.form, known.rows(size)
+        schema, table = known.schema, known.rows(size)
         layout = table.layout
-        slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
-        objects = object_columns(form.structure, size)
-        count = table.write(slot.views(layout), array_leaves(form.structure, samples, 0, objects))
+        slot = reserve(room_for(self.collation, schema.tree, schema.levels, layout))
+        objects = object_columns(schema.tree, size)
+        count = table.write(slot.views(layout), array_leaves(schema.tree, samples, 0, objects))
         if count < least:
             return None
         if count < size:
@@ -179,15 +179,15 @@ class ItemAssembler(Assembler):
         self, known: CachedSchema, samples: Iterator[Any], size: int, reserve: Reserve, least: int
     ) -> _Filled | None:
         """Write samples as `_fill` does, into memory that grows with them, and then into a slot."""
-        form, objects = known.form, object_columns(known.form.structure, 0)
-        leaves = array_leaves(form.structure, samples, 0, objects)
+        schema, objects = known.schema, object_columns(known.schema.tree, 0)
+        leaves = array_leaves(schema.tree, samples, 0, objects)
         held, count = write_gradually(known.rows, leaves, size, objects)
         if count < least:
             return None
         if count == size:
             known.fullest = max(known.fullest, count)
         layout = known.rows(1).layout_of(count)
-        slot = reserve(room_for(self.collation, form.structure, form.levels, layout))
+        slot = reserve(room_for(self.collation, schema.tree, schema.levels, layout))
         copy_rows(held, slot.views(layout))
         return slot, layout, tuple(column[:count] for column in objects.values())
 
@@ -295,7 +295,7 @@ class ItemStream:
         )
         if not self._keep_state:
             self._reached = replace(reached, state=None)
-        self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
+        self._in_blocks = not assembler.collation.whole and assembler.source.in_blocks
         self._items: Generator[Any, None, None] | None = None
         self._number = 0
         self._asked_before = 0
@@ -471,31 +471,38 @@ class Reading:
 
     Attributes
     ----------
-    dataset : object
-        The dataset, map-style or iterable.
+    source : Source
+        The dataset, and how it is read.
     collation : Collation
         How samples become a batch.
     size : int or None
         Samples per batch; None if a batch sampler decides. Always set for an iterable dataset.
-    iterable : bool
-        Whether the dataset is iterable and has no indices.
     drop_last : bool
         Whether to drop a shorter last batch; used for iterable datasets only.
     division : Division or None
         The rank whose part of each step to read; None reads everything.
     """
 
-    dataset: Any
+    source: Source
     collation: Collation
     size: int | None
-    iterable: bool = False
     drop_last: bool = False
     division: Division | None = None
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+        return self.source.dataset
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset is iterable and has no indices."""
+        return self.source.iterable
 
     def make_assembler(self, worker: int | None = None) -> Assembler:
         """Return an assembler, which reads samples into slots; `worker` is the worker's number, if any."""
         kind = ItemAssembler if self.iterable else Assembler
-        return kind(self.dataset, self.collation, worker)
+        return kind(self.source, self.collation, worker)
 
     def open_stream(
         self, assembler: Assembler, reached: ItemState, *, keep_state: bool = True

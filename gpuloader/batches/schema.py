@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuloader.transforms.programmer import Programmer
 
 
-# The form of a batch: the user's collation options, and the fields that the batch's first sample settles.
+# The schema of a batch: the user's collation options, and the fields that the batch's first sample settles.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,42 +95,42 @@ class Collation:
     def keeps(self) -> bool:
         """Whether all samples of a batch are kept until the last one has been fetched.
 
-        Otherwise each sample is written as soon as the batch's first one has settled the form.
+        Otherwise each sample is written as soon as the batch's first one has settled the schema.
         """
         return not self.fixed or any(None in feed.sample_shape for feed in self.feeds or ())
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The structure and the fields of a batch, which all its samples share.
+    """The tree and the fields of a batch, which all its samples share.
 
     Attributes
     ----------
-    structure : Structure
+    tree : Tree
         How the fields make up a sample.
     feeds : tuple of FeedSpec
-        One spec per array field of the structure.
+        One spec per array field of the tree.
     levels : tuple of int
         One level per array field: 0 for a dense or padded field. A ragged field of level n has 1 + n arrays.
     declared : bool
         Whether the user declared the feeds. Samples are then converted to them.
     """
 
-    structure: Tree
+    tree: Tree
     feeds: tuple[FeedSpec, ...]
     levels: tuple[int, ...]
     declared: bool
 
 
 def declared_schema(feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Schema:
-    """Return the form of samples that are tuples with one value per declared feed."""
+    """Return the schema of samples that are tuples with one value per declared feed."""
     names = [feed.name for feed in feeds]
     levels = tuple(0 if pads and feed.name in pads else feed.lod_level for feed in feeds)
     return Schema(Tree.flat(names), tuple(feeds), levels, declared=True)
 
 
 def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
-    """Return the form inferred from a batch's first sample.
+    """Return the schema inferred from a batch's first sample.
 
     Parameters
     ----------
@@ -147,18 +147,18 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
     """
     pads = collation.pads or {}
     varying = collation.ragged | pads.keys()
-    structure = Tree.of(samples[0], varying)
-    names = {leaf.name for leaf in structure.leaves if leaf.is_array}
+    tree = Tree.of(samples[0], varying)
+    names = {leaf.name for leaf in tree.leaves if leaf.is_array}
     if missing := sorted(varying - names):
         raise SampleError(f"ragged or pad names {missing}, but the sample's array fields are {sorted(names)}")
     feeds: list[FeedSpec] = []
     pictures: dict[str, int] = {}
-    for field, (leaf, value) in enumerate(zip(structure.leaves, structure.flatten(samples[0]), strict=True)):
+    for field, (leaf, value) in enumerate(zip(tree.leaves, tree.flatten(samples[0]), strict=True)):
         if not leaf.is_array:
             continue
         try:
             if leaf.name in varying:
-                array = _find_steps(structure, field, samples)
+                array = _find_steps(tree, field, samples)
                 if leaf.name in pads:
                     check_fill(pads[leaf.name], array.dtype)
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
@@ -172,17 +172,17 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
             error.field = leaf.name
             raise
     levels = tuple(0 if feed.name in pads else pictures.get(feed.name, feed.lod_level) for feed in feeds)
-    return Schema(structure, tuple(feeds), levels, declared=False)
+    return Schema(tree, tuple(feeds), levels, declared=False)
 
 
-def _find_steps(structure: Tree, field: int, samples: Sequence[Any]) -> Array:
+def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> Array:
     """Return the first value of a field of varying length that has a dtype, which empty lists have not."""
-    for index, leaves in enumerate(all_leaves(structure, samples)):
+    for index, leaves in enumerate(all_leaves(tree, samples)):
         value = leaves[field]
         try:
             array = as_numbers(value)
             if not array.ndim:
-                advice = f"; {IF_A_LIST}" if structure.is_flat else ""
+                advice = f"; {IF_A_LIST}" if tree.is_flat else ""
                 raise SampleError(f"expected an array of varying length, got a number{advice}")
         except SampleError as error:
             error.index = index
@@ -210,26 +210,26 @@ def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
         raise SampleError(f"cannot pad rows of {dtype} with {fill!r}")
 
 
-def build_batch(structure: Tree, levels: Sequence[int], arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
-    """Return a batch in the form of a sample, built from delivered arrays and Python objects.
+def build_batch(tree: Tree, levels: Sequence[int], arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
+    """Return a batch in the schema of a sample, built from delivered arrays and Python objects.
 
-    >>> structure = Structure.of(([1.0], "cat"))
-    >>> build_batch(structure, [0], ["images"], [["cat", "dog"]])
+    >>> tree = Tree.of(([1.0], "cat"))
+    >>> build_batch(tree, [0], ["images"], [["cat", "dog"]])
     [['images'], ['cat', 'dog']]
     """
     fields = gather_fields(levels, arrays) if any(levels) else arrays
     if not objects:
-        return structure.build(fields)
+        return tree.build(fields)
     values = (*fields, *objects)
-    return structure.build([values[place] for place in structure.places])
+    return tree.build([values[place] for place in tree.places])
 
 
-# Known forms: those of recent batches, so that a batch that looks like one of them needs no new form.
+# Known schemas: those of recent batches, so that a batch that looks like one of them needs no new schema.
 #
-# The form of a batch depends on nothing but the batch's own samples, whoever fetches it and whatever came
-# before. So a known form is used only if settling one by the batch's first sample would give an equal one.
+# The schema of a batch depends on nothing but the batch's own samples, whoever fetches it and whatever came
+# before. So a known schema is used only if settling one by the batch's first sample would give an equal one.
 
-_MOST_FORMS = 8
+_MOST_SCHEMAS = 8
 _MOST_TABLES = 8
 _SCALARS = {float: np.dtype(float), bool: np.dtype(bool), complex: np.dtype(complex)}
 _INTEGER = np.dtype(np.int64)
@@ -238,22 +238,22 @@ _POINTER = 8
 
 
 class CachedSchema:
-    """A form, and the tables by which samples of it are written into slots; threads share it.
+    """A schema, and the tables by which samples of it are written into slots; threads share it.
 
     Attributes
     ----------
-    form : Form
-        The form.
+    schema : Schema
+        The schema.
     fullest : int
         The most samples of a batch that was full.
     """
 
-    def __init__(self, form: Schema) -> None:
-        self.form = form
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
         self.fullest = 0
-        specs = map(_spec_of, form.feeds, form.levels)
-        self._specs = [next(specs) if leaf.is_array else None for leaf in form.structure.leaves]
-        root = form.structure.root
+        specs = map(_spec_of, schema.feeds, schema.levels)
+        self._specs = [next(specs) if leaf.is_array else None for leaf in schema.tree.leaves]
+        root = schema.tree.root
         # Whether a sample's values are those of its leaves, so that nothing has to be taken apart.
         self._root = root if isinstance(root, Branch) and root.blank is None else None
         if not all(isinstance(child, Leaf) for child in getattr(root, "children", ())):
@@ -262,12 +262,12 @@ class CachedSchema:
         self._arranging = threading.Lock()
 
     def is_settled_by(self, sample: Any) -> bool:
-        """Return whether a batch with this first sample has this form; False also if that is unclear."""
+        """Return whether a batch with this first sample has this schema; False also if that is unclear."""
         root = self._root
         values: Any
         if root is None:
             values = []
-            if not _take_apart(self.form.structure.root, sample, values):
+            if not _take_apart(self.schema.tree.root, sample, values):
                 return False
         else:
             values, kind = sample, root.kind
@@ -296,7 +296,7 @@ class CachedSchema:
         """Return whether a full batch takes more than `limit` bytes, and none as large has been full yet."""
         if size <= self.fullest:
             return False
-        objects = sum(not leaf.is_array for leaf in self.form.structure.leaves)
+        objects = sum(not leaf.is_array for leaf in self.schema.tree.leaves)
         return self.rows(1).layout_of(size).nbytes + size * objects * _POINTER > limit
 
     def rows(self, count: int) -> SampleRows:
@@ -307,7 +307,7 @@ class CachedSchema:
         with self._arranging:
             table = self._tables.get(count)
             if table is None:
-                table = SampleRows(self.form.feeds, strict=not self.form.declared)
+                table = SampleRows(self.schema.feeds, strict=not self.schema.declared)
                 table.arrange(count)
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
@@ -316,12 +316,12 @@ class CachedSchema:
 
 
 class SchemaCache:
-    """The forms of recent batches; threads share them.
+    """The schemas of recent batches; threads share them.
 
     Parameters
     ----------
     collation : Collation
-        How samples become a batch. If it declares the fields, their form is the only one.
+        How samples become a batch. If it declares the fields, their schema is the only one.
     """
 
     def __init__(self, collation: Collation) -> None:
@@ -333,12 +333,12 @@ class SchemaCache:
         self._settling = threading.Lock()
 
     def find(self, samples: Sequence[Any]) -> CachedSchema:
-        """Return the form of a batch, given its first sample, and its others if they have been fetched.
+        """Return the schema of a batch, given its first sample, and its others if they have been fetched.
 
         Raises
         ------
         SampleError
-            The first sample has no form.
+            The first sample has no schema.
         """
         if self.declared is not None:
             return self.declared
@@ -346,13 +346,13 @@ class SchemaCache:
         for known in self.recent:
             if known.is_settled_by(first):
                 return known
-        form = infer_schema(samples, self._collation)
+        schema = infer_schema(samples, self._collation)
         with self._settling:
             for known in self.recent:
-                if known.form == form:
+                if known.schema == schema:
                     return known
-            known = CachedSchema(form)
-            self.recent = (known, *self.recent[: _MOST_FORMS - 1])
+            known = CachedSchema(schema)
+            self.recent = (known, *self.recent[: _MOST_SCHEMAS - 1])
         return known
 
 
@@ -368,7 +368,7 @@ def _spec_of(feed: FeedSpec, level: int) -> _Spec:
 
 
 def _take_apart(node: Node, value: Any, found: list[Any]) -> bool:
-    """Append the values of a sample's leaves to `found`; return False if its structure is not the node's."""
+    """Append the values of a sample's leaves to `found`; return False if its tree is not the node's."""
     if isinstance(node, Leaf):
         found.append(value)
         return True
@@ -408,7 +408,7 @@ def _is_like(value: Any, spec: _Spec | None) -> bool:
     elif is_array(value) or (level and isinstance(value, list | tuple) and value):
         try:
             array = as_numbers(value)
-        except SampleError:  # settling the form raises it again, and says where
+        except SampleError:  # settling the schema raises it again, and says where
             return False
         dtype, shape = array.dtype, array.shape
     else:
@@ -429,9 +429,9 @@ def is_object(value: Any) -> bool:
     return not isinstance(value, Mapping | list | tuple) and not is_array(value)
 
 
-def room_for(collation: Collation, structure: Tree, levels: Sequence[int], layout: Layout) -> int:
+def room_for(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> int:
     """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
-    program = _program(collation, structure, levels, layout)
+    program = _program(collation, tree, levels, layout)
     if program is None:
         return layout.nbytes
     return (program.room if collation.on_host else program.copied).nbytes
@@ -445,8 +445,8 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     SampleError
         A transform does not accept its field.
     """
-    assert staged.structure is not None
-    program = _program(collation, staged.structure, staged.levels, staged.layout)
+    assert staged.tree is not None
+    program = _program(collation, staged.tree, staged.levels, staged.layout)
     if program is None or collation.programmer is None:
         return staged
     arrays = staged.slot.views(program.room if collation.on_host else program.copied)
@@ -459,11 +459,9 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     return staged
 
 
-def list_draws(
-    collation: Collation, structure: Tree, levels: Sequence[int], layout: Layout
-) -> tuple[Spec, ...]:
+def list_draws(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> tuple[Spec, ...]:
     """Return the shapes and dtypes of the random draws that are copied with a batch of this layout."""
-    program = _program(collation, structure, levels, layout)
+    program = _program(collation, tree, levels, layout)
     drawn = () if program is None else program.copied.fields[len(layout.fields) :]
     return tuple((one.shape, one.dtype) for one in drawn)
 
@@ -475,9 +473,9 @@ def complete_apart(
 
     The arrays are the batch's, wherever they lie, and those of `list_draws`; raises like `complete`.
     """
-    assert staged.structure is not None
+    assert staged.tree is not None
     if collation.programmer is not None:
-        names = staged.structure.array_names
+        names = staged.tree.array_names
         program = collation.programmer.program(names, staged.levels, staged.layout, drawn=True)
         _prepare(collation.programmer, program, arrays, keys)
     return staged
@@ -489,7 +487,7 @@ def _prepare(programmer: Programmer, program: Program, arrays: list[Array], keys
     programmer.fill_draws(program, arrays, keys)
 
 
-def _program(collation: Collation, structure: Tree, levels: Sequence[int], layout: Layout) -> Program | None:
+def _program(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> Program | None:
     if collation.programmer is None:
         return None
-    return collation.programmer.program(structure.array_names, levels, layout, drawn=False)
+    return collation.programmer.program(tree.array_names, levels, layout, drawn=False)

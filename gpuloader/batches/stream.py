@@ -56,10 +56,10 @@ class StagedBatch:
         One lod_level per field; a ragged field takes 1 + lod_level arrays of the layout.
     number : int
         The batch's position in the epoch, from 0.
-    structure : Structure or None
+    tree : Tree or None
         How the fields make up the batch that the user receives; None means a tuple.
     objects : tuple of list
-        The fields of the structure that are not arrays; each list has one value per sample.
+        The fields of the tree that are not arrays; each list has one value per sample.
     state : object
         The source's own state after this batch, if it has one.
     apart : tuple of Apart
@@ -74,7 +74,7 @@ class StagedBatch:
     layout: Layout
     levels: tuple[int, ...]
     number: int
-    structure: Tree | None = None
+    tree: Tree | None = None
     objects: tuple[Any, ...] = ()
     state: Any = None
     apart: tuple[Apart, ...] = ()

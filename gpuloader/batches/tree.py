@@ -17,7 +17,7 @@ from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import can_stage
 from gpuloader.sources.block import WholeList
-from gpuloader.sources.frameworks import is_instance
+from gpuloader.system.imported import is_instance
 
 # Blanks: a sample's container without its entries, for classes with more than entries and dataclasses.
 
@@ -203,10 +203,10 @@ class BlankGraph(BlankObject):
         return filled
 
 
-# The structure of a sample: dicts, tuples and lists, nested as the dataset returns them.
+# The tree of a sample: dicts, tuples and lists, nested as the dataset returns them.
 #
 # A sample is flattened into its leaves, which become the fields of a batch. The batch is then built in the
-# same structure, with the classes that torch's ``default_collate`` builds it of: tuples become lists, and
+# same tree, with the classes that torch's ``default_collate`` builds it of: tuples become lists, and
 # everything else stays. A field's name is its path from the top: ``image``, ``boxes.0``.
 
 
@@ -294,12 +294,12 @@ class Tree:
 
     Examples
     --------
-    >>> structure = Structure.of({"image": np.zeros(2), "meta": ("cat", 3)})
-    >>> [leaf.name for leaf in structure.leaves]
+    >>> tree = Tree.of({"image": np.zeros(2), "meta": ("cat", 3)})
+    >>> [leaf.name for leaf in tree.leaves]
     ['image', 'meta.0', 'meta.1']
-    >>> structure.flatten({"image": np.ones(2), "meta": ("dog", 4)})
+    >>> tree.flatten({"image": np.ones(2), "meta": ("dog", 4)})
     [array([1., 1.]), 'dog', 4]
-    >>> structure.build(["images", "names", "numbers"])
+    >>> tree.build(["images", "names", "numbers"])
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
@@ -329,7 +329,7 @@ class Tree:
         opens: bool = False,
         kept: Collection[str] = (),
     ) -> Tree:
-        """Return the structure of a sample.
+        """Return the tree of a sample.
 
         Parameters
         ----------
@@ -355,24 +355,24 @@ class Tree:
         """
         rules = _Rules(whole, staged or is_array, opens, kept)
         try:
-            structure = cls(_node(sample, "", rules), keeps_tuples)
+            tree = cls(_node(sample, "", rules), keeps_tuples)
         except RecursionError:
             raise SampleError(
                 f"expected containers that end, got {_describe_value(sample)} that contains itself or is "
                 "nested too deeply; return what the model needs of it"
             ) from None
-        if not structure.leaves and not may_be_empty:
+        if not tree.leaves and not may_be_empty:
             raise SampleError(f"expected a sample with at least one value, got {_describe_value(sample)}")
-        return structure
+        return tree
 
     @classmethod
     def flat(cls, names: Sequence[str]) -> Tree:
-        """Return the structure of a tuple of array fields."""
+        """Return the tree of a tuple of array fields."""
         return cls(Branch(tuple, None, tuple(Leaf(name, True) for name in names), ""))
 
     @classmethod
     def keyed(cls, names: Sequence[str]) -> Tree:
-        """Return the structure of a dict of array fields."""
+        """Return the tree of a dict of array fields."""
         return cls(Branch(dict, tuple(names), tuple(Leaf(name, True) for name in names), ""))
 
     @property
@@ -387,7 +387,7 @@ class Tree:
     def places(self) -> list[int]:
         """Where each leaf's value is among those of all arrays, followed by those of all other leaves.
 
-        >>> Structure.of(["cat", 3, None, 4.5]).places
+        >>> Tree.of(["cat", 3, None, 4.5]).places
         [2, 0, 3, 1]
         """
         places = self._places
@@ -399,9 +399,9 @@ class Tree:
         return places
 
     def describe(self) -> str:
-        """Return what a sample of this structure is, for error messages.
+        """Return what a sample of this tree is, for error messages.
 
-        >>> Structure.of({"a": 1, "b": "cat"}).describe()
+        >>> Tree.of({"a": 1, "b": "cat"}).describe()
         "a dict with the keys ['a', 'b'] and the array fields ['a']"
         """
         whole = "a single value" if isinstance(self.root, Leaf) else _describe(self.root)
@@ -420,7 +420,7 @@ class Tree:
         return Tree, (self.root, self.keeps_tuples)
 
     def flatten(self, sample: Any) -> Sequence[Any]:
-        """Return the values of a sample's leaves; raise `SampleError` if its structure differs."""
+        """Return the values of a sample's leaves; raise `SampleError` if its tree differs."""
         root = self.root
         if isinstance(root, Leaf):
             return (sample,)
@@ -432,7 +432,7 @@ class Tree:
         return found
 
     def build(self, fields: Sequence[Any]) -> Any:
-        """Return one value per leaf in the structure of a sample."""
+        """Return one value per leaf in the tree of a sample."""
         if self._keys is not None:
             return dict(zip(self._keys, fields, strict=True))
         if self.is_flat and not self.keeps_tuples and type(self.root) is Branch and self.root.kind is tuple:
@@ -442,7 +442,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """How a sample is taken apart; the attributes are parameters of `Structure.of`."""
+    """How a sample is taken apart; the attributes are parameters of `Tree.of`."""
 
     whole: Collection[str]
     staged: Callable[[Any], bool]
@@ -615,44 +615,40 @@ ObjectColumns = dict[int, list[Any]]
 """Maps a field's number to its Python objects, one per sample."""
 
 
-def object_columns(structure: Tree, count: int) -> ObjectColumns:
+def object_columns(tree: Tree, count: int) -> ObjectColumns:
     """Return an empty column for each field that is not an array.
 
-    >>> object_columns(Structure.of((1, "cat")), 2)
+    >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
-    return {field: [None] * count for field, leaf in enumerate(structure.leaves) if not leaf.is_array}
+    return {field: [None] * count for field, leaf in enumerate(tree.leaves) if not leaf.is_array}
 
 
-def array_leaves(
-    structure: Tree, samples: Iterator[Any], start: int, objects: ObjectColumns
-) -> Iterator[Any]:
+def array_leaves(tree: Tree, samples: Iterator[Any], start: int, objects: ObjectColumns) -> Iterator[Any]:
     """Yield the array fields of each sample; put the other fields into `objects`, starting at row `start`.
 
     Raises
     ------
     SampleError
-        A sample has a different structure; the error names the sample.
+        A sample has a different tree; the error names the sample.
     """
-    if structure.is_flat and not objects:
+    if tree.is_flat and not objects:
         return samples  # `SampleRows.write` checks their length anyway
-    return _array_leaves(structure, samples, start, objects)
+    return _array_leaves(tree, samples, start, objects)
 
 
-def all_leaves(structure: Tree, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:
+def all_leaves(tree: Tree, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:
     """Yield the fields of each sample; raises what `array_leaves` raises."""
     for index, sample in enumerate(samples, start):
         try:
-            yield structure.flatten(sample)
+            yield tree.flatten(sample)
         except SampleError as error:
             error.index = index
             raise
 
 
-def _array_leaves(
-    structure: Tree, samples: Iterator[Any], start: int, objects: ObjectColumns
-) -> Iterator[Any]:
-    for index, leaves in enumerate(all_leaves(structure, samples, start), start):
+def _array_leaves(tree: Tree, samples: Iterator[Any], start: int, objects: ObjectColumns) -> Iterator[Any]:
+    for index, leaves in enumerate(all_leaves(tree, samples, start), start):
         if objects:
             for field, column in objects.items():
                 column[index] = leaves[field]

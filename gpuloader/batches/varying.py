@@ -90,7 +90,7 @@ def copy_rows(held: Iterable[Array], views: Iterable[Array]) -> None:
 
 
 Settle = Callable[[Sequence[Any]], Schema]
-"""Returns the form of a batch, given its samples; raises `SampleError`."""
+"""Returns the schema of a batch, given its samples; raises `SampleError`."""
 
 
 class Varying:
@@ -102,7 +102,7 @@ class Varying:
     Parameters
     ----------
     settle : callable
-        Settles the form of the samples.
+        Settles the schema of the samples.
     collation : Collation
         How samples become a batch.
     samples : sequence
@@ -133,13 +133,13 @@ class Varying:
         self._again = settle, collation, number
         self._gaps = gaps
         self._bad: list[int] | None = None if gaps is None else []
-        form = settle(samples)
-        leaves = list(all_leaves(form.structure, samples))
-        kinds = [leaf.is_array for leaf in form.structure.leaves]
+        schema = settle(samples)
+        leaves = list(all_leaves(schema.tree, samples))
+        kinds = [leaf.is_array for leaf in schema.tree.leaves]
         arrays = [[value for value, staged in zip(one, kinds, strict=True) if staged] for one in leaves]
-        columns = split_columns(arrays, SampleRows(form.feeds, strict=not form.declared), collation.pads)
+        columns = split_columns(arrays, SampleRows(schema.feeds, strict=not schema.declared), collation.pads)
         layout = lay_out(columns)
-        slot = reserve(room_for(collation, form.structure, form.levels, layout))
+        slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
         self._regions = []
         for view, column in zip(slot.views(layout), columns, strict=True):
             if isinstance(column, RegionColumn):
@@ -147,7 +147,7 @@ class Varying:
             else:
                 column.write(view)
         objects = tuple([one[field] for one in leaves] for field, staged in enumerate(kinds) if not staged)
-        self._staged = StagedBatch(slot, layout, form.levels, number, form.structure, objects)
+        self._staged = StagedBatch(slot, layout, schema.levels, number, schema.tree, objects)
 
     @property
     def unwritten(self) -> int:

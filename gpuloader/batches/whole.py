@@ -1,4 +1,4 @@
-"""Stages whole values of any structure: the result of a ``collate_fn``, or an unbatched sample."""
+"""Stages whole values of any tree: the result of a ``collate_fn``, or an unbatched sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Parts:
 
     Attributes
     ----------
-    structure : Structure
+    tree : Tree
         How the parts make up the value.
     arrays : list of numpy.ndarray
         The arrays of the array fields, several for a ragged one.
@@ -37,26 +37,26 @@ class Parts:
         The values of the other fields.
     """
 
-    structure: Tree
+    tree: Tree
     arrays: list[Array]
     levels: tuple[int, ...]
     objects: tuple[Any, ...]
 
 
-def take_apart(structure: Tree, value: Any, convert: Callable[[int, Any], Any] | None = None) -> Parts:
-    """Return the parts of a value of this structure.
+def take_apart(tree: Tree, value: Any, convert: Callable[[int, Any], Any] | None = None) -> Parts:
+    """Return the parts of a value of this tree.
 
     `convert` takes the number and the value of each array field, and returns what to stage.
 
     Raises
     ------
     SampleError
-        The value has another structure, or an array field does not hold numbers.
+        The value has another tree, or an array field does not hold numbers.
     """
     arrays: list[Array] = []
     levels: list[int] = []
     objects: list[Any] = []
-    for field, (leaf, entry) in enumerate(zip(structure.leaves, structure.flatten(value), strict=True)):
+    for field, (leaf, entry) in enumerate(zip(tree.leaves, tree.flatten(value), strict=True)):
         if not leaf.is_array:
             objects.append(entry)
             continue
@@ -68,7 +68,7 @@ def take_apart(structure: Tree, value: Any, convert: Callable[[int, Any], Any] |
             error.field = leaf.name
             raise
         levels.append(len(parts) - 1)
-    return Parts(structure, arrays, tuple(levels), tuple(objects))
+    return Parts(tree, arrays, tuple(levels), tuple(objects))
 
 
 def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable[[int], Slot]) -> StagedBatch:
@@ -95,7 +95,7 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Callable
         layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
     write_arrays(parts.arrays, slot.views(layout))
-    return StagedBatch(slot, layout, parts.levels, number, parts.structure, parts.objects)
+    return StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
 
 
 def _take_any_apart(value: Any, collation: Collation) -> Parts:
@@ -103,10 +103,10 @@ def _take_any_apart(value: Any, collation: Collation) -> Parts:
     if feeds is None:
         staged = _find_staged(collation)
         return take_apart(Tree.of(value, staged=staged, may_be_empty=True, keeps_tuples=by_user), value)
-    structure = Tree.flat([feed.name for feed in feeds])
+    tree = Tree.flat([feed.name for feed in feeds])
     if collation.batched or by_user:
-        return take_apart(structure, value)
-    return take_apart(structure, value, lambda field, entry: _convert_sample(entry, feeds[field]))
+        return take_apart(tree, value)
+    return take_apart(tree, value, lambda field, entry: _convert_sample(entry, feeds[field]))
 
 
 def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] | None:
@@ -123,8 +123,8 @@ def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] 
     known = _plan_plain(kind, keys, tuple(fields), collation.function is not None)
     if known is None:
         return None
-    structure, layout = known
-    return Parts(structure, [*entries], (0,) * len(fields), ()), layout
+    tree, layout = known
+    return Parts(tree, [*entries], (0,) * len(fields), ()), layout
 
 
 def open_flat(value: Any) -> tuple[tuple[str, ...] | None, Collection[Any]] | None:
@@ -154,8 +154,8 @@ def _plan_plain(
         return None
     arrays = [np.empty(0, dtype) for _, dtype in fields]
     value = kind(arrays) if keys is None else dict(zip(keys, arrays, strict=True))
-    structure = Tree.of(value, staged=is_proper_array, may_be_empty=True, keeps_tuples=keeps_tuples)
-    return structure, arrange(fields)
+    tree = Tree.of(value, staged=is_proper_array, may_be_empty=True, keeps_tuples=keeps_tuples)
+    return tree, arrange(fields)
 
 
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:

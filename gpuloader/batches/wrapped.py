@@ -25,7 +25,7 @@ from gpuloader.staging.layout import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
-# The look of batches without nesting: one that looks like the batch before it is taken apart at once.
+# The signature of batches without nesting: one that looks like the batch before it is taken apart at once.
 
 PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
@@ -33,7 +33,7 @@ PLAIN = (str, int, float, bool, type(None), bytes)
 
 @dataclass(frozen=True, slots=True)
 class BatchSignature:
-    """The look of a batch that was staged: a dict, tuple or list of arrays, tensors and plain values.
+    """The signature of a batch that was staged: a dict, tuple or list of arrays, tensors and plain values.
 
     Attributes
     ----------
@@ -43,14 +43,14 @@ class BatchSignature:
         The keys of a dict.
     fields : tuple of (type, numpy.dtype or None, tuple of int, bool)
         For each entry its class, and for one that is staged its dtype, its shape, and whether it is large.
-    structure, layout, levels : Structure, Layout, tuple of int
+    tree, layout, levels : Tree, Layout, tuple of int
         What such a batch is staged with.
     """
 
     kind: Any
     keys: tuple[str, ...] | None
     fields: tuple[tuple[Any, Any, tuple[int, ...], bool], ...]
-    structure: Tree
+    tree: Tree
     layout: Layout
     levels: tuple[int, ...]
 
@@ -58,7 +58,7 @@ class BatchSignature:
     def of(
         cls, batch: Any, staged: StagedBatch, arrays: Sequence[Array], host: Collection[str], large: int
     ) -> BatchSignature | None:
-        """Return the look of a batch; None if batches must be looked at one by one.
+        """Return the signature of a batch; None if batches must be looked at one by one.
 
         Parameters
         ----------
@@ -73,15 +73,15 @@ class BatchSignature:
         large : int
             The bytes from which on an array is large.
         """
-        flat, structure = open_flat(batch), staged.structure
-        if flat is None or structure is None or any(staged.levels):
+        flat, tree = open_flat(batch), staged.tree
+        if flat is None or tree is None or any(staged.levels):
             return None
         keys, entries = flat
-        if not isinstance(structure.root, Branch) or len(structure.leaves) != len(entries):
+        if not isinstance(tree.root, Branch) or len(tree.leaves) != len(entries):
             return None
         fields: list[tuple[Any, Any, tuple[int, ...], bool]] = []
         rest = iter(arrays)
-        for leaf, entry in zip(structure.leaves, entries, strict=True):
+        for leaf, entry in zip(tree.leaves, entries, strict=True):
             if leaf.is_array:
                 array = next(rest)
                 if not (type(entry) is np.ndarray or is_tensor(entry)):
@@ -91,7 +91,7 @@ class BatchSignature:
                 fields.append((type(entry), None, (), False))
             else:
                 return None
-        return cls(type(batch), keys, tuple(fields), structure, staged.layout, staged.levels)
+        return cls(type(batch), keys, tuple(fields), tree, staged.layout, staged.levels)
 
     def take_apart(self, batch: Any) -> tuple[list[Array], tuple[Any, ...], list[Array]] | None:
         """Return a batch's arrays, its other values, and its large arrays; None if it looks different."""
@@ -197,7 +197,7 @@ class NestedStager:
         self._library = intake.output
         self._key: Any = None
         self._layouts = arrange(()), arrange(())
-        self._look: BatchSignature | None = None
+        self._signature: BatchSignature | None = None
         self._pageable: set[tuple[int, int]] = set()
 
     def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
@@ -206,15 +206,17 @@ class NestedStager:
         batch = next(items, _END)
         if batch is _END:
             return None
-        look = self._look
-        if look is not None and (found := look.take_apart(batch)) is not None:
+        signature = self._signature
+        if signature is not None and (found := signature.take_apart(batch)) is not None:
             arrays, objects, large = found
             if not any(map(self._is_apart, large)):
-                slot = fill_slot(partial(write_arrays, arrays), look.layout, self._ring, self._meter, begun)
-                return StagedBatch(slot, look.layout, look.levels, number, look.structure, objects)
+                slot = fill_slot(
+                    partial(write_arrays, arrays), signature.layout, self._ring, self._meter, begun
+                )
+                return StagedBatch(slot, signature.layout, signature.levels, number, signature.tree, objects)
         parts = take_apart(self._open(batch), batch)
         if parts.arrays and not self._settled:
-            self._settle(parts.structure, batch)
+            self._settle(parts.tree, batch)
         before = exchange_draw(self._draw)
         try:
             turned = self._turn(parts.arrays)
@@ -223,34 +225,34 @@ class NestedStager:
         finally:
             exchange_draw(before)
         plain = self._intake.collation.programmer is None and not (turned or apart)
-        self._look = (
+        self._signature = (
             BatchSignature.of(batch, staged, parts.arrays, self._intake.host, SMALL) if plain else None
         )
         return staged
 
     def _open(self, batch: Any) -> Tree:
-        """Return the structure of a batch, whose array fields are the arrays to stage."""
+        """Return the tree of a batch, whose array fields are the arrays to stage."""
         intake = self._intake
         as_it_is = intake.stays and intake.output is None
         if as_it_is and not self._unchecked:
             return _AS_IT_IS
-        look = self._look_at(batch)
-        if look is not None and look in self._known:
-            return self._known[look]
-        structure = Tree.of(
+        signature = self._flat_signature(batch)
+        if signature is not None and signature in self._known:
+            return self._known[signature]
+        tree = Tree.of(
             batch, staged=self._is_staged, may_be_empty=True, keeps_tuples=True, opens=True, kept=intake.host
         )
-        if look is not None and not self._unchecked:
+        if signature is not None and not self._unchecked:
             if len(self._known) > 32:
                 self._known.clear()
-            self._known[look] = structure
+            self._known[signature] = tree
         if self._unchecked:
-            _check_names(self._unchecked, structure)
+            _check_names(self._unchecked, tree)
             self._unchecked = frozenset()
-        return _AS_IT_IS if as_it_is else structure
+        return _AS_IT_IS if as_it_is else tree
 
-    def _look_at(self, batch: Any) -> Any:
-        """Return what the structure of a batch without nesting follows from; None for any other batch."""
+    def _flat_signature(self, batch: Any) -> Any:
+        """Return what the tree of a batch without nesting follows from; None for any other batch."""
         flat = open_flat(batch)
         if flat is None:
             return None
@@ -269,8 +271,8 @@ class NestedStager:
         intake = self._intake
         return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
 
-    def _settle(self, structure: Tree, batch: Any) -> None:
-        found = map(find_library, structure.flatten(batch))
+    def _settle(self, tree: Tree, batch: Any) -> None:
+        found = map(find_library, tree.flatten(batch))
         self._library = self._intake.settle(next((one for one in found if one not in (None, "numpy")), None))
         self._settled = True
 
@@ -321,13 +323,13 @@ class NestedStager:
     def _stage(
         self, parts: Parts, turned: Turned, apart: tuple[int, ...], number: int, begun: int
     ) -> StagedBatch:
-        collation, structure, levels = self._intake.collation, parts.structure, parts.levels
+        collation, tree, levels = self._intake.collation, parts.tree, parts.levels
         whole, inside = self._arrange(parts, turned, apart)
         written = [array for index, array in enumerate(parts.arrays) if index not in apart]
 
-        room = inside.nbytes if apart else room_for(collation, structure, levels, whole)
+        room = inside.nbytes if apart else room_for(collation, tree, levels, whole)
         slot = fill_slot(partial(write_arrays, written), inside, self._ring, self._meter, begun, room)
-        staged = StagedBatch(slot, whole, levels, number, structure, parts.objects)
+        staged = StagedBatch(slot, whole, levels, number, tree, parts.objects)
         if collation.programmer is None and not apart:
             return staged
         keys = number_samples(number, parts.arrays)
@@ -351,11 +353,11 @@ class NestedStager:
         """Return where the arrays lie on a device, and those of them that are in the slot."""
         specs = tuple((array.shape, array.dtype) for array in parts.arrays)
         drawn = self._intake.collation.programmer is not None
-        key = specs, turned, apart, parts.levels, tuple(parts.structure.array_names) if drawn else ()
+        key = specs, turned, apart, parts.levels, tuple(parts.tree.array_names) if drawn else ()
         if key != self._key:
             whole = inside = arrange(specs)
             if apart:
-                draws = list_draws(self._intake.collation, parts.structure, parts.levels, whole)
+                draws = list_draws(self._intake.collation, parts.tree, parts.levels, whole)
                 whole, inside = arrange_last((*specs, *draws), apart)
             if turned:
                 whole = replace(whole, turned=turned)
@@ -396,12 +398,12 @@ def number_samples(number: int, arrays: list[Array]) -> Array:
     return np.arange(most, dtype=np.int64) + (number << 32)
 
 
-def _check_names(names: Collection[str], structure: Tree) -> None:
-    known = set(_list_names(structure.root))
+def _check_names(names: Collection[str], tree: Tree) -> None:
+    known = set(_list_names(tree.root))
     if missing := sorted(set(names) - known):
         raise SampleError(
             f"host names {missing}, but the first batch has no such fields; it has "
-            f"{[leaf.name for leaf in structure.leaves]}"
+            f"{[leaf.name for leaf in tree.leaves]}"
         )
 
 

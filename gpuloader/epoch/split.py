@@ -1,4 +1,4 @@
-"""Dividing a step among several places: a batch for each place, or a part of one batch for each."""
+"""Dividing a step among several places: the parts of a batch, and the masks that mark their padding."""
 
 from __future__ import annotations
 
@@ -7,36 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpuloader.checks import check_word
 from gpuloader.errors import LoaderError
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.plan import DividedPlan, Plan, SampledPlan, part_of
+from gpuloader.staging.arena import Arena, PageLocker
 
 SPLITS = ("batches", "shards")
-REMAINDERS = ("error", "drop", "pad")
 
 
-def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
+def cut(indices: Indices, shards: int, uneven: str) -> tuple[list[Indices], list[int]]:
     """Cut a batch into equal parts; return them, and how many samples of each are not padding.
 
-    Parameters
-    ----------
-    indices : sequence
-        The batch's indices.
-    shards : int
-        The number of parts.
-    remainder : str
-        What happens to samples that do not divide evenly: 'error' raises, 'drop' leaves them out. 'pad' makes
-        parts that are one sample short repeat their last sample, or the batch's last one if they have none.
+    `uneven` decides about samples that do not divide evenly: 'error' raises `LoaderError`, 'drop' leaves
+    them out. 'pad' makes parts that are one sample short repeat their last sample, or the batch's last one if
+    they have none.
 
-    Raises
-    ------
-    LoaderError
-        The batch does not divide evenly, and `remainder` is 'error'.
-
-    Examples
-    --------
     >>> cut(range(6), 2, "error")
     ([range(0, 3), range(3, 6)], [3, 3])
     >>> cut([7, 8, 9, 4, 5], 2, "drop")
@@ -46,12 +33,12 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
     """
     count = len(indices)
     rest = count % shards
-    if rest and remainder == "error":
+    if rest and uneven == "error":
         raise LoaderError(
             f"a batch of {count} samples cannot be cut into {shards} equal parts; choose a batch_size that "
-            "the number of places divides, drop_last=True for the last batch, or remainder='drop' or 'pad'"
+            "the number of places divides, drop_last=True for the last batch, or uneven='drop' or 'pad'"
         )
-    if rest and remainder == "pad":
+    if rest and uneven == "pad":
         listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
         size = count // shards + 1
         spans = [part_of(count, shards, part) for part in range(shards)]
@@ -64,29 +51,18 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
 
 @dataclass(slots=True)
 class ShardedPlan:
-    """A plan that cuts each batch of another plan into parts, one per place.
-
-    Attributes
-    ----------
-    plan : Plan
-        The plan of whole batches.
-    shards : int
-        The parts of each batch.
-    remainder : str
-        As for `cut`.
-    own : dict of int to (int, int)
-        For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
-    """
+    """A plan that cuts each batch of another plan into parts, one per place."""
 
     plan: Plan
     shards: int
-    remainder: str
+    uneven: str  # as for `cut`
+    # For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
     own: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of part `start` and of every later one.
 
-        Batches with fewer samples than there are parts are skipped if the remainder is dropped; their parts
+        Batches with fewer samples than there are parts are skipped if uneven samples are dropped; their parts
         get no numbers.
         """
         # A batch sampler may yield such a batch anywhere; otherwise only the last batch can be one.
@@ -94,7 +70,7 @@ class ShardedPlan:
         number = entered * self.shards
         divided = self.plan if isinstance(self.plan, DividedPlan) else None
         for entry, indices in enumerate(self.plan.batches(entered), entered):
-            parts, own = cut(indices, self.shards, self.remainder)
+            parts, own = cut(indices, self.shards, self.uneven)
             if not len(parts[0]):
                 continue
             if divided is not None:  # whose batch may itself end in padding
@@ -103,7 +79,7 @@ class ShardedPlan:
                 own = [min(max(counted - begin, 0), count) for begin, count in spans]
             for part, count in zip(parts, own, strict=True):
                 if number >= start:
-                    if self.remainder == "pad" or (divided is not None and divided.pads):
+                    if self.uneven == "pad" or (divided is not None and divided.pads):
                         self.own[number] = count, len(part)
                     yield part
                 number += 1
@@ -115,7 +91,7 @@ class ShardedPlan:
 
 def check_split(
     split: object,
-    remainder: object,
+    uneven: object,
     size: int | None,
     places: int,
     *,
@@ -126,17 +102,9 @@ def check_split(
 ) -> int:
     """Check the options that divide a step, and return the parts per batch: 1 if each place gets its own.
 
-    Raises
-    ------
-    ValueError
-        A word is unknown, or the batches cannot be cut: single samples, batches of a size that `places` does
-        not divide, of several workers over an iterable dataset, or delivered out of order.
-
     >>> check_split("shards", "error", 64, 8, iterable=False)
     8
     """
-    check_word("split", split, SPLITS)
-    check_word("remainder", remainder, REMAINDERS)
     if split == "batches" or places == 1:
         return 1
     if not in_order:
@@ -150,20 +118,20 @@ def check_split(
         )
     if single:
         raise ValueError("split='shards' cuts batches, but batch_size=None yields single samples")
-    if size is not None and size % places and (remainder == "error" or iterable):
-        others = "" if iterable else ", or remainder='drop' or 'pad'"
+    if size is not None and size % places and (uneven == "error" or iterable):
+        others = "" if iterable else ", or uneven='drop' or 'pad'"
         raise ValueError(
             f"a batch of {size} samples cannot be cut into {places} equal parts; choose a batch_size that "
             f"{places} divides{others}"
         )
-    if size is not None and size < places and remainder == "drop":
+    if size is not None and size < places and uneven == "drop":
         raise ValueError(
-            f"a batch of {size} samples cut into {places} equal parts with remainder='drop' would leave "
+            f"a batch of {size} samples cut into {places} equal parts with uneven='drop' would leave "
             f"nothing; choose a batch_size of {places} or more"
         )
-    if iterable and remainder != "drop":
+    if iterable and uneven != "drop":
         raise ValueError(
-            "split='shards' needs remainder='drop' for an iterable dataset, because the size of its last "
+            "split='shards' needs uneven='drop' for an iterable dataset, because the size of its last "
             "batch is unknown; this leaves out a last step that is not whole"
         )
     return places
@@ -178,20 +146,55 @@ def check_last(size: int | None, places: int) -> None:
     if size is not None and size % places:
         raise ValueError(
             f"an epoch's last batch, of {size} samples, cannot be cut into {places} equal parts; choose "
-            "drop_last=True, or remainder='drop' or 'pad'"
+            "drop_last=True, or uneven='drop' or 'pad'"
         )
+
+
+# The masks of batches that may end in repeated samples: True for samples that count, False for padding.
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask of one batch in host memory, for a place's device to copy; nobody writes to it."""
+
+    array: Array  # bool, read-only
+    bytes: NDArray[np.uint8]  # the same memory
+    address: int
+    memory: object  # keeps it mapped
+
+
+class Masks:
+    """The masks of one loader's batches; only the consumer calls it, from one thread at a time.
+
+    >>> masks = Masks()
+    >>> masks.get(2, 3).array, masks.get(0, 1).array
+    (array([ True,  True, False]), array([False]))
+    """
+
+    # The memory holds as many True as False, so each mask is a window around the border between them and no
+    # mask is ever written. Devices copy from it, so it is page-locked; it grows with the largest batch.
+
+    def __init__(self, locker: PageLocker | None = None) -> None:
+        self._locker = locker
+        self._longest = 0
+        self._arena: Arena | None = None
+
+    def get(self, own: int, size: int) -> Mask:
+        """Return the mask of a batch of `size` samples whose first `own` are not padding."""
+        if self._arena is None or size > self._longest:
+            self._longest = max(size, 2 * self._longest, 1)
+            self._arena = Arena(2 * self._longest, self._locker)
+            self._arena.bytes[: self._longest], self._arena.bytes[self._longest :] = 1, 0
+        start = self._longest - own
+        window = self._arena.bytes[start : start + size]
+        array = window.view(bool)
+        array.flags.writeable = False  # because later batches share the memory
+        return Mask(array, window, self._arena.address + start, self._arena)
 
 
 def add_mask(batch: Any, mask: Any) -> Any:
     """Return a batch, which nobody else holds, with its mask: last in a list or tuple, or a dict's ``mask``.
 
-    Raises
-    ------
-    LoaderError
-        The dict already has the key ``mask``.
-
-    Examples
-    --------
     >>> add_mask(["images", "labels"], "mask"), add_mask({"image": "images"}, "mask")
     (['images', 'labels', 'mask'], {'image': 'images', 'mask': 'mask'})
     """
@@ -199,7 +202,7 @@ def add_mask(batch: Any, mask: Any) -> Any:
         if "mask" in batch:
             raise LoaderError(
                 "the samples have a field 'mask', which is the key of the mask of a padded shard; rename the "
-                "field, or choose remainder='drop' or, with shard, uneven='drop'"
+                "field, or choose uneven='drop'"
             )
         batch["mask"] = mask
         return batch

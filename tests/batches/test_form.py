@@ -116,12 +116,12 @@ def test_declared_forms():
     feeds = [data("x", [None, 3]), data("y", [None], "int64", 1), data("z", [None], "int64", 2)]
     form = declared_schema(feeds, {"y": 0})
     assert (form.levels, form.declared) == ((0, 0, 2), True)
-    assert form.structure == Tree.flat(["x", "y", "z"])
+    assert form.tree == Tree.flat(["x", "y", "z"])
 
 
 def test_batches_are_built_of_arrays_and_objects():
-    structure = Tree.of({"a": 1, "b": ("x", 2), "c": None})
-    batch = build_batch(structure, [1, 0], ["values", "splits", "array"], [["x", "y"], [None, None]])
+    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
+    batch = build_batch(tree, [1, 0], ["values", "splits", "array"], [["x", "y"], [None, None]])
     assert (batch["a"].values, batch["a"].row_splits) == ("values", ("splits",))
     assert (batch["b"], batch["c"]) == ([["x", "y"], "array"], [None, None])
     assert build_batch(Tree.of("a"), [], [], [["b", "c"]]) == ["b", "c"]

@@ -97,13 +97,13 @@ def test_the_form_of_a_batch_does_not_depend_on_the_batches_before(samples, coll
     for first, second in itertools.product([*samples, *UNCLEAR] if samples is SAMPLES else samples, repeat=2):
         forms = SchemaCache(collation)
         for sample in (first, second, first):
-            assert forms.find([sample]).form == infer_schema([sample], collation)
+            assert forms.find([sample]).schema == infer_schema([sample], collation)
 
 
 @pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
 def test_a_form_is_settled_once(samples, collation, monkeypatch):
     settled = []
-    monkeypatch.setattr(known, "settle_form", lambda *given: settled.append(1) or infer_schema(*given))
+    monkeypatch.setattr(known, "infer_schema", lambda *given: settled.append(1) or infer_schema(*given))
     for sample in samples:
         forms, count = SchemaCache(collation), len(settled)
         assert forms.find([sample]) is forms.find([sample])

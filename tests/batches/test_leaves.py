@@ -7,11 +7,11 @@ from gpuloader.batches.tree import Tree, all_leaves, array_leaves, object_column
 
 
 def test_objects_are_put_aside_from_a_row_on():
-    structure = Tree.of({"a": 1, "b": ("x", 2), "c": None})
-    objects = object_columns(structure, 4)
+    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
+    objects = object_columns(tree, 4)
     assert objects == {1: [None] * 4, 3: [None] * 4}
     samples = [{"a": index, "b": (f"{index}", -index), "c": ...} for index in range(2)]
-    assert list(array_leaves(structure, iter(samples), 1, objects)) == [[0, 0], [1, -1]]
+    assert list(array_leaves(tree, iter(samples), 1, objects)) == [[0, 0], [1, -1]]
     assert objects == {1: [None, "0", "1", None], 3: [None, ..., ..., None]}
 
 
@@ -28,12 +28,12 @@ def test_samples_of_one_value():
 
 
 def test_a_sample_of_another_form_says_which():
-    structure = Tree.of({"a": 1})
+    tree = Tree.of({"a": 1})
     samples = [{"a": 1}, {"b": 1}]
     for leaves, index in (
-        (array_leaves(structure, iter(samples), 5, {}), 6),
-        (all_leaves(structure, samples, 5), 6),
-        (all_leaves(structure, samples), 1),
+        (array_leaves(tree, iter(samples), 5, {}), 6),
+        (all_leaves(tree, samples, 5), 6),
+        (all_leaves(tree, samples), 1),
     ):
         assert list(next(leaves)) == [1]
         with pytest.raises(SampleError) as caught:

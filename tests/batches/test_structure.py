@@ -1,4 +1,4 @@
-"""Structures: a sample is flattened, and a batch is built in the same structure."""
+"""Structures: a sample is flattened, and a batch is built in the same tree."""
 
 import collections
 import dataclasses
@@ -36,16 +36,16 @@ samples = st.recursive(
 
 @given(samples)
 def test_what_is_taken_apart_is_put_together_again(sample):
-    structure = Tree.of(sample)
-    values = structure.flatten(sample)
-    assert len(values) == len(structure.leaves)
-    assert [leaf.is_array for leaf in structure.leaves] == [is_array(value) for value in values]
-    assert_alike(structure.build(values), without_tuples(sample))
+    tree = Tree.of(sample)
+    values = tree.flatten(sample)
+    assert len(values) == len(tree.leaves)
+    assert [leaf.is_array for leaf in tree.leaves] == [is_array(value) for value in values]
+    assert_alike(tree.build(values), without_tuples(sample))
     assert_alike(Tree.of(sample, keeps_tuples=True).build(values), sample)
 
 
 def without_tuples(sample):
-    """Return a sample as torch's default_collate returns its structure."""
+    """Return a sample as torch's default_collate returns its tree."""
     if isinstance(sample, dict):
         return {key: without_tuples(entry) for key, entry in sample.items()}
     if isinstance(sample, Pair):
@@ -62,19 +62,19 @@ def assert_alike(built, wanted):
 
 
 @given(samples)
-def test_a_structure_is_a_value(sample):
-    structure = Tree.of(sample)
-    copy = pickle.loads(pickle.dumps(structure))
-    assert (copy, hash(copy), copy.leaves) == (structure, hash(structure), structure.leaves)
-    assert structure != Tree.of([sample, 1])
-    assert structure != sample
+def test_a_tree_is_a_value(sample):
+    tree = Tree.of(sample)
+    copy = pickle.loads(pickle.dumps(tree))
+    assert (copy, hash(copy), copy.leaves) == (tree, hash(tree), tree.leaves)
+    assert tree != Tree.of([sample, 1])
+    assert tree != sample
 
 
 def test_fields_are_named_by_their_way_from_the_top():
-    structure = Tree.of({"a": [1, {"b": ("x", 2)}], 3: Pair(4, None)})
-    assert [leaf.name for leaf in structure.leaves] == ["a.0", "a.1.b.0", "a.1.b.1", "3.0", "3.1"]
-    assert structure.array_names == ["a.0", "a.1.b.1", "3.0"]
-    assert not structure.is_flat
+    tree = Tree.of({"a": [1, {"b": ("x", 2)}], 3: Pair(4, None)})
+    assert [leaf.name for leaf in tree.leaves] == ["a.0", "a.1.b.0", "a.1.b.1", "3.0", "3.1"]
+    assert tree.array_names == ["a.0", "a.1.b.1", "3.0"]
+    assert not tree.is_flat
     assert Tree.of(7).leaves == (Leaf("0", True),)
     assert Tree.of((1, "a")).is_flat
     assert Tree.flat(["x", "y"]).build([1, 2]) == [1, 2]
@@ -118,9 +118,9 @@ def test_proper_arrays():
 def test_a_sample_has_a_field_at_least(sample):
     with pytest.raises(SampleError, match="expected a sample with at least one value"):
         Tree.of(sample)
-    structure = Tree.of(sample, may_be_empty=True)
-    assert structure.flatten(sample) == [] or structure.flatten(sample) == sample
-    assert_alike(structure.build([]), without_tuples(sample))
+    tree = Tree.of(sample, may_be_empty=True)
+    assert tree.flatten(sample) == [] or tree.flatten(sample) == sample
+    assert_alike(tree.build([]), without_tuples(sample))
 
 
 def test_empty_parts_stay():
@@ -129,9 +129,9 @@ def test_empty_parts_stay():
 
 
 def test_whole_fields_are_not_taken_apart():
-    structure = Tree.of({"a": [1, 2], "b": ([1], [2])}, {"a", "b.1"})
-    assert [leaf.name for leaf in structure.leaves] == ["a", "b.0.0", "b.1"]
-    assert structure.flatten({"a": [3], "b": ([4], [])}) == [[3], 4, []]
+    tree = Tree.of({"a": [1, 2], "b": ([1], [2])}, {"a", "b.1"})
+    assert [leaf.name for leaf in tree.leaves] == ["a", "b.0.0", "b.1"]
+    assert tree.flatten({"a": [3], "b": ([4], [])}) == [[3], 4, []]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_another_form_is_refused(first, other, field, message):
 
 def test_forms_that_will_do():
     """A list instead of a tuple, another mapping, or another order of keys is accepted."""
-    structure = Tree.of({"a": 1, "b": (2, 3)})
-    assert structure.flatten(collections.OrderedDict(b=[5, 6], a=4)) == [4, 5, 6]
+    tree = Tree.of({"a": 1, "b": (2, 3)})
+    assert tree.flatten(collections.OrderedDict(b=[5, 6], a=4)) == [4, 5, 6]
 
 
 class Record(Pair):
@@ -239,9 +239,9 @@ def make_items():
 def test_containers_stay_with_their_attributes(sample):
     """As torch's default_collate returns them: of the class and with the attributes of the first sample."""
     before = pickle.dumps(sample)
-    structure = pickle.loads(pickle.dumps(Tree.of([sample])))
-    assert structure == Tree.of([sample])
-    built, again = (structure.build(range(5, 9))[0] for _ in range(2))
+    tree = pickle.loads(pickle.dumps(Tree.of([sample])))
+    assert tree == Tree.of([sample])
+    built, again = (tree.build(range(5, 9))[0] for _ in range(2))
     assert type(built) is type(sample)
     assert list(built) == (list(sample) if not isinstance(sample, list) else [5, 6])
     assert built == again
@@ -251,8 +251,8 @@ def test_containers_stay_with_their_attributes(sample):
     assert pickle.dumps(sample) == before
 
 
-def test_attributes_are_part_of_a_structure():
-    """Two batches whose containers have other attributes have other structures."""
+def test_attributes_are_part_of_a_tree():
+    """Two batches whose containers have other attributes have other trees."""
     one, other = (Tree.of(Tagged({"a": 1}, tag=tag)) for tag in "xy")
     assert one != other
     assert one == Tree.of(Tagged({"a": 2}, tag="x"))

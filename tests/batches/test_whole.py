@@ -1,4 +1,4 @@
-"""Whole values of any structure: the result of a `collate_fn`, or an unbatched sample."""
+"""Whole values of any tree: the result of a `collate_fn`, or an unbatched sample."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def make_slot(nbytes):
 def build(value, collation):
     staged = stage_whole(value, collation, 3, make_slot)
     assert staged.number == 3
-    return build_batch(staged.structure, staged.levels, staged.slot.views(staged.layout), staged.objects)
+    return build_batch(staged.tree, staged.levels, staged.slot.views(staged.layout), staged.objects)
 
 
 def test_arrays_are_staged_and_numbers_stay():

@@ -98,7 +98,7 @@ def test_windows_alone_are_those_of_a_host(runtime, cache, layout):
 def test_a_step_of_shards_is_one_batch(runtime, cache):
     runtime.devices = 2
     found = []
-    for step in load(cuda_places(), cache=cache, split="shards", remainder="pad", batch_size=6):
+    for step in load(cuda_places(), cache=cache, split="shards", uneven="pad", batch_size=6):
         assert [images.device.id for images, _, _ in step] == [0, 1]
         runtime.finish()
         masks = [read(mask) for *_, mask in step]

@@ -108,7 +108,7 @@ class TestOnAHost:
         loader = DataLoader(numbers(8), places="cpu", batch_size=4, output=name)
         epoch = iter(loader)
         batch = next(epoch)
-        ring = epoch._epoch._remains.road.ring
+        ring = epoch._epoch.buffers.ring
         part = batch[1:] if name != "jax" else batch  # JAX has no views
         del batch
         gc.collect()
@@ -187,7 +187,7 @@ class TestOnAHost:
 
     def test_masks_are_tensors_of_their_own(self, name):
         framework(name)
-        options = {"batch_size": 5, "split": "shards", "remainder": "pad", "output": name}
+        options = {"batch_size": 5, "split": "shards", "uneven": "pad", "output": name}
         found = []
         for step in DataLoader(numbers(13), places=["cpu"] * 2, **options):
             for rows, mask in step:
@@ -399,7 +399,7 @@ def use_two_devices(runtime, framework):
 
 def padded(output):
     """Return a loader of 13 rows in shards of two devices, the last of which end in padding."""
-    options = {"batch_size": 5, "split": "shards", "remainder": "pad", "use_buffer_reader": False}
+    options = {"batch_size": 5, "split": "shards", "uneven": "pad", "use_buffer_reader": False}
     rows = TensorDataset(numbers(13))
     return DataLoader(rows, places=["gpu:0", "gpu:1"], output=output, **options)
 

@@ -69,9 +69,7 @@ class TestAddresses:
     def test_of_parts_and_their_masks(self):
         rows = np.arange(10)
         for places in (simulated_places(2), cpu_places(2)):
-            loader = DataLoader(
-                rows, places=places, batch_size=5, split="shards", remainder="pad", static=True
-            )
+            loader = DataLoader(rows, places=places, batch_size=5, split="shards", uneven="pad", static=True)
             found, seen = [], []
             for step in loader:
                 found.append([address(array) for part in step for array in part])
@@ -191,9 +189,9 @@ class TestShapes:
 
     def test_parts_that_are_padded_to_one_shape(self):
         options = {"split": "shards", "batch_size": 4, "rows": ROWS[:7]}
-        assert len(next(iter(load(cpu_places(2), remainder="pad", **options)))) == 2
+        assert len(next(iter(load(cpu_places(2), uneven="pad", **options)))) == 2
         with pytest.raises(ValueError, match="last one has 3 samples instead of 4"):
-            load(cpu_places(2), remainder="drop", **options)
+            load(cpu_places(2), uneven="drop", **options)
 
     @pytest.mark.parametrize("double_buffer", [True, False])
     def test_that_were_not_known_are_an_error_that_says_what_to_do(self, place, double_buffer):

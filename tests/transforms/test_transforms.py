@@ -119,7 +119,7 @@ class TestTheSamePictures:
 
     @pytest.mark.parametrize("cache", [None, "host", "device"])
     def test_in_shards(self, cache):
-        options = {"batch_size": 6, "split": "shards", "remainder": "pad", "cache": cache}
+        options = {"batch_size": 6, "split": "shards", "uneven": "pad", "cache": cache}
         wanted = rows_of(load(batch_size=6))
         for places in ([CPUPlace()] * 4, simulated_places(4)):
             steps = list(load(places=places, **options))

@@ -264,8 +264,8 @@ class ProcessWorkers:
             if isinstance(state, ItemState):
                 self._reached[worker.number] = state
             assert job.slot is not None
-            layout, levels, structure = worker.look
-            staged = StagedBatch(job.slot, layout, levels, job.number, structure, objects, state)
+            layout, levels, tree = worker.look
+            staged = StagedBatch(job.slot, layout, levels, job.number, tree, objects, state)
             staged.skipped = skipped
             job.finish(staged)
 
