@@ -17,7 +17,7 @@ from gpuloader.batches.stream import StagedBatch, close_items
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.batches.varying import AT_ONCE, Varying, copy_rows, write_gradually
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
-from gpuloader.order.plan import Division
+from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
