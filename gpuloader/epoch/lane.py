@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.outputs import NativeOutput, Output, find_capture
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves

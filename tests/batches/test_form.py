@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuloader import Ragged, SampleError, data
-from gpuloader.batches.schema import Collation, build_batch, check_fill, declared_schema, infer_schema
+from gpuloader.batches.schema import Collation, Schema, build_batch, check_fill, infer_schema
 from gpuloader.batches.tree import Tree
 
 
@@ -114,7 +114,7 @@ def test_what_short_rows_may_be_filled_up_with(fill, dtype, fits):
 
 def test_declared_forms():
     feeds = [data("x", [None, 3]), data("y", [None], "int64", 1), data("z", [None], "int64", 2)]
-    form = declared_schema(feeds, {"y": 0})
+    form = Schema.of_feeds(feeds, {"y": 0})
     assert (form.levels, form.declared) == ((0, 0, 2), True)
     assert form.tree == Tree.flat(["x", "y", "z"])
 

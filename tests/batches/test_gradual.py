@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from gpuloader import StagingMemoryError
-from gpuloader.batches import varying as gradual
-from gpuloader.batches.schema import CachedSchema, Collation, infer_schema
-from gpuloader.batches.varying import write_gradually
+from gpuloader.batches import rows as gradual
+from gpuloader.batches.rows import write_gradually
+from gpuloader.batches.schema import Collation, infer_schema
 
 NBYTES = 8000
 """Bytes of a sample."""
@@ -20,7 +20,7 @@ def sample(number):
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8, 9])
 def test_memory_doubles_whenever_it_is_full(count, size, monkeypatch):
     monkeypatch.setattr(gradual, "_FIRST_NBYTES", 2 * NBYTES)
-    known, rooms = CachedSchema(infer_schema([sample(0)], Collation())), []
+    known, rooms = infer_schema([sample(0)], Collation()), []
 
     def rows(room):
         rooms.append(room)
@@ -40,19 +40,19 @@ def test_memory_doubles_whenever_it_is_full(count, size, monkeypatch):
 
 
 def test_a_sample_larger_than_the_first_memory_is_written_too():
-    known = CachedSchema(infer_schema([[np.zeros(1 << 18)]], Collation()))
+    known = infer_schema([[np.zeros(1 << 18)]], Collation())
     [held], count = write_gradually(known.rows, iter([[np.ones(1 << 18)]] * 3), 10)
     assert (count, held.shape, held.min()) == (3, (3, 1 << 18), 1)
 
 
 def test_samples_without_bytes_are_counted():
-    known = CachedSchema(infer_schema([[np.zeros(0)]], Collation()))
+    known = infer_schema([[np.zeros(0)]], Collation())
     [held], count = write_gradually(known.rows, iter([[np.zeros(0)]] * 3), 10)
     assert (count, held.shape) == (3, (3, 0))
 
 
 def test_a_batch_beyond_all_memory_is_an_error_before_it_is_read():
-    known = CachedSchema(infer_schema([sample(0)], Collation()))
+    known = infer_schema([sample(0)], Collation())
     samples = iter([sample(0)])
     with pytest.raises(StagingMemoryError):
         write_gradually(known.rows, samples, 10**12)

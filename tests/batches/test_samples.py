@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gpuloader import SampleError, data
-from gpuloader.batches import reader_batches as module
-from gpuloader.batches.reader_batches import SampleListStager, SampleStager
+from gpuloader.batches import readers as module
+from gpuloader.batches import rows
+from gpuloader.batches.readers import SampleListStager, SampleStager
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
@@ -52,9 +53,9 @@ def test_a_batch_that_is_not_full_is_all_there_is(gradually):
 
 
 def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypatch):
-    written, original = [], module.write_gradually
+    written, original = [], rows.write_gradually
     monkeypatch.setattr(module, "AT_ONCE", 0)
-    monkeypatch.setattr(module, "write_gradually", lambda *given: written.append(1) or original(*given))
+    monkeypatch.setattr(rows, "write_gradually", lambda *given: written.append(1) or original(*given))
     stager = SampleStager(None, Ring(2, 1), Meter(), 2, drop_last=False)
     assert len(stage_all(stager, pairs(7))) == 4
     assert len(written) == 1

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gpuloader.batches.stream import Reached, fill_slot, stage_all
+from gpuloader.batches.readers import Reached, stage_all
+from gpuloader.batches.staged import fill_slot
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
