@@ -31,9 +31,8 @@ from gpuloader.errors import PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, current_draw
-from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.block import Block, Part
-from gpuloader.sources.describing import name_part
+from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -46,20 +45,17 @@ class Assembler:
     in, for error messages; None outside of workers.
     """
 
-    def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
-        self.dataset = dataset
+    def __init__(self, source: Source, collation: Collation, worker: int | None = None) -> None:
+        self.source = source
+        self.dataset = source.dataset
         # A gradient leads back to tensors of the process that computed it.
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.schemas = SchemaCache(collation)
         # A collate_fn, declared feeds and pictures want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.pictures is not None
-        self.take_block: Callable[[Sequence[Any]], Block] | None = (
-            None if by_sample else own_method(dataset, "take_block")
-        )
-        self.fetch_many: Callable[[list[Any]], Any] | None = None
-        if collation.batched:
-            self.fetch_many = getattr(dataset, "__getitems__", None)
+        self.take_block = None if by_sample else source.take_block
+        self.fetch_many = source.read_many if collation.batched else None
 
     @property
     def reads_columns(self) -> bool:
@@ -181,7 +177,7 @@ class Assembler:
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
-        part = name_part(self.dataset, index)
+        part = self.source.name_part(index)
         return SampleError(
             f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
             batch=number,
@@ -202,7 +198,7 @@ class Assembler:
         if indices is None or error.index is None or error.dataset_index is not None:
             return
         error.dataset_index = indices[error.index]
-        part, first = name_part(self.dataset, error.dataset_index), name_part(self.dataset, indices[0])
+        part, first = self.source.name_part(error.dataset_index), self.source.name_part(indices[0])
         if part:
             error.problem += f"; the sample is from {part}"
             error.problem += f", the batch's first from {first}" if first != part else ""

@@ -11,7 +11,8 @@ from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, ge
 from gpuloader.batches.columns import Column, lay_out, split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.fields.image_regions import NUMBERS, Encoded, Region, read_codes
-from gpuloader.sources.block import Block, Part, gives_blocks
+from gpuloader.sources.block import Block, Part
+from gpuloader.sources.describing import describe
 from gpuloader.transforms import OneHot, Resize
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
@@ -278,8 +279,8 @@ class Tenfold(Columns):
 
 
 def test_samples_of_a_derived_class_are_its_own():
-    assert gives_blocks(Columns())
-    assert not gives_blocks(Tenfold())
+    assert describe(Columns()).in_blocks
+    assert not describe(Tenfold()).in_blocks
     assert [batch.tolist() for batch in DataLoader(Tenfold(4), places="cpu", batch_size=4)] == [
         [0, 10, 20, 30]
     ]

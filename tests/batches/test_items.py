@@ -11,6 +11,7 @@ from gpuloader.batches.schema import Collation
 from gpuloader.order.plan import Division
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Counting, Stateful
 
@@ -21,7 +22,7 @@ def make_slot(nbytes):
 
 
 def stream_of(dataset, size=2, drop_last=False, reached=None, collation=None, **options):
-    assembler = ItemAssembler(dataset, collation or Collation())
+    assembler = ItemAssembler(describe(dataset), collation or Collation())
     return ItemStream(assembler, size, drop_last=drop_last, reached=reached or ItemState(0, 0), **options)
 
 
@@ -167,7 +168,7 @@ def test_items_draw_by_their_worker():
 
 
 def share_of(items, rank, world_size, uneven="pad", size=2, drop_last=False, base=0):
-    assembler = ItemAssembler(items, Collation())
+    assembler = ItemAssembler(describe(items), Collation())
     return ShareStream(assembler, size, Division(rank, world_size, uneven), drop_last=drop_last, base=base)
 
 

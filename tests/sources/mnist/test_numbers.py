@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from gpuloader.sources.mnist.number_rows import parse_numbers, parse_plain_rows, parse_row
+from gpuloader.sources.mnist.mnist_files import parse_numbers, parse_plain_rows, parse_row
 
 
 def random_fraction(chance: random.Random) -> str:
@@ -32,13 +32,30 @@ def test_every_grey_level_is_exact() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        b"0.0, 1.0", b"0.0, 1", b"0.0, 1e-3", b"0.0, -0.5", b"0.0,  0.5", b"0.0 , 0.5", b"0.0, 0.",
-        b"0.0, .5", b"0.0, 0.1234567890123456", b"0.0, 0.5x", b"0.0", b"0.0, 0.5, 0.5", b"", b",",
-        b"0.0, ", b"0.0, NaN",
+        b"0.0, 1e-3", b"0.0, -0.5", b"+0.0, 0.5", b"0.0, 0..5",
+        b"0.0, 0.5x", b"0.0", b"0.0, 0.5, 0.5", b"", b",", b"0.0, ", b"0.0, NaN", b"0.0, 1.5", b"0.0, 1 2",
+        b"0.0, 0.5\n0.5, 0.5", b"0.0, 1" + b"0" * 5000,
     ],
 )  # fmt: skip
 def test_a_row_that_is_not_plain_is_left_to_json(row: bytes) -> None:
     assert parse_plain_rows([b"0.0, 0.5", row], 2) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"0.0, 1.0",
+        b"0.0, 1",
+        b"0.0,  0.5",
+        b"0.0 , 0.5",
+        b"0.0, 0.1234567890123456",
+        b" 0.25 ,\t0.10000000001 ",
+    ],
+)
+def test_a_plain_row_is_what_json_makes_of_it(row: bytes) -> None:
+    parsed = parse_plain_rows([b"0.0, 0.5", row], 2)
+    assert parsed is not None
+    np.testing.assert_array_equal(parsed[1], np.array(json.loads(b"[" + row + b"]"), "f4"))
 
 
 @pytest.mark.parametrize(
