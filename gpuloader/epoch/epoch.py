@@ -68,13 +68,21 @@ class Iteration(Iterator[Any]):
     (array([0, 1]), 0, 2)
     """
 
-    def __init__(self, begin: Callable[[], Iteration] | None, length: Callable[[], int] | None) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Iteration] | None = None,
+        length: Callable[[], int] | None = None,
+        epoch: Epoch | None = None,
+        guard: Finalizer | None = None,
+    ) -> None:
         self._begin = begin  # None once the epoch has begun, or was closed before that
         self._length = length
-        self._epoch: Epoch | None = None
-        self._guard: Finalizer | None = None
+        self._epoch = epoch
+        self._guard = guard
         # Reentrant, because closing the fetch runs the user's code, which may close this iterator again.
         self._lock = threading.RLock()
+        if epoch is not None:
+            _running.add(self)
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch; raise `TypeError` if it is unknown."""
@@ -133,12 +141,9 @@ class Iteration(Iterator[Any]):
         epoch = begun._epoch
         if epoch is None or not epoch.is_running:
             raise StopIteration
-        self._hold(epoch, begun._guard)
-        return epoch
-
-    def _hold(self, epoch: Epoch, guard: Finalizer | None) -> None:
-        self._epoch, self._guard = epoch, guard
+        self._epoch, self._guard = epoch, begun._guard
         _running.add(self)
+        return epoch
 
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
@@ -335,8 +340,7 @@ def open_epoch(
     # The epoch knows neither the iterator nor the guard. If it did, they would be a cycle of garbage, and
     # workers would run on until Python collects it.
     guard.watch(epoch.close)
-    iteration = Iteration(None, None)
-    iteration._hold(epoch, guard)
+    iteration = Iteration(epoch=epoch, guard=guard)
     if tuner is not None and apply is not None:  # only now, when the guard closes the fetch if that fails
         tuner.begin(apply)
         epoch.tuner, epoch.apply = tuner, apply
@@ -538,7 +542,7 @@ class Epoch:
                 self._ending = error.with_traceback(None) if is_end else error
                 if is_end and self._group and not self._drop_last:
                     self._issue()
-                self._drop_group()
+                self._drop_group()  # what is left of a step that an error has cut, or that is not whole
                 return
             if staged is None:  # a step that is ready does not wait for the one behind it
                 return
@@ -630,16 +634,15 @@ class Epoch:
             self._begun = None
         self._is_whole = self._fetch.close()  # calls no device
         self._drop_group()
-        if self._is_captured():
+        if self._copying_lanes and self._is_captured():
             postponed.append(self)  # waiting for the copies would end the user's capture
         else:
             self._finish()
 
     def _is_captured(self) -> bool:
-        try:
-            return bool(self._copying_lanes) and self._find_capture() is not None
-        except LoaderError:
-            return False  # the device has failed, as waiting for its copies will say
+        with contextlib.suppress(LoaderError):  # the device has failed, as waiting for its copies will say
+            return self._find_capture() is not None
+        return False
 
     def _finish(self) -> None:
         """Wait for copies in progress, take every slot back, and leave the buffers if they are whole."""
@@ -681,7 +684,10 @@ class KernelsAhead:
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = list({id(device): device for device in devices if not device.direct}.values())
+        self._devices: list[Device] = []
+        for device in devices:
+            if not (device.direct or device in self._devices):  # several places may share a device
+                self._devices.append(device)
         self._process = os.getpid()
         self._beginning = threading.Lock()
         self._has_begun = False

@@ -167,6 +167,7 @@ class Mask:
     memory: object  # keeps it mapped
 
 
+@dataclass(slots=True, eq=False)
 class Masks:
     """The masks of one loader's batches; only the consumer calls it, from one thread at a time.
 
@@ -178,16 +179,15 @@ class Masks:
     # The memory holds as many True as False, so each mask is a window around the border between them and no
     # mask is ever written. Devices copy from it, so it is page-locked; it grows with the largest batch.
 
-    def __init__(self, locker: PageLocker | None = None) -> None:
-        self._locker = locker
-        self._longest = 0
-        self._arena: Arena | None = None
+    locker: PageLocker | None = None
+    _longest: int = 0
+    _arena: Arena | None = None
 
     def get(self, own: int, size: int) -> Mask:
         """Return the mask of a batch of `size` samples whose first `own` are not padding."""
         if self._arena is None or size > self._longest:
             self._longest = max(size, 2 * self._longest, 1)
-            self._arena = Arena(2 * self._longest, self._locker)
+            self._arena = Arena(2 * self._longest, self.locker)
             self._arena.bytes[: self._longest], self._arena.bytes[self._longest :] = 1, 0
         start = self._longest - own
         window = self._arena.bytes[start : start + size]
