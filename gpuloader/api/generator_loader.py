@@ -391,7 +391,7 @@ class GeneratorLoader(Driven, Measured):
         places = 1 if self._delivery is None else len(self._delivery.devices)
         pace = self._pace if self._read_ahead else None
         threads = int(pace is not None and pace.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, pace=pace)
+        return Configuration("reader", threads, "thread", usable_cores(), places, policy=pace)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.

@@ -430,7 +430,7 @@ class Loading:
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            pace=fetching.pace if fetching.ahead and not fetching.count else None,
+            policy=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:

@@ -450,7 +450,7 @@ class PrefetchedLoader(Measured):
         pace = self._pace if self._ahead else None
         threads = int(pace is not None and pace.threaded)
         places = len(self._delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, pace=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.
