@@ -23,6 +23,7 @@ from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (
     DeliveredStep,
+    Epoch,
     EpochBuffers,
     Iteration,
     KernelsAhead,
@@ -580,7 +581,7 @@ class Loading:
         fetch = self._fetching.open(one, buffers.ring, self._meter)
         drops = batching.drop_last or self._delivery.drop_last
         resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             watched(partial(self._presenter.present, progress, own is not None)),
@@ -591,9 +592,9 @@ class Loading:
             tuner=tuner,
             apply=partial(apply_setting, buffers, resizable, self._fetching),
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _plan(
         self, progress: Progress, batching: Batching
