@@ -18,7 +18,7 @@ from gpuloader.api.state import Progress, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import ItemState, Reading
 from gpuloader.batches.schema import Collation, build_batch
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (

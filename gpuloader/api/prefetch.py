@@ -13,9 +13,10 @@ import numpy as np
 
 from gpuloader.api.options import check_collation, check_seed, check_transform_places, check_transforms
 from gpuloader.api.state import OF_BATCHES, Cursor, Progress, end_epoch, find_spent_batches, read_state
+from gpuloader.batches.kept import Intake, NestedStager
+from gpuloader.batches.readers import Reached, close_items, stage_all
 from gpuloader.batches.schema import build_batch
-from gpuloader.batches.stream import Reached, StagedBatch, close_items, stage_all
-from gpuloader.batches.wrapped import Intake, NestedStager
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput, check_output

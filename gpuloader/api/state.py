@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpuloader.batches.items import ItemState
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError

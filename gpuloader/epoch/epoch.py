@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import Any, Protocol
 
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.device_slots import StaticSlot
