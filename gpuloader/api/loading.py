@@ -23,6 +23,7 @@ from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (
     DeliveredStep,
+    Epoch,
     EpochBuffers,
     Iteration,
     KernelsAhead,
@@ -431,7 +432,7 @@ class Loading:
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            pace=fetching.pace if fetching.ahead and not fetching.count else None,
+            policy=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:
@@ -581,7 +582,7 @@ class Loading:
         fetch = self._fetching.open(one, buffers.ring, self._meter)
         drops = batching.drop_last or self._delivery.drop_last
         resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             watched(partial(self._presenter.present, progress, own is not None)),
@@ -592,9 +593,9 @@ class Loading:
             tuner=tuner,
             apply=partial(apply_setting, buffers, resizable, self._fetching),
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _plan(
         self, progress: Progress, batching: Batching
