@@ -10,9 +10,9 @@ from typing import Any
 from gpuloader.api.epochs import DatasetEpochs
 from gpuloader.api.options import Options
 from gpuloader.devices.places import Place
-from gpuloader.order.batch_samplers import BatchSampler
 from gpuloader.order.batching import Batching
 from gpuloader.order.randomness import GeneratorLike
+from gpuloader.order.samplers import BatchSampler
 
 
 class UpcomingBatches(BatchSampler):

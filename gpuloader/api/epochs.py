@@ -20,11 +20,12 @@ from gpuloader.api.state import Position, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import ItemState, Reading
 from gpuloader.batches.schema import Collation, build_batch
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (
     DeliveredStep,
+    Epoch,
     EpochBuffers,
     Iteration,
     KernelsAhead,
@@ -33,13 +34,14 @@ from gpuloader.epoch.epoch import (
     open_epoch,
     take_buffers,
 )
-from gpuloader.epoch.split import Masks, ShardedPlan, add_mask
+from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.order.batching import Batching, EpochSetter
+from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
-from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import check_not_reading
@@ -240,7 +242,7 @@ class DatasetEpochs(Epochs):
             present = watch(present)
         fetch = fetching.open(one, buffers.ring, self._meter)
         drops = batching.drop_last or self.delivery.drop_last
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             present,
@@ -252,9 +254,9 @@ class DatasetEpochs(Epochs):
             # Only workers that fetch by index are tuned.
             apply=partial(apply_setting, buffers, cast("Resizable", fetch), fetching),
             masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _number_batches(self, position: Position, batching: Batching) -> None:
         """Number the batches of an epoch that is about to begin, for the ranks that there are now."""
@@ -297,13 +299,13 @@ class DatasetEpochs(Epochs):
 
         plan: Plan = batching.plan(position.seed, position.epoch, position.base)
         order = None if self._resident is None else self._resident.find_order(plan)
-        if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
+        if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
-        pads = self.delivery.pads or (isinstance(plan, DividedPlan | DealtPlan) and plan.pads)
+        pads = self.delivery.pads or (isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
         if shards > 1:
             plan = ShardedPlan(plan, shards, self.delivery.uneven)
         count_real = None
-        if pads and isinstance(plan, ShardedPlan | DividedPlan | DealtPlan):
+        if pads and isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan):
             count_real = partial(_take_own, plan)
         start, beyond = position.batches, set(position.beyond)
         batches: Iterator[Any] = plan.batches(start)
@@ -519,7 +521,7 @@ class DatasetEpochs(Epochs):
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            pace=fetching.pace if fetching.ahead and not fetching.count else None,
+            policy=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
     def close(self) -> None:
@@ -527,7 +529,7 @@ class DatasetEpochs(Epochs):
         self._fetching.close()
 
 
-def _take_own(plan: ShardedPlan | DividedPlan | DealtPlan, staged: StagedBatch) -> tuple[int, int]:
+def _take_own(plan: ShardedPlan | OrderedPlan | DealtPlan, staged: StagedBatch) -> tuple[int, int]:
     return plan.take_own(staged.number)
 
 

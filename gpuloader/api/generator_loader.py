@@ -12,13 +12,19 @@ from typing import Any, Protocol, Self, runtime_checkable
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.options import check_option
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
-from gpuloader.batches.reader_batches import BatchStager, SampleListStager, SampleStager
-from gpuloader.batches.stream import Reached, check_takes_state, stage_all
+from gpuloader.batches.readers import (
+    BatchStager,
+    Reached,
+    SampleListStager,
+    SampleStager,
+    check_takes_state,
+    stage_all,
+)
 from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Iteration, open_epoch
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
@@ -82,7 +88,7 @@ class ReaderEpochs(Epochs):
         fetch: Fetch = InlineFetch(batches)
         if self.pace is not None:
             fetch = ReadAhead(batches, buffers.ring, self._capacity, self.pace, bound=True, eager=True)
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             partial(self._present, position, self._names is None and len(delivery.devices) == 1),
@@ -90,8 +96,8 @@ class ReaderEpochs(Epochs):
             drop_last=delivery.drop_last,
             meter=self._meter,
             ended=partial(end_epoch, position, partial(find_spent_reader, reader)),
-            guard=guard,
         )
+        return open_epoch(epoch, guard)
 
     def _present(self, position: Position, is_flat: bool, step: DeliveredStep) -> Any:
         batches: list[Any] = []
@@ -413,7 +419,7 @@ class GeneratorLoader(Measured):
         epochs = self._epochs
         places = 1 if epochs.source is None else len(epochs.delivery.devices)
         threads = int(epochs.pace is not None and epochs.pace.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, pace=epochs.pace)
+        return Configuration("reader", threads, "thread", usable_cores(), places, policy=epochs.pace)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.

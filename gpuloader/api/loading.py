@@ -18,13 +18,12 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.split import check_last, check_split
 from gpuloader.fetch.fetching import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
-from gpuloader.order.batching import Batching
+from gpuloader.order.batching import Batching, as_sampler
 from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
-from gpuloader.order.ranks import find_local_rank
 from gpuloader.order.samplers import Sampler, make_sampler
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike, describe
-from gpuloader.system.imported import find_classes
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import BUDGET
@@ -111,9 +110,8 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     PlaceError
         A place needs a GPU that is missing.
     """
-    samplers = options.sampler, options.batch_sampler
-    chosen = [sampler for sampler in samplers if sampler is not None]
-    by_key = bool(chosen) and not all(map(yields_numbers, chosen))
+    chosen = as_sampler(options.sampler, options.batch_sampler)
+    by_key = chosen is not None and not chosen.numbers
     source = describe(options.dataset, by_key=by_key, encoded=options.decode is not None)
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
     of_pictures, of_batches = split_transforms(options.transforms) if options.transforms else ([], [])
@@ -149,9 +147,8 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     batching = Batching.choose(
         source.dataset,
         iterable=source.iterable,
+        given=chosen,
         own_order=source.own_order,
-        sampler=options.sampler,
-        batch_sampler=options.batch_sampler,
         batch_size=options.batch_size,
         shuffle=bool(options.shuffle),
         drop_last=options.drop_last,
@@ -197,40 +194,11 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     cache = None if options.cache is None else check_cache(options.cache, cacheable=cacheable)
     # A collate_fn and declared feeds take care of differences between the parts of a dataset, and the user's
     # own sampler may draw each batch from one part.
-    mixes = cache is not None or not (chosen or _keeps_apart(source, batching))
+    mixes = cache is not None or not (chosen is not None or _keeps_apart(source, batching))
     if mixes and not (source.iterable or collation.whole or feeds is not None):
         check_alike(source, collation.ragged | (collation.pads or {}).keys())
     names = None if options.return_list or feeds is None else tuple(feed.name for feed in feeds)
     return LoadingPlan(source, batching, collation, workers, delivery, names, cache, framework.draw_seed)
-
-
-# The order of the samples.
-
-_OF_POSITIONS = (
-    "SequentialSampler",
-    "SequenceSampler",
-    "RandomSampler",
-    "WeightedRandomSampler",
-    "DistributedSampler",
-)
-
-
-def yields_numbers(sampler: Any) -> bool:
-    """Return whether a sampler or batch sampler surely yields numbers, as far as it tells without a pass.
-
-    A sampler of keys reads a dict of columns as a dict, not as a table.
-
-    >>> yields_numbers([3, 1]), yields_numbers(["a.jpg"]), yields_numbers([[2, 3]])
-    (True, False, True)
-    """
-    if sampler is None or isinstance(sampler, Sampler) or type(sampler) in find_classes(*_OF_POSITIONS):
-        return True
-    if type(sampler) in find_classes("BatchSampler", "SubsetRandomSampler"):
-        return yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
-    if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
-        return False
-    first = next(iter(sampler))
-    return hasattr(first, "__index__") or (not isinstance(first, str) and yields_numbers(first))
 
 
 def _keeps_apart(source: Source, batching: Batching) -> bool:

@@ -23,7 +23,7 @@ from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.split import SPLITS
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.fetching import METHODS
-from gpuloader.order.plan import UNEVEN
+from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
 # Checks of one value. Each takes the option's name and its value, and returns the value to use.

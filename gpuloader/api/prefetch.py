@@ -13,21 +13,22 @@ from gpuloader.api.epochs import Epochs
 from gpuloader.api.loading import check_transform_places, plan_transforms
 from gpuloader.api.options import check_names, check_option, is_of_batches
 from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
+from gpuloader.batches.kept import Intake, NestedStager
+from gpuloader.batches.readers import Reached, close_items, stage_all
 from gpuloader.batches.schema import Collation, build_batch
-from gpuloader.batches.stream import Reached, StagedBatch, close_items, stage_all
-from gpuloader.batches.wrapped import Intake, NestedStager
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Iteration, open_epoch
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
 from gpuloader.errors import BadType
 from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
-from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import Steady, refuse_read
@@ -310,7 +311,7 @@ class WrappedEpochs(Epochs):
             # What a loader announces while it is read must not be seen before `next` returns.
             pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self.pace
             fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             partial(self._present, position, source),
@@ -318,9 +319,9 @@ class WrappedEpochs(Epochs):
             drop_last=delivery.drop_last,
             meter=self._meter,
             ended=partial(self._end, position, source),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _present(self, position: Position, source: PrefetchedSource, step: DeliveredStep) -> Any:
         batches: list[Any] = []
@@ -432,7 +433,7 @@ class PrefetchedLoader(Measured):
         pace = epochs.pace if epochs.ahead else None
         threads = int(pace is not None and pace.threaded)
         places = len(epochs.delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, pace=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.

@@ -18,7 +18,7 @@ from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
 
 def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-    from gpuloader.order.torch_samplers import make_sampler  # imported late: it imports PyTorch
+    from gpuloader.sources.torch_classes import make_sampler  # imported late: it imports PyTorch
 
     return make_sampler(dataset, shuffle)
 
@@ -183,7 +183,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
 @cache
 def _make_upcoming_batches() -> type[UpcomingBatches]:
     """Return the batch sampler of a loader, as a class that is also PyTorch's ``BatchSampler``."""
-    from gpuloader.order.torch_samplers import BatchSampler
+    from gpuloader.sources.torch_classes import BatchSampler
 
     members = {"__module__": __name__, "__doc__": UpcomingBatches.__doc__, "_plain": BatchSampler}
     return type("UpcomingBatches", (UpcomingBatches, BatchSampler), members)
@@ -248,7 +248,7 @@ def random_split(
         import torch
 
         generator = torch.default_generator
-    from gpuloader.sources.torch_datasets import Subset
+    from gpuloader.sources.torch_classes import Subset
 
     parts = dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
     return [Subset(dataset, part.indices) for part in parts]

@@ -13,15 +13,14 @@ from time import monotonic, perf_counter_ns
 from typing import Any
 
 from gpuloader.batches.assembly import Assembler, Assembly
-from gpuloader.batches.blocks import BlockAssembly
 from gpuloader.batches.gathering import Gatherer, Gathering
 from gpuloader.batches.items import ItemStream, ShareStream
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, SampleError, WorkerTimeout
 from gpuloader.fetch.inline import as_failure, plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver
 from gpuloader.fetch.read_ahead import CLOSING_TIME
-from gpuloader.order.plan import RankInfo
+from gpuloader.order.dividing import RankInfo
 from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.frameworks import answering_threads
@@ -218,7 +217,7 @@ class _Parts:
     def __init__(
         self,
         job: Job,
-        assembly: Assembly | BlockAssembly | Gathering,
+        assembly: Assembly | Gathering,
         count: int,
         threads: Threads,
         tasks: SimpleQueue[Task | None],

@@ -10,7 +10,7 @@ from gpuloader import DataLoader, SampleError, sample_rng
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.state import Position, read_state
 from gpuloader.batches.items import ItemState
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.places import CPUPlace
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.testing import simulated_places

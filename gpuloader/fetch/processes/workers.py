@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from gpuloader.batches.items import ItemState
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.inline import set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver
