@@ -24,6 +24,7 @@ from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (
     DeliveredStep,
+    Epoch,
     EpochBuffers,
     Iteration,
     KernelsAhead,
@@ -35,7 +36,7 @@ from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
-from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import Steady, check_not_reading, refuse_read
@@ -422,7 +423,7 @@ class PrefetchedLoader(Measured):
             # What a loader announces while it is read must not be seen before `next` returns.
             pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._pace
             fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             partial(self._present, progress, source),
@@ -430,9 +431,9 @@ class PrefetchedLoader(Measured):
             drop_last=self._delivery.drop_last,
             meter=self._meter,
             ended=partial(self._end, progress, source),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _present(self, progress: Progress, source: PrefetchedSource, step: DeliveredStep) -> Any:
         batches: list[Any] = []
@@ -451,7 +452,7 @@ class PrefetchedLoader(Measured):
         pace = self._pace if self._ahead else None
         threads = int(pace is not None and pace.threaded)
         places = len(self._delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, pace=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.
