@@ -36,7 +36,7 @@ from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
-from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import Steady, check_not_reading, refuse_read
