@@ -17,8 +17,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -84,13 +84,11 @@ def _images() -> Arrays:
 
 
 CASES = {
-    "arrays": Case(
-        "Rows of 784 float32 in memory, 100, shuffled", lambda: _digits(Arrays, 50_000), 100, True
-    ),
-    "lists": Case("Lists of 784 numbers, 100, shuffled", lambda: _digits(Lists, 4_000), 100, True, 2),
-    "images": Case("Images of 3 × 224 × 224 uint8, 64", _images, 64, False, 2),
-    "waits": Case("Samples that wait 2 ms, 32", lambda: _digits(Waits, 640), 32, False, 8, True),
-    "small": Case("Rows of 784 float32, 8", lambda: _digits(Arrays, 8_000), 8),
+    "arrays": Case("100 rows of 784 float32, shuffled", lambda: _digits(Arrays, 50_000), 100, True),
+    "lists": Case("100 lists of 784 numbers, shuffled", lambda: _digits(Lists, 4_000), 100, True, 2),
+    "images": Case("64 images of 3 × 224 × 224 uint8", _images, 64, False, 2),
+    "waits": Case("32 samples that wait 2 ms", lambda: _digits(Waits, 640), 32, False, 8, True),
+    "small": Case("8 rows of 784 float32", lambda: _digits(Arrays, 8_000), 8),
 }
 
 
@@ -152,23 +150,8 @@ def open_torch(case: Case) -> Iterable[Any]:
     return loader
 
 
-LIBRARIES: dict[str, Callable[[Case], Iterable[Any]]] = {
-    "bare loop": open_bare,
-    "gpuloader": open_ours,
-    "torch": open_torch,
-}
-
-
+LIBRARIES = {"bare loop": open_bare, "gpuloader": open_ours, "torch": open_torch}
 SPREAD = ("median", "min", "max")
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Median, minimum and maximum of a library's microseconds per batch, or the error that it ended with."""
-
-    library: str
-    times: tuple[float, ...]
-    error: str
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -188,11 +171,11 @@ def run(options: argparse.Namespace) -> int:
     libraries = [name for name in LIBRARIES if name == "bare loop" or importlib.util.find_spec(name)]
     versions = {"Python": platform.python_version(), "cores": str(allowed_cores())}
     for name in ("numpy", *libraries[1:]):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from its folder
             versions[name] = importlib.metadata.version(name)
     if not options.json:
         print(", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
-    measured = {}
+    measured: dict[str, dict[str, list[float] | str]] = {}
     for name in dict.fromkeys(options.case or CASES):
         try:
             measured[name] = measure(name, libraries, options.repeats)
@@ -202,81 +185,73 @@ def run(options: argparse.Namespace) -> int:
             print(f"\n{render(CASES[name], measured[name])}", flush=True)
     if options.json:
         cases = {
-            name: [
-                {"library": row.library, "error": row.error, **dict(zip(SPREAD, row.times, strict=False))}
-                for row in rows
-            ]
-            for name, rows in measured.items()
+            name: {
+                library: {"error": runs}
+                if isinstance(runs, str)
+                else dict(zip(SPREAD, spread(runs), strict=True))
+                for library, runs in found.items()
+            }
+            for name, found in measured.items()
         }
         report = {"machine": versions, "unit": "µs per batch", "repeats": options.repeats, "cases": cases}
         print(json.dumps(report, indent=2, ensure_ascii=False))
-    failed = any(row.error for rows in measured.values() for row in rows if row.library == "gpuloader")
-    return FAILED if failed else 0
+    return FAILED if any(isinstance(found["gpuloader"], str) for found in measured.values()) else 0
 
 
-def measure(name: str, libraries: list[str], repeats: int) -> list[Figures]:
-    """Return the figures of each library; they take turns, so that noise hits all alike.
+def measure(name: str, libraries: list[str], repeats: int) -> dict[str, list[float] | str]:
+    """Return the times of each library's turns, or its error; they take turns, so that noise hits all alike.
 
     Each has a process of its own: importing torch starts threads that slow every loop, and workers forked
     from a process with another library's threads can hang.
     """
     context = multiprocessing.get_context("spawn")
-    runs: dict[str, list[float]] = {library: [] for library in libraries}
-    errors: dict[str, str] = {}
+    found: dict[str, list[float] | str] = {library: [] for library in libraries}
+    pipes: dict[str, Connection] = {}
     with contextlib.ExitStack() as stack:
-        pipes: dict[str, Connection] = {}
+        # A terminal sends Ctrl-C to all processes, but the command alone reports it, and ends the others.
+        # What a program ignores when it starts another, the other ignores too, even while it imports.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stack.callback(signal.signal, signal.SIGINT, before)
         for library in libraries:
             pipes[library], theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, library, name))
             process.start()
             # With the only other end in the process, its death shows as the end of the pipe.
             theirs.close()
-            stack.callback(_end, process, pipes[library])
+            # In the opposite order: close the pipe, so that the process ends by itself, and kill it if it does
+            # not. With torch, this may take some ten seconds for eight workers.
+            for end in (process.join, process.kill, partial(process.join, 30), pipes[library].close):
+                stack.callback(end)
+        signal.signal(signal.SIGINT, before)
         for number in range(repeats + 1):
-            for library in [library for library in libraries if library not in errors]:
+            for library, pipe in pipes.items():
+                runs = found[library]
+                if isinstance(runs, str):
+                    continue
                 show_status(f"{name}: {library}, turn {number} of {repeats} …")
                 answer: float | str = "its process ended"
                 with contextlib.suppress(EOFError, OSError):
-                    pipes[library].send("turn")
-                    answer = (
-                        pipes[library].recv()
-                        if pipes[library].poll(LIMIT)
-                        else f"no answer within {LIMIT:.0f} s"
-                    )
+                    pipe.send("turn")
+                    answer = pipe.recv() if pipe.poll(LIMIT) else f"no answer within {LIMIT:.0f} s"
                 if isinstance(answer, str):
-                    errors[library] = answer
+                    found[library] = answer
                 elif number:  # the first turn starts workers and fills caches
-                    runs[library].append(answer)
-    return [
-        Figures(
-            library,
-            () if library in errors else (statistics.median(seen), min(seen), max(seen)),
-            errors.get(library, ""),
-        )
-        for library, seen in runs.items()
-    ]
-
-
-def _end(process: BaseProcess, pipe: Connection) -> None:
-    pipe.close()
-    process.join(10)  # torch takes up to five seconds to end its workers
-    process.kill()
-    process.join()
+                    runs.append(answer)
+    return found
 
 
 def serve(pipe: Connection, library: str, name: str) -> None:
     """Run a turn for each request, until the other end of the pipe is closed."""
-    # A terminal sends Ctrl-C to all processes; only the command reports it, and it ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        loader = LIBRARIES[library](CASES[name])
-        while True:
-            pipe.recv()
-            pipe.send(time_batches(loader))
-    except EOFError:
-        return
-    except Exception as error:
-        pipe.send(describe_error(error).splitlines()[0][:200])
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        try:
+            loader = LIBRARIES[library](CASES[name])
+            while True:
+                pipe.recv()
+                pipe.send(time_batches(loader))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:
+            pipe.send(describe_error(error).splitlines()[0][:200])
 
 
 def time_batches(loader: Iterable[Any]) -> float:
@@ -289,14 +264,25 @@ def time_batches(loader: Iterable[Any]) -> float:
     return (time.perf_counter() - start) / count * 1e6
 
 
-def render(case: Case, rows: list[Figures]) -> str:
+def spread(runs: list[float]) -> tuple[float, float, float]:
+    """Return what is shown of several runs.
+
+    >>> spread([3.0, 1.0, 2.0])
+    (2.0, 1.0, 3.0)
+    """
+    return statistics.median(runs), min(runs), max(runs)
+
+
+def render(case: Case, found: dict[str, list[float] | str]) -> str:
     """Return a case's table, with ratios to the bare loop, and its errors."""
     workers = f", {case.workers} workers" if case.workers else ""
     cells: list[Sequence[str]] = [("", *SPREAD, "× bare loop")]
-    for row in rows:
-        if row.times:
-            times = (f"{time:,.0f}" if time >= 100 else f"{time:.3g}" for time in row.times)
-            ratio = f"{row.times[0] / rows[0].times[0]:.2f}" if rows[0].times else ""
-            cells.append((row.library, *times, ratio))
-    errors = "".join(f"\n{row.library}: {row.error}" for row in rows if row.error)
-    return f"{case.title}{workers}, µs per batch\n{align(cells)}{errors}"
+    errors, bare = "", found["bare loop"]
+    for library, runs in found.items():
+        if isinstance(runs, str):
+            errors += f"\n{library}: {runs}"
+            continue
+        times = [f"{time:,.0f}" if time >= 100 else f"{time:.3g}" for time in spread(runs)]
+        ratio = "" if isinstance(bare, str) else f"{statistics.median(runs) / statistics.median(bare):.2f}"
+        cells.append((library, *times, ratio))
+    return f"Batches of {case.title}{workers}, µs per batch\n{align(cells)}{errors}"
