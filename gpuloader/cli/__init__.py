@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         options = make_parser().parse_args(arguments)
         code = options.run(options)
-        sys.stdout.flush()
+        sys.stdout.flush()  # here, where a failure can still be told
     except KeyboardInterrupt:
         sys.stdout.flush()
         sys.stderr.write("Interrupted.\n")
@@ -93,6 +93,7 @@ def show_version() -> None:
 
 def fail(error: BaseException | str) -> NoReturn:
     """Write one line to standard error and exit with the code of a mistake."""
+    # Python's own text for an OSError has an error number, which helps nobody.
     if isinstance(error, OSError) and error.strerror:
         name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         error = f"{name}{error.strerror}"
@@ -125,6 +126,7 @@ def parse_count(text: str) -> int:
 
 def check_writable(path: Path) -> None:
     """Raise `OSError` if the file cannot be written; leave no file behind if there was none."""
+    # Tried by appending nothing: os.access says yes to root even below /proc, where nobody creates files.
     is_new = not path.exists()
     path.open("ab").close()
     if is_new:

@@ -99,6 +99,7 @@ def open_bare(case: Case) -> Iterable[Any]:
     if case.shuffle:
         np.random.default_rng(0).shuffle(order)
     size = case.batch_size
+    # Written over by every batch: the fastest that a loop can do, and what a loader must not do to its user.
     buffers = [np.empty((size, *np.shape(value)), np.asarray(value).dtype) for value in dataset[0]]
 
     class Loop:
@@ -130,7 +131,7 @@ def open_ours(case: Case) -> Iterable[Any]:
         shuffle=case.shuffle,
         num_workers=case.workers,
         worker_type="thread" if case.waits else "process",
-        persistent_workers=case.workers > 0,
+        persistent_workers=case.workers > 0,  # a turn is a few epochs, and is not to measure their start
     )
 
 
@@ -218,8 +219,8 @@ def measure(name: str, libraries: list[str], repeats: int) -> dict[str, list[flo
             process.start()
             # With the only other end in the process, its death shows as the end of the pipe.
             theirs.close()
-            # In the opposite order: close the pipe, so that the process ends by itself, and kill it if it does
-            # not. With torch, this may take some ten seconds for eight workers.
+            # In the opposite order: close the pipe, so that the process ends by itself, and kill it if it
+            # does not. With torch, this may take some ten seconds for eight workers.
             for end in (process.join, process.kill, partial(process.join, 30), pipes[library].close):
                 stack.callback(end)
         signal.signal(signal.SIGINT, before)

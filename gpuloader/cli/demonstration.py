@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import textwrap
 from pathlib import Path
@@ -27,16 +28,12 @@ Recording the timeline takes the rest of the total."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="PATH",
-        default=os.environ.get("GPULOADER_MNIST") or None,
-        help="MNIST as gzipped JSON or a folder of IDX files (default: $GPULOADER_MNIST, else 5,000 packaged "
-        "digits)",
-    )
+    add = parser.add_argument
+    data = "MNIST as gzipped JSON or a folder of IDX files (default: $GPULOADER_MNIST, else 5,000 digits)"
+    # A shell may set the variable to nothing, which means that it names no file.
+    add("--data", type=Path, metavar="PATH", default=os.environ.get("GPULOADER_MNIST") or None, help=data)
     place = "cpu, gpu:0, … (default: the best available)"
-    parser.add_argument("--place", type=parse_place, metavar="PLACE", help=place)
+    add("--place", type=parse_place, metavar="PLACE", help=place)
     ways = parser.add_mutually_exclusive_group()
     for name, way, meaning in (
         ("--sync", "synchronous", "train once, reading between steps"),
@@ -44,27 +41,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--both", None, "train both ways and compare (default)"),
     ):
         ways.add_argument(name, dest="way", action="store_const", const=way, help=meaning)
-    parser.add_argument(
-        "--epochs", type=parse_count, default=3, metavar="N", help="passes over the data (default: 3)"
+    add("--epochs", type=parse_count, default=3, metavar="N", help="passes over the data (default: 3)")
+    wait = (
+        "milliseconds to add to each read and each step, to simulate a slow disk and a large model (default: "
+        "2 in a second pair of runs; 0 with --sync or --async)"
     )
-    parser.add_argument(
-        "--wait",
-        type=_parse_wait,
-        metavar="MS",
-        help="milliseconds to add to each read and each step, to simulate a slow disk and a large model "
-        "(default: 2 in a second pair of runs; 0 with --sync or --async)",
-    )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained parameters, as .npz")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="write losses, parameters and a timeline to this folder"
-    )
+    add("--wait", type=parse_wait, metavar="MS", help=wait)
+    add("--save", type=Path, metavar="FILE", help="save the trained parameters, as .npz")
+    output = "write losses, parameters and a timeline to this folder"
+    add("--output", type=Path, metavar="DIR", help=output)
 
 
-def _parse_wait(text: str) -> float:
-    wait = float(text)
-    if not 0 <= wait <= LONGEST_WAIT:  # this also rejects NaN
-        raise argparse.ArgumentTypeError(f"must be from 0 to {LONGEST_WAIT:g} milliseconds, got {text}")
-    return wait
+def parse_wait(text: str) -> float:
+    """Return an option's milliseconds."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= LONGEST_WAIT:  # NaN is not, either
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be from 0 to {LONGEST_WAIT:g} milliseconds, got {text}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,6 +112,7 @@ def _render_losses(runs: dict[str, Run]) -> str:
     losses = [run.losses for run in runs.values()]
     rows = [["step", *runs, *["equal"] * (len(runs) > 1)]]
     last = len(losses[0]) - 1
+    # A handful of steps, spread evenly, show the curve and fit on a screen.
     for step in sorted({round(last * row / 7) for row in range(8)}):
         values = [one[step] for one in losses]
         equal = ["yes" if len(set(values)) == 1 else "NO"] * (len(runs) > 1)
@@ -157,14 +151,14 @@ def _write(groups: dict[str, dict[str, Run]], save: Path | None, output: Path | 
     losses = {way: run.losses for way, run in first.items()}
     with (output / "losses.npz").open("wb") as file:
         np.savez(file, allow_pickle=False, **losses)
-    written = "parameters.npz, losses.npz"
     from gpuloader.demo import timeline
 
+    written, missing = "parameters.npz, losses.npz, timeline.png", ""
     try:
         spans = {title: {way: run.spans for way, run in runs.items()} for title, runs in groups.items()}
         timeline.draw(spans, output / "timeline.png")
     except ImportError:
+        # A picture is no reason to fail after the training, nor Matplotlib to be a dependency.
+        written = "parameters.npz, losses.npz"
         missing = f"\nNo timeline.png: it needs matplotlib. Install it: {install_command('demo')}"
-    else:
-        written, missing = f"{written}, timeline.png", ""
     print(f"Wrote {written} to {output}/{missing}")

@@ -49,11 +49,12 @@ def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8
         width = 0
         for name, spans in group.items():
             start, end = choose_window(spans, steps)
+            # The same scale for the whole group: then the faster run visibly does more steps.
             width = width or end - start
             panel = next(panels)
             done = draw_run(panel, spans, start, start + width)
             panel.set_title(f"{title}: {name}, {done} steps", loc="left", fontsize=10)
-            panel.set_xlabel("")
+            panel.set_xlabel("")  # once for the group, below its last panel
         panel.set_xlabel("milliseconds")
     add_legend(figure, (one for spans in runs for one in spans))
     figure.savefig(path)

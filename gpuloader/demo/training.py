@@ -53,6 +53,7 @@ def train(digits: DigitSet, place: Place, *, epochs: int, asynchronous: bool, wa
     """
     # The same seed for all runs, so that they read in the same order.
     read = _slow_down(mnist.reader(digits, batch_size=100, seed=7), wait)
+    # Everything but the double buffer is the same in both ways, so that the ratio shows that alone.
     loader = DataLoader.from_generator(capacity=32, return_list=True, use_double_buffer=asynchronous)
     loader.set_batch_generator(read, places=place)
     model = LinearModel()
@@ -102,6 +103,7 @@ def train_in_turn(
     ways = ("synchronous", "asynchronous") if way is None else (way,)
     few = max(1, min(epochs, SLOWED_DIGITS // len(digits)))
     if way is None:
+        # Without waits, MNIST is read too fast to show what reading ahead hides; so there is a second pair.
         plan = {"as it is": (epochs, 0.0)} | ({"with waits": (few, wait)} if wait else {})
     else:
         plan = {"with waits" if wait else "as it is": (epochs, wait)}

@@ -76,6 +76,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
     >>> read_machine(Path("/nowhere"), lambda *_, seconds: Outcome()).memory is None
     True
     """
+    # The kernel's file, not nvidia-smi, which a container may lack.
     said = read_text(root / "proc/driver/nvidia/version") or ""
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", said)
     lines = [line.split() for line in (read_text(root / "proc/meminfo") or "").splitlines()]
@@ -107,6 +108,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         cores=own_cores(),
         processors=os.cpu_count() or 1,
         allowed=allowed_cores(),
+        # Python's default comes first.
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         threads=os.environ.get("OMP_NUM_THREADS", "").strip(),
         file_limit=read_limit("RLIMIT_NOFILE"),
@@ -118,16 +120,12 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         shared_free=free,
         lockable=read_limit("RLIMIT_MEMLOCK"),
     )
-    # Without CuPy, the trial could only say that CuPy is missing, and would take a process to do so.
-    return ask_cuda(found, root, attempt) if found.cupy else found
-
-
-def ask_cuda(machine: Machine, root: Path, attempt: Attempt) -> Machine:
-    """Return the machine with CuPy's description of its GPUs, and the NUMA nodes they are on."""
+    if not found.cupy:  # the trial could only say that CuPy is missing
+        return found
     # In another process: a broken driver may hang or crash at the first call of CUDA.
     cuda = attempt("gpus", seconds=TRIAL_SECONDS)
     nodes = tuple(find_node(bus, root) for bus in cuda.answer.get("buses", ()))
-    return replace(machine, cuda=cuda, node_of_gpu=nodes)
+    return replace(found, cuda=cuda, node_of_gpu=nodes)
 
 
 def installed_distributions() -> dict[str, str]:
@@ -136,13 +134,10 @@ def installed_distributions() -> dict[str, str]:
     >>> "numpy" in installed_distributions()
     True
     """
-    found: dict[str, str] = {}
-    for one in importlib.metadata.distributions():
-        name = one.metadata["Name"]
-        if name:
-            # The first on the path counts: it is the one that Python imports.
-            found.setdefault(name.lower(), one.version)
-    return found
+    # Backwards, so that the first on the path counts: it is the one that Python imports. Folders that an
+    # interrupted pip leaves behind have no name.
+    found = reversed(list(importlib.metadata.distributions()))
+    return {name.lower(): one.version for one in found if (name := one.metadata["Name"])}
 
 
 def read_limit(name: str) -> int | None:

@@ -164,13 +164,11 @@ def gpu_findings(
     spoilt: Verdict = "note" if isinstance(place, CPUPlace) else "bad"
     devices, known = machine.devices, machine.cuda.answer.get("driver", 0)
     value = ", ".join(filter(None, (machine.driver, f"CUDA {show_cuda(known)}" if known else "")))
-    if value:
-        findings = [find("driver", value)]
-    elif wanted:
+    advice = "Batches stay on the CPU, which is fine without a GPU."
+    if wanted:
         advice = "Install the NVIDIA driver, or give the container its GPUs, e.g. docker run --gpus all."
-        findings = [find("driver", "none found", advice, "bad")]
-    else:
-        findings = [find("driver", "none found", "Batches stay on the CPU, which is fine without a GPU.")]
+    verdict: Verdict = "bad" if wanted else "note"
+    findings = [find("driver", value or "none found", "" if value else advice, verdict)]
     # CuPy knows the driver's CUDA; without CuPy, the driver's own version tells it.
     major = known // 1000
     if not major and machine.driver:
@@ -184,14 +182,13 @@ def gpu_findings(
     if not devices:
         return tuple(findings), Outcome()
 
-    if machine.cuda.answer["nvrtc"]:
-        findings.append(find("NVRTC", "found; compiles each kernel at its first launch"))
-    else:
-        advice = f"Transforms and cache='device' fail on a GPU without it: {install}."
-        findings.append(find("NVRTC", "not found", advice))
+    has_compiler = machine.cuda.answer["nvrtc"]
+    value = "found; compiles each kernel at its first launch" if has_compiler else "not found"
+    advice = "" if has_compiler else f"Transforms and cache='device' fail on a GPU without it: {install}."
+    findings.append(find("NVRTC", value, advice))
     findings += node_findings(machine)
     index = place.index if isinstance(place, CUDAPlace) else 0
-    if index >= len(devices):
+    if index >= len(devices):  # CUDA numbers only the devices that it may see
         advice = f"Choose from gpu:0 to gpu:{len(devices) - 1}, or check CUDA_VISIBLE_DEVICES."
         findings.append(find(f"gpu:{index}", f"not among the {len(devices)} visible GPUs", advice, "bad"))
     if index >= len(devices) or isinstance(place, CPUPlace):
@@ -292,6 +289,7 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
         usable, limit = machine.group.processors, "control group"
     value = f"{usable:g} of {machine.processors} usable"
     if usable < machine.processors:
+        # Fractions of a core round down: a worker that waits for the quota delays its batch.
         advice = (
             f"Keep num_workers at {max(int(usable), 1)} or below: more workers would only take turns. "
             f"os.cpu_count() returns {machine.processors} here."
@@ -302,13 +300,10 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
 
     threads = machine.threads
     # A list such as "4,2" is for nested parallel regions; only its first number counts here.
-    if not threads:
-        yield find("OMP_NUM_THREADS", "not set; each worker gets a fair share of the cores")
-    elif not threads.replace(",", "").isdecimal() or int(threads.split(",")[0]) < 1:
-        advice = "Set OMP_NUM_THREADS to 1 thread or more, or unset it."
-        yield find("OMP_NUM_THREADS", repr(threads), advice)
-    else:
-        yield find("OMP_NUM_THREADS", threads)
+    wrong = threads and (not threads.replace(",", "").isdecimal() or int(threads.split(",")[0]) < 1)
+    value = threads or "not set; each worker gets a fair share of the cores"
+    advice = "Set OMP_NUM_THREADS to 1 thread or more, or unset it." if wrong else ""
+    yield find("OMP_NUM_THREADS", repr(threads) if wrong else value, advice)
 
     if machine.file_limit is None:
         yield find("open files", f"{machine.files_open}, no limit")

@@ -109,6 +109,7 @@ def describe_gpus() -> dict[str, Any]:
 def fetch_by_worker() -> dict[str, Any]:
     """Start one worker process through the fork server and make it fetch a few samples."""
     start = perf_counter()
+    # The start method that asks most of a sandbox: sockets that pass descriptors, and a server process.
     loader = DataLoader(
         [1, 2, 3, 4], places="cpu", batch_size=2, num_workers=1, start_method="forkserver", timeout=60
     )
@@ -133,6 +134,7 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
     >>> found["pageable"] > 0, found["refusal"]
     (True, '')
     """
+    # The memory that slots lie in, so that pinning meets the limits that a loader meets.
     arena = Arena(nbytes, shared=True)
     found = {"pageable": _bandwidth(device, arena), "pinned": 0.0, "seconds": 0.0, "refusal": ""}
     if device.locker is None:

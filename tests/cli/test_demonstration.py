@@ -88,6 +88,7 @@ def test_ways_that_differ_are_a_failure(invoke, monkeypatch):
         (["--place", "abacus"], "not a place: 'abacus'"),
         (["--wait", "-1"], "--wait: must be from 0 to 10000 milliseconds, got -1"),
         (["--wait", "nan"], "got nan"),
+        (["--wait", "long"], "got long"),
         (["--wait", "inf"], "got inf"),
         (["--sync", "--async"], "not allowed with argument --sync"),
         (["--save", "/nowhere/digits.npz"], "/nowhere/digits.npz: No such file"),
