@@ -1,4 +1,4 @@
-"""What happens inside a `DataLoader`: the fetch, the road and the cache of its epochs."""
+"""What happens inside a `DataLoader`: the fetch, the buffers and the cache of its epochs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from gpuloader.epoch.epoch import (
     open_epoch,
     take_buffers,
 )
-from gpuloader.epoch.split import Masks, ShardedPlan, add_mask
+from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions, check_worker_init
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching, EpochSetter
+from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch
-from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.sources.describing import Source
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
@@ -606,9 +607,9 @@ class Loading:
             return None, *self._plan_items(progress, batching)
         plan: Plan = batching.plan(progress.seed, progress.epoch, progress.base)
         order = None if self._resident is None else self._resident.find_order(plan)
-        if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
+        if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
-        pads = isinstance(plan, DividedPlan | DealtPlan) and plan.pads
+        pads = isinstance(plan, OrderedPlan | DealtPlan) and plan.pads
         if self._shards > 1:
             plan = ShardedPlan(plan, self._shards, self._delivery.remainder)
         batches: Iterator[Any] = plan.batches(start)
@@ -618,7 +619,7 @@ class Loading:
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
         own: Counting | None = None
-        if isinstance(plan, ShardedPlan | DividedPlan | DealtPlan) and (pads or self._delivery.pads):
+        if isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan) and (pads or self._delivery.pads):
             take = plan.take_own
             own = lambda staged: take(staged.number)  # noqa: E731
         return order, own, Pass(progress.seed, progress.epoch, numbered, {}, owner=self._token)

@@ -22,7 +22,7 @@ from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
-from gpuloader.order.plan import Division
+from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker

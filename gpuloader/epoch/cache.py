@@ -21,7 +21,7 @@ from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import OrderedPlan, Plan
 from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout, arrange
@@ -245,8 +245,8 @@ class Resident:
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
-        order = plan.order if isinstance(plan, OrderedPlan | DividedPlan) else None
-        if isinstance(plan, DividedPlan) and plan.wraps:
+        order = plan.order if isinstance(plan, OrderedPlan) else None
+        if isinstance(plan, OrderedPlan) and plan.wraps:
             return None  # the last batch is not a stretch of the order
         if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
             return order

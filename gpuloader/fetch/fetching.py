@@ -22,7 +22,7 @@ from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, ReadAhead
 from gpuloader.fetch.threads import PART_NBYTES, ThreadOptions, ThreadStreams, ThreadWorkers
 from gpuloader.fields.spec import Indices
-from gpuloader.order.plan import Division, RankInfo
+from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.interrupts import deferred_interrupt

@@ -20,7 +20,7 @@ from gpuloader.errors import LoaderError, SampleError, WorkerTimeout
 from gpuloader.fetch.inline import as_failure, plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver
 from gpuloader.fetch.read_ahead import CLOSING_TIME
-from gpuloader.order.plan import RankInfo
+from gpuloader.order.dividing import RankInfo
 from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.frameworks import answering_threads

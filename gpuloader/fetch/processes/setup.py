@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuloader.batches.items import Reading
-from gpuloader.order.plan import RankInfo
+from gpuloader.order.dividing import RankInfo
 from gpuloader.system.cores import Cores
 
 
