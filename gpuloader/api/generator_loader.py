@@ -47,7 +47,7 @@ class ReaderEpochs(Epochs):
     ----------
     source : tuple or None
         The reader, what makes the function that stages its items in a ring's slots, and the items per batch.
-    pace : ReadAheadPolicy or None
+    policy : ReadAheadPolicy or None
         Decides whether reading ahead takes a thread; None if nothing is read ahead.
     """
 
@@ -55,14 +55,14 @@ class ReaderEpochs(Epochs):
         self,
         meter: Meter,
         capacity: int,
-        pace: ReadAheadPolicy | None,
+        policy: ReadAheadPolicy | None,
         names: tuple[str, ...] | None,
         *,
         as_list: bool,
     ) -> None:
         super().__init__(meter)
         self.source: tuple[Reader, Callable[[Ring], Any], int] | None = None
-        self.pace = pace
+        self.policy = policy
         self._capacity = capacity
         self._names = names
         self._as_list = as_list or names is None
@@ -86,8 +86,8 @@ class ReaderEpochs(Epochs):
         reached = Reached(position.batches, items_a_batch, position.own)
         batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
         fetch: Fetch = InlineFetch(batches)
-        if self.pace is not None:
-            fetch = ReadAhead(batches, buffers.ring, self._capacity, self.pace, bound=True, eager=True)
+        if self.policy is not None:
+            fetch = ReadAhead(batches, buffers.ring, self._capacity, self.policy, bound=True, eager=True)
         epoch = Epoch(
             buffers,
             fetch,
@@ -138,12 +138,12 @@ class GeneratorLoader(Measured):
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
-        pace = ReadAheadPolicy(fixed=read_ahead == THREAD, bound=True) if read_ahead else None
+        policy = ReadAheadPolicy(fixed=read_ahead == THREAD, bound=True) if read_ahead else None
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
         self._meter = Meter()
         names = None if self._feeds is None else tuple(feed.name for feed in self._feeds)
-        self._epochs = ReaderEpochs(self._meter, self._capacity, pace, names, as_list=return_list)
+        self._epochs = ReaderEpochs(self._meter, self._capacity, policy, names, as_list=return_list)
         self._kind = ""
         # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
         # latest loop's epoch, weakly because leaving the loop ends it, or the one that `next` began.
@@ -267,7 +267,7 @@ class GeneratorLoader(Measured):
             parsed,
             self._output,
             self._stream,
-            prefetch=0 if epochs.pace is None else 1,
+            prefetch=0 if epochs.policy is None else 1,
             drop_last=self._drop_last,
             static=self._static,
         )
@@ -286,7 +286,9 @@ class GeneratorLoader(Measured):
             "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
         )
         parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
-        ahead = "nothing read ahead" if self._epochs.pace is None else f"up to {self._capacity} batches ahead"
+        ahead = (
+            "nothing read ahead" if self._epochs.policy is None else f"up to {self._capacity} batches ahead"
+        )
         parts.append(ahead)
         if self._epochs.source is not None:
             parts.append(f"on {', '.join(device.name for device in self._epochs.delivery.devices)}")
@@ -418,8 +420,8 @@ class GeneratorLoader(Measured):
     def _configuration(self) -> Configuration:
         epochs = self._epochs
         places = 1 if epochs.source is None else len(epochs.delivery.devices)
-        threads = int(epochs.pace is not None and epochs.pace.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, policy=epochs.pace)
+        threads = int(epochs.policy is not None and epochs.policy.threaded)
+        return Configuration("reader", threads, "thread", usable_cores(), places, policy=epochs.policy)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.

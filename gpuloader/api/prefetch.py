@@ -262,7 +262,7 @@ class WrappedEpochs(Epochs):
         super().__init__(meter, intake.collation.programmer)
         self.deliver_to(delivery)
         self.ahead = ahead
-        self.pace = ReadAheadPolicy(bound=True)
+        self.policy = ReadAheadPolicy(bound=True)
         self.seed = seed
         self._batches = batches
         self._intake = intake
@@ -309,8 +309,8 @@ class WrappedEpochs(Epochs):
         fetch: Fetch = InlineFetch(batches)
         if self.ahead:
             # What a loader announces while it is read must not be seen before `next` returns.
-            pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self.pace
-            fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
+            policy = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self.policy
+            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
         epoch = Epoch(
             buffers,
             fetch,
@@ -430,10 +430,10 @@ class PrefetchedLoader(Measured):
 
     def _configuration(self) -> Configuration:
         epochs = self._epochs
-        pace = epochs.pace if epochs.ahead else None
-        threads = int(pace is not None and pace.threaded)
+        policy = epochs.policy if epochs.ahead else None
+        threads = int(policy is not None and policy.threaded)
         places = len(epochs.delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=policy)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.
