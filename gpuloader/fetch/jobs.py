@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
@@ -33,14 +33,10 @@ class Job:
     worker : int
         The worker it is assigned to; -1 before that.
     row : int
-        The row of the board that holds its indices; -1 if none does.
+        The row of the index table that holds its indices; -1 if none does.
     done : bool
         Whether the job has ended: with a batch in `staged`, with an exception in `error`, or with neither if
         the worker had no items left.
-    staged : StagedBatch or None
-        The finished batch.
-    error : BaseException or None
-        The exception to raise in its place.
     deaths : int
         How many workers died while this was the oldest job they held, so that it may have killed them.
     busy : int
@@ -64,13 +60,12 @@ class Job:
 
     def finish(self, staged: StagedBatch | None, error: BaseException | None = None) -> None:
         """Record how the job ended."""
-        self.staged, self.error, self.done = staged, error, True
+        self.staged, self.error = staged, error
+        self.done = True  # last, because the consumer looks at it without a lock
 
 
 class Window:
     """The jobs in progress, never more than `ahead`.
-
-    It skips jobs that end without a batch, which happens when a worker has read all its items.
 
     Parameters
     ----------
@@ -91,6 +86,8 @@ class Window:
     jobs : deque of Job
         The jobs in progress, oldest first. Only the consumer adds and removes them, and only while it holds
         the lock under which a worker's `reserve` looks at them.
+    exhausted : bool
+        Whether there are no more jobs to hand out.
     """
 
     def __init__(
@@ -99,8 +96,8 @@ class Window:
         self._numbered = numbered
         self._ring = ring
         self.ahead = ahead
+        self.exhausted = False
         self._in_order = in_order
-        self._exhausted = False
         self._delivered = 0
         # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
         self._slotting = threading.RLock()
@@ -108,26 +105,28 @@ class Window:
 
     def next_job(self) -> Job | None:
         """Return a new job with its slot; None if the window is full, no slot is free or the plan is done."""
-        if self._exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self._delivered)):
+        if self.exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self._delivered)):
             return None
+        # The slot first: indices that the plan has yielded could not be put back.
         slot = self._ring.take()
         if slot is None and self._ring.allocated:
             return None
+        job: Job | None = None
         try:
             entry = next(self._numbered, None)
+            if entry is not None:
+                job = Job(*entry)
         except Exception as error:
             # Queue the error like a batch, so that the consumer gets the earlier batches first.
             failed = Job(-1, ())
             failed.finish(None, error)
             with self._slotting:
                 self.jobs.append(failed)
-            entry = None
-        if entry is None:
-            self._exhausted = True
+        if job is None:
+            self.exhausted = True
             if slot is not None:
                 self._ring.release(slot)
             return None
-        job = Job(*entry)
         with self._slotting:
             job.slot = slot or self._ring.take()
             self.jobs.append(job)
@@ -145,67 +144,51 @@ class Window:
         self._ring.fit(job.slot, nbytes)
         return job.slot
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether there are no more jobs to hand out."""
-        return self._exhausted
+    def deliver(self, meter: Meter) -> StagedBatch | None:
+        """Return the next batch, or None if it is not done.
 
-    def end(self) -> None:
-        """Hand out no more jobs."""
-        self._exhausted = True
+        Jobs that ended without a batch are skipped: their worker has read all its items.
 
-    def due(self) -> Job | None:
-        """Remove and return the job to deliver next; None if it is not done."""
-        jobs = self.jobs
-        while jobs:
-            job = jobs[0]
+        Raises
+        ------
+        QueueClosed
+            Every batch was delivered and none will follow.
+        BaseException
+            What the batch's worker raised.
+        """
+        while self.jobs:
+            job = self.jobs[0]
             if not job.done:
                 if self._in_order:
                     return None
-                found = next((one for one in jobs if one.done), None)
-                if found is None:
+                for job in self.jobs:
+                    if job.done:
+                        break
+                else:
                     return None
-                job = found
-            self._remove(job)
-            if job.staged is not None or job.error is not None:
-                self._delivered += 1
-                return job
-            self.free(job)
+            with self._slotting:
+                self.jobs.remove(job)
+            self._delivered += job.staged is not None or job.error is not None
+            if job.staged is not None:
+                meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
+                return job.staged
+            self._free(job)
+            if job.error is not None:
+                raise job.error
+        if self.exhausted:
+            raise QueueClosed("every batch of the epoch has been delivered")
         return None
-
-    def free(self, job: Job) -> None:
-        """Return a job's slot to the ring; no worker may be using it, and it will not be delivered."""
-        slot, job.slot = job.slot, None
-        if slot is not None:
-            self._ring.release(slot)
 
     def drop_done(self) -> None:
         """Remove all finished jobs and return their slots to the ring, when the window closes."""
         for job in list(self.jobs):
             if job.done:
-                self._remove(job)
-                self.free(job)
+                with self._slotting:
+                    self.jobs.remove(job)
+                self._free(job)
 
-    def _remove(self, job: Job) -> None:
-        with self._slotting:
-            self.jobs.remove(job)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every job was delivered and none will follow."""
-        return self._exhausted and not self.jobs
-
-
-def deliver(window: Window, meter: Meter) -> StagedBatch | None:
-    """Return the window's next batch, or None if it is not done; raise its error, or `QueueClosed`."""
-    job = window.due()
-    if job is None:
-        if window.is_empty:
-            raise QueueClosed("every batch of the epoch has been delivered")
-        return None
-    if job.error is not None:
-        window.free(job)
-        raise job.error
-    assert job.staged is not None
-    meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
-    return job.staged
+    def _free(self, job: Job) -> None:
+        """Return a job's slot to the ring; no worker may be using it, and it will not be delivered."""
+        slot, job.slot = job.slot, None
+        if slot is not None:
+            self._ring.release(slot)
