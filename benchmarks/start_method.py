@@ -27,8 +27,8 @@ if __name__ == "__main__":
 
 from benchmarks.measure import describe_machine, spread
 from benchmarks.script import make_parser, run_script
+from gpuloader.fetch.processes.fork_server import without_main
 from gpuloader.fetch.processes.shipping import Parcel, Unshippable, pack, unpack
-from gpuloader.fetch.processes.starting import without_main
 
 METHODS = ("fork", "forkserver", "spawn")
 PRELOADED = ["numpy", "gpuloader", "gpuloader.fetch.processes.shipping"]

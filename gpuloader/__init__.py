@@ -8,6 +8,7 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 from typing import TYPE_CHECKING
 
 from gpuloader.system.lazy_imports import import_on_demand
+from gpuloader.system.moved_modules import find_moved_modules
 
 if TYPE_CHECKING:
     from gpuloader import dataset, fluid, reader
@@ -139,6 +140,8 @@ __all__ = [
     "span",
     "trace",
 ]
+
+find_moved_modules()
 
 # A program pays for what it uses, and so does each fork server, which needs no loader.
 __getattr__ = import_on_demand(

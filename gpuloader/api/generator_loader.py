@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol, Self, runtime_checkable
 
 from gpuloader.api.state import Cursor, Progress, end_epoch, find_spent_reader, read_state
-from gpuloader.batch.reader_batches import BatchStager, SampleListStager, SampleStager
-from gpuloader.batch.stream import Reached, StagedBatch, check_takes_state, stage_all
+from gpuloader.batches.reader_batches import BatchStager, SampleListStager, SampleStager
+from gpuloader.batches.stream import Reached, StagedBatch, check_takes_state, stage_all
 from gpuloader.checks import THREAD, check_count, check_flags, check_read_ahead
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.outputs import check_output
@@ -21,8 +21,8 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, EpochBuffers, build_buffers, take_buffers
 from gpuloader.epoch.steps import DeliveredStep
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.base import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
@@ -30,7 +30,7 @@ from gpuloader.sources.readers.reader_processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter

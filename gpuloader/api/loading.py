@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from gpuloader.api.state import Progress, end_epoch, find_spent
-from gpuloader.batch.gathering import Gatherer, RowStager
-from gpuloader.batch.items import ItemState, Reading
-from gpuloader.batch.schema import Collation, build_batch
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.gathering import Gatherer, RowStager
+from gpuloader.batches.items import ItemState, Reading
+from gpuloader.batches.schema import Collation, build_batch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Autotuner, Epoch, EpochBuffers, Resizable, build_buffers, take_buffers
@@ -26,16 +26,17 @@ from gpuloader.epoch.lane import Masks
 from gpuloader.epoch.split import ShardedPlan, add_mask
 from gpuloader.epoch.steps import DeliveredStep, KernelsAhead
 from gpuloader.errors import SampleError
-from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions, check_worker_init
+from gpuloader.fetch.base import EpochRequest, WorkerOptions, check_worker_init
+from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.order import InOrder, Shuffled, Stretch
 from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
-from gpuloader.sources.dataset_base import count_items
+from gpuloader.sources.describing import Source
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Spec, Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
@@ -150,9 +151,9 @@ class Presenter:
         batches: list[Any] = []
         for staged, arrays in step:
             progress.received(staged)
-            assert staged.structure is not None
+            assert staged.tree is not None
             mask = arrays.pop() if masked else None
-            batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
+            batch = build_batch(staged.tree, staged.levels, arrays, staged.objects)
             if self.feeds is not None:
                 batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
             if masked:
@@ -164,14 +165,14 @@ class Presenter:
 def _check_alike(parts: Sequence[StagedBatch]) -> None:
     """Raise `SampleError` unless the parts of a batch have the same fields, shapes and dtypes."""
     first, *others = parts
-    assert first.structure is not None
+    assert first.tree is not None
     for part in others:
-        assert part.structure is not None
+        assert part.tree is not None
         if part.layout is first.layout:
             continue
-        if part.structure != first.structure:
-            raise _unlike(part, first.structure.describe(), part.structure.describe())
-        names = first.structure.array_names
+        if part.tree != first.tree:
+            raise _unlike(part, first.tree.describe(), part.tree.describe())
+        names = first.tree.array_names
         for name, one, other in zip(names, first.layout.fields, part.layout.fields, strict=True):
             if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
                 expected, got = (describe_field(each.shape[1:], each.dtype) for each in (one, other))
@@ -320,7 +321,7 @@ class Loading:
 
     Parameters
     ----------
-    dataset : object
+    source : Source
         The dataset to read.
     batching : Batching
         Which samples make up a batch.
@@ -353,7 +354,7 @@ class Loading:
 
     def __init__(
         self,
-        dataset: Any,
+        source: Source,
         batching: Batching,
         collation: Collation,
         workers: WorkerOptions,
@@ -369,7 +370,7 @@ class Loading:
         self.places = delivery.places
         self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
-        self._dataset = dataset
+        self._source = source
         self._batching = batching
         self._collation = collation
         self._delivery = delivery
@@ -395,10 +396,9 @@ class Loading:
     ) -> Fetching:
         batching = self._batching
         reading = Reading(
-            self._dataset,
+            self._source,
             collation,
             self.size,
-            iterable=batching.iterable,
             drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
@@ -424,7 +424,7 @@ class Loading:
             tuned="" if climb is None else climb.describe(),
             most=0 if climb is None else climb.most_workers,
             since=None if climb is None else climb.settled_at,
-            pace=fetching.pace if fetching.ahead and not fetching.count else None,
+            pace=fetching.policy if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:
@@ -485,7 +485,7 @@ class Loading:
     def _count_batches(self, batching: Batching) -> int:
         if not batching.iterable:
             return batching.count()
-        samples = count_items(self._dataset)  # not checked against what the workers yield, as in PyTorch
+        samples = self._source.count_items()  # not checked against what the workers yield, as in PyTorch
         drop_last = batching.drop_last or self._shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
@@ -512,19 +512,19 @@ class Loading:
         """
         collation, workers = self._collation, self.workers
         if not resident or self._delivery.has_host:
-            gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
+            gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
             source = source.compact()
             transforms = self._transforms
             there, self._promised = self._promised or Resident(self._delivery.devices, transforms), None
-            Gatherer(source.arrays, None, collation, source.structure).check_all()
+            Gatherer(source.arrays, None, collation, source.tree).check_all()
             there.bring(source)
             self._resident = there
             native = collation.programmer is not None and collation.programmer.native
             programmer = Programmer(transforms, source.gathers(), native=native)
             collation = replace(collation, programmer=programmer)
             outline = source.outline()  # holds one row of each array, so that the host's can be freed
-            gatherer = RowStager(outline.arrays, None, collation, outline.structure)
+            gatherer = RowStager(outline.arrays, None, collation, outline.tree)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
         self._fetching = self._make_fetching(collation, workers, gatherer)
         self._climb = self._fetching.climb(self._delivery.prefetch)
@@ -583,7 +583,7 @@ class Loading:
             self._idle,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
-            ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),
+            ended=partial(end_epoch, progress, partial(find_spent, self._source, batching, drops=drops)),
             steering=steering,
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
             guard=guard,
@@ -592,7 +592,7 @@ class Loading:
 
     def _plan(
         self, progress: Progress, batching: Batching
-    ) -> tuple[InOrder | Shuffled | None, Counting | None, Pass]:
+    ) -> tuple[InOrder | Shuffled | None, Counting | None, EpochRequest]:
         """Return the order that cached batches follow, what counts real samples, and the pass."""
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
@@ -615,9 +615,9 @@ class Loading:
         if isinstance(plan, ShardedPlan | DividedPlan | DealtPlan) and (pads or self._delivery.pads):
             take = plan.take_own
             own = lambda staged: take(staged.number)  # noqa: E731
-        return order, own, Pass(progress.seed, progress.epoch, numbered, {}, owner=self._token)
+        return order, own, EpochRequest(progress.seed, progress.epoch, numbered, {}, owner=self._token)
 
-    def _plan_items(self, progress: Progress, batching: Batching) -> tuple[Counting | None, Pass]:
+    def _plan_items(self, progress: Progress, batching: Batching) -> tuple[Counting | None, EpochRequest]:
         assert progress.seed is not None
         reached, own, division = dict(progress.workers), None, batching.division
         if division is not None:
@@ -626,7 +626,7 @@ class Loading:
             # A step that would need a mask and has to be cut into shards is dropped.
             if division.pads(None, drop_last=batching.drop_last or self._shards > 1):
                 own = attrgetter("state")
-        return own, Pass(
+        return own, EpochRequest(
             progress.seed, progress.epoch, None, reached, progress.batches, progress.turn, self._token
         )
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from gpuloader.api.options import check_collation, check_seed, check_transform_places, check_transforms
 from gpuloader.api.state import OF_BATCHES, Cursor, Progress, end_epoch, find_spent_batches, read_state
-from gpuloader.batch.schema import build_batch
-from gpuloader.batch.stream import Reached, StagedBatch, close_items, stage_all
-from gpuloader.batch.wrapped import Intake, NestedStager
+from gpuloader.batches.schema import build_batch
+from gpuloader.batches.stream import Reached, StagedBatch, close_items, stage_all
+from gpuloader.batches.wrapped import Intake, NestedStager
 from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput, check_output
@@ -24,14 +24,15 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, EpochBuffers, Iteration, build_buffers, take_buffers
 from gpuloader.epoch.steps import DeliveredStep, KernelsAhead
 from gpuloader.errors import BadType
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.base import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.ranks import find_local_rank
 from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.iterators import Steady, refuse_read
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import Steady, check_not_reading, refuse_read
+from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
@@ -434,8 +435,8 @@ class PrefetchedLoader(Measured):
         for staged, arrays in step:
             source.delivered(staged)
             progress.received(staged)
-            assert staged.structure is not None
-            batches.append(build_batch(staged.structure, staged.levels, arrays, staged.objects))
+            assert staged.tree is not None
+            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
         return batches[0] if len(self._delivery.devices) == 1 else batches
 
     def _end(self, progress: Progress, source: PrefetchedSource) -> None:

@@ -17,8 +17,8 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.lane import Lane, count_slots
 from gpuloader.epoch.steps import DeliveredStep, KernelsAhead, Masking, Pipeline
 from gpuloader.errors import LoaderError, QueueClosed
+from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.fetching import Fetching
-from gpuloader.fetch.inline import Fetch
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.interrupts import at_exit, end_if_exiting

@@ -16,13 +16,13 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.lane import InFlightBatch, Lane, Mask
 from gpuloader.errors import LoaderError, QueueClosed, SampleError
-from gpuloader.fetch.inline import Fetch
+from gpuloader.fetch.base import Fetch
 from gpuloader.staging.ring import Ring
-from gpuloader.system.processes import StartedThread, start_thread
+from gpuloader.system.threads import StartedThread, start_thread
 from gpuloader.transforms.program import Program
 from gpuloader.watch.tracing import is_tracing, mark
 

@@ -17,7 +17,6 @@ from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
 from gpuloader.fetch.threads import PART_NBYTES, Threads, ThreadStreams, ThreadWorkers
 from gpuloader.order.plan import Division, RankInfo
-from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.interrupts import deferred_interrupt
@@ -79,7 +78,7 @@ class Fetching:
         if gatherer is None:
             collation = reading.collation
             plain = collation.gathers and collation.feeds is None
-            source = array_source(reading.dataset) if plain else None
+            source = reading.source.arrays if plain else None
             if source is not None:
                 gatherer = Gatherer(source.arrays, source.rows, collation, tree_of(source))
         self._gatherer = gatherer

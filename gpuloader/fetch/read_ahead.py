@@ -37,7 +37,7 @@ from gpuloader.fetch.base import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.threads import StartedThread, reading, start_thread
+from gpuloader.system.threads import StartedThread, start_thread, this_thread
 from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import mark
@@ -86,13 +86,13 @@ def stage_inline(
         for number, indices in numbered:
             begun = perf_counter_ns()
             # Per batch, because loops over other loaders may run in between.
-            outer, before = exchange_draw(draw), reading.owner
-            reading.owner = epoch.owner
+            outer, before = exchange_draw(draw), this_thread.reads_for
+            this_thread.reads_for = epoch.owner
             try:
                 staged = assemble(number, indices, reserve)
             finally:
                 exchange_draw(outer)
-                reading.owner = before
+                this_thread.reads_for = before
             if staged is None:
                 return
             slots.clear()

@@ -30,7 +30,7 @@ from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.frameworks import answering_threads
 from gpuloader.system.cores import bind
-from gpuloader.system.threads import LONGEST_WAIT, StartedThread, reading, start_thread
+from gpuloader.system.threads import LONGEST_WAIT, StartedThread, start_thread, this_thread
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 
@@ -153,7 +153,7 @@ def _work(
     bind(setup.cores)
     seed = mixed_seed(epoch.seed, epoch.epoch, number, *setup.rank.salt)
     enter_worker(WorkerInfo(number, setup.count, seed, setup.reading.dataset, setup.rank.ranks))
-    reading.owner = epoch.owner
+    this_thread.reads_for = epoch.owner
     with answering_threads():
         try:
             if setup.init is not None:
@@ -346,9 +346,9 @@ class ThreadStreams:
         """Return the next batch, or None if `get` would wait."""
         self._threads.check()
         window = self._window
-        for job in window.jobs:  # of a thread that has no items left
-            if job.done and job.staged is None and job.worker in self._turns:
-                self._turns.remove(job.worker)
+        for ended in window.jobs:  # of a thread that has no items left
+            if ended.done and ended.staged is None and ended.worker in self._turns:
+                self._turns.remove(ended.worker)
         if not self._turns:
             window.exhausted = True
         while self._turns and (job := window.next_job()) is not None:

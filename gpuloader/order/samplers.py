@@ -25,7 +25,7 @@ from gpuloader.order.order import (
     iterate,
 )
 from gpuloader.order.randomness import GeneratorLike, draw_seed, is_torch_generator
-from gpuloader.system.rereading import Steady
+from gpuloader.system.iterators import Steady
 
 # Samplers, which determine the samples of an epoch and their order, as in Paddle's ``paddle.io``.
 #

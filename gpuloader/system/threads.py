@@ -12,12 +12,12 @@ LONGEST_WAIT = 1e6
 """Seconds that one call waits at most: the system's calls take no more than 24 days."""
 
 
-class _Reading(threading.local):
-    owner: object = None
+class _ThisThread(threading.local):
+    reads_for: object = None
 
 
-reading = _Reading()
-"""`reading.owner` is the token of the loader that the calling thread reads for, or None.
+this_thread = _ThisThread()
+"""`this_thread.reads_for` is the token of the loader that the calling thread reads for, or None.
 
 Whoever reads for a loader sets it and restores it, so that no loader is read by its own dataset, forever.
 """
@@ -25,7 +25,7 @@ Whoever reads for a loader sets it and restores it, so that no loader is read by
 
 def check_not_reading(owner: object) -> None:
     """Raise `Misuse` if the calling thread reads for this loader, of which it wants to begin an epoch."""
-    if reading.owner is owner:
+    if this_thread.reads_for is owner:
         raise Misuse(
             "the reader or dataset of a loader began an epoch of the same loader, which would read itself "
             "without end; make another loader for the data that it reads"
@@ -75,10 +75,10 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
     >>> _ = start_thread("gpuloader-example", print, "started").join()
     started
     """
-    owner = reading.owner
+    owner = this_thread.reads_for
 
     def run() -> None:
-        reading.owner = owner
+        this_thread.reads_for = owner
         target(*arguments)
 
     thread = threading.Thread(target=run, name=name, daemon=True)

@@ -7,10 +7,11 @@ import pytest
 
 from gpuloader import LoaderError
 from gpuloader.errors import QueueClosed
-from gpuloader.fetch.inline import InlineFetch, stage_inline
+from gpuloader.fetch.base import EpochRequest
+from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
 from gpuloader.order.randomness import current_draw
 from gpuloader.staging.ring import Ring
-from gpuloader.system.rereading import current_owner
+from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 NBYTES = 100
@@ -25,14 +26,11 @@ class Reading:
         self.assemble = assemble
         self.read, self.closed = [], []
         batches = stage_inline(
-            ((number, (number,)) for number in range(count)),
+            EpochRequest(5, 2, ((number, (number,)) for number in range(count)), {}, owner=self),
             self._assemble,
             self.ring,
             self.meter,
-            seed=5,
-            epoch=2,
             close=lambda: self.closed.append(1),
-            owner=self,
         )
         self.fetch = InlineFetch(batches)
 
@@ -121,16 +119,16 @@ def test_loops_over_several_loaders_draw_and_read_each_for_itself():
     seen = []
 
     def note(number):
-        seen.append((number, current_draw().seed, current_draw().epoch, current_owner()))
+        seen.append((number, current_draw().seed, current_draw().epoch, this_thread.reads_for))
         if number == 2:
             raise OSError("gone")
 
-    outer = current_draw(), current_owner()
+    outer = current_draw(), this_thread.reads_for
     reading = Reading(note)
     for number in range(2):
         reading.ring.release(reading.fetch.get().slot)
-        assert (current_draw(), current_owner()) == outer
+        assert (current_draw(), this_thread.reads_for) == outer
         assert seen[number] == (number, 5, 2, reading)
     with pytest.raises(OSError, match="gone"):
         reading.fetch.get()
-    assert (current_draw(), current_owner()) == outer
+    assert (current_draw(), this_thread.reads_for) == outer

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
-from gpuloader.batch.assembly import Assembler
-from gpuloader.batch.schema import Collation
+from gpuloader.batches.assembly import Assembler
+from gpuloader.batches.schema import Collation
 from gpuloader.fetch import threads as crew
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.threads import _Parts
+from gpuloader.fetch.threads import _DividedJob
+from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
 from tests.fakes import loader_threads, wait_until
@@ -61,7 +62,7 @@ class Bad:
 def begin_bad():
     """Return a batch of `Bad` that is to be fetched in parts."""
     slot = Slot(np.zeros(256, np.uint8), None)
-    return Assembler(Bad(), Collation()).begin(0, range(3), lambda nbytes: slot)
+    return Assembler(describe(Bad()), Collation()).begin(0, range(3), lambda nbytes: slot)
 
 
 @pytest.mark.parametrize("parts", [(2, 1, 0), (1, 2, 0)])
@@ -76,7 +77,7 @@ def test_the_error_is_of_the_first_bad_sample_whichever_was_fetched_first(parts)
 
 def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
     job, threads = Job(0, range(3)), SimpleNamespace(closed=threading.Event(), bell=SimpleQueue())
-    parts = _Parts(job, begin_bad(), 3, threads, SimpleQueue())
+    parts = _DividedJob(job, begin_bad(), 3, threads, SimpleQueue())
     for start in (0, 2, 1):
         parts.run(start, start + 1, 0)
     assert job.error.dataset_index == 1

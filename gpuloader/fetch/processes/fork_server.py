@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from multiprocessing import context, reduction, resource_tracker, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.processes.messages import flush_output
@@ -298,7 +298,7 @@ class ForkServer:
             if _TRACKED & sys.modules.keys():
                 # Else a worker that attaches to shared memory would start a tracker of its own, which removes
                 # that memory when the worker ends.
-                descriptors.append(resource_tracker.getfd())
+                descriptors.append(resource_tracker.getfd() or 0)
             with deferred_interrupt():
                 request = Fork(origins, Surroundings(), len(descriptors))
                 send_request(self._control, request, descriptors)
@@ -350,7 +350,7 @@ def _pickle_process(number: int, *, needs_main: bool) -> bytes:
     with contextlib.nullcontext() if needs_main else without_main():
         preparation = spawn.get_preparation_data(name)
     written = io.BytesIO()
-    context.set_spawning_popen(process)  # else the authentication key refuses to be pickled
+    context.set_spawning_popen(cast("Any", process))  # else the authentication key refuses to be pickled
     try:
         reduction.dump(preparation, written)
         reduction.dump(process, written)

@@ -185,8 +185,8 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
     else:
         if not (by_value and b"__main__" in data and has_cloudpickle()):
             return data
-    data = importlib.import_module("cloudpickle").dumps(value, pickle.HIGHEST_PROTOCOL)
-    return data
+    pickled: bytes = importlib.import_module("cloudpickle").dumps(value, pickle.HIGHEST_PROTOCOL)
+    return pickled
 
 
 # An exception as a payload, with its class, its cause and its traceback.

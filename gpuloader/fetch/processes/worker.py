@@ -227,7 +227,7 @@ class _Worker:
 
     def _describe(self, staged: StagedBatch) -> bytes:
         """Pickle the facts about a batch that are new to the loader; return nothing if there are none."""
-        facts = staged.layout, staged.levels, staged.structure
+        facts = staged.layout, staged.levels, staged.tree
         is_new = facts != self._told
         if not is_new and not staged.objects and staged.state is None and not staged.skipped:
             return b""

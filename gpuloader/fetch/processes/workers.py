@@ -88,7 +88,8 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
         return "fork", setup, None
     packed = pack_list(setup.reading.dataset, IN_BAND_LIMIT)
     if packed is not None:
-        setup = replace(setup, reading=replace(setup.reading, dataset=packed))
+        source = replace(setup.reading.source, dataset=packed)
+        setup = replace(setup, reading=replace(setup.reading, source=source))
     may_fork = method is None and may_fork_unasked()
     try:
         # If nobody has chosen, unpickling many objects in every worker would cost more than forking.
@@ -100,7 +101,7 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
     except Unshippable as reason:
         if may_fork:
             return "fork", setup, None
-        what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.")
+        what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.").removeprefix("source.")
         raise LoaderError(
             f"the dataset cannot be sent to worker processes: {what}; make "
             "it picklable, or pass start_method='fork' or worker_type='thread'"
@@ -180,7 +181,7 @@ class WorkerProcess:
                 theirs.close()
         self.pid = self._child.pid
         self.sentinel = self._child.sentinel
-        self._finalizer.due.append(partial(_end, self.link, self._child, os.getpid()))
+        self._finalizer.watch(partial(_end, self.link, self._child, os.getpid()))
         if parcel is not None:
             for one in parcel.lists:
                 self.send(Message(Kind.LIST, descriptor=one.descriptor))
@@ -253,7 +254,7 @@ class WorkerProcess:
     @property
     def is_closed(self) -> bool:
         """Whether `close` has run."""
-        return not self._finalizer.due
+        return not self._finalizer.alive
 
 
 def _start_worker(pool: Pool, number: int, link: socket.socket) -> ServedChild | StartedChild:
@@ -315,7 +316,7 @@ class Pool:
         try:
             self.table, self.descriptor = IndexTable.create(ahead, columns)
             self._parts = *self._parts[:-1], closing_once(self.descriptor)
-            self._finalizer.due.append(partial(_close_pool, *self._parts))
+            self._finalizer.watch(partial(_close_pool, *self._parts))
             self._free_rows = list(range(len(self.table.rows)))
             self.resize(count)
             exit_first()  # before what `multiprocessing` has registered, which kills its children
@@ -544,7 +545,7 @@ class ProcessWorkers:
         if not self._by_index:
             # Each worker has its own items, so the order of the batches is the order of their turns.
             if not self._turns:
-                self._window.end()
+                self._window.exhausted = True
                 return None
             return None if self._turns[0] >= len(workers) else workers[self._turns[0]]
         worker = workers[0]

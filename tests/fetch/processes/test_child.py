@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from gpuloader.fetch.processes.child import ServedChild, wait_for
-from gpuloader.fetch.processes.serving import STATUS
+from gpuloader.fetch.processes.fork_server import STATUS, ServedChild
+from gpuloader.system.processes import wait_for
 from tests.fakes import is_running
 
 pytestmark = [
