@@ -1,4 +1,4 @@
-"""What all kinds of fetching share: the protocol, the user's options, the request for an epoch, the errors."""
+"""What all kinds of fetching share: the protocol, the user's options, the request for an epoch, errors."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ Who reads is one of three modes, which `ReadAheadPolicy` chooses from the times 
                                                              v           |
                                                           TURNS: the thread reads while the consumer waits
 
-A source that any thread may advance goes between INLINE and BESIDE; until the consumer's next batch it may be in
-TURNS, because the thread has noticed first. A source that belongs to the thread it was opened in, such as a
-generator with a database connection, stays there for the epoch: in the thread it goes between TURNS and BESIDE, and
-in the consumer there is no thread.
+A source that any thread may advance goes between INLINE and BESIDE; until the consumer's next batch it may be
+in TURNS, because the thread has noticed first. A source that belongs to the thread it was opened in, such as
+a generator with a database connection, stays there for the epoch: in the thread it goes between TURNS and
+BESIDE, and in the consumer there is no thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Child processes: one function starts them, their handle notices their death, and none outlives this process.
+"""Child processes: one function starts them, a handle tells of their death, and none outlives its parent.
 
 Imported late, because it imports `multiprocessing`.
 """
@@ -114,8 +114,8 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
             with blocked_interrupts():
                 process.start()
         except OSError as error:
-            # If the system refuses to fork, multiprocessing leaves the pipes open that are local to the function
-            # that has called `os.fork`.
+            # If the system refuses to fork, multiprocessing leaves the pipes open that are local to the
+            # function that has called `os.fork`.
             for frame, _ in traceback.walk_tb(error.__traceback__):
                 if frame.f_globals.get("__name__") == "multiprocessing.popen_fork":
                     for pipe in frame.f_locals.values():
@@ -127,8 +127,8 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
     return StartedChild(process)
 
 
-# Handles. A child's own sentinel is a pipe, which other children that are forked meanwhile inherit and so keep
-# open. A process descriptor becomes ready when the child dies, whoever has inherited what.
+# Handles. A child's own sentinel is a pipe, which other children that are forked meanwhile inherit and so
+# keep open. A process descriptor becomes ready when the child dies, whoever has inherited what.
 
 
 class ChildHandle:
@@ -184,7 +184,7 @@ class StartedChild(ChildHandle):
         if is_ours:
             self._process.join()
             # A thread that is starting another process may have reaped this one and not yet recorded that.
-            # At exit, multiprocessing joins all processes that it knows, and fails if one is closed meanwhile.
+            # At exit, multiprocessing joins all processes that it knows, and fails if one is closed then.
             with contextlib.suppress(ValueError):
                 do_unless_exiting(self._process.close)
         self._close()

@@ -95,8 +95,8 @@ def test_data_that_end_before_the_plan_cost_no_slot():
             None if number else SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
         )
 
-    numbered = [(0, ()), (1, ()), (2, ())]
-    batches = stage_inline(numbered, assemble, ring, Meter(), seed=0, epoch=0, close=lambda: closed.append(1))
+    epoch = EpochRequest(0, 0, iter([(0, ()), (1, ()), (2, ())]), {})
+    batches = stage_inline(epoch, assemble, ring, Meter(), close=lambda: closed.append(1))
     first = next(batches)
     assert list(batches) == []
     assert (closed, ring.free) == ([1], 1)

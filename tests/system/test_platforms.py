@@ -32,7 +32,7 @@ from gpuloader.system.platforms import (
     seal,
     usable_cores,
 )
-from gpuloader.system.processes import open_sentinel
+from gpuloader.system.processes import StartedChild
 from tests.fakes import limit_memory
 
 
@@ -126,12 +126,12 @@ def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch
 
 def test_without_process_descriptors_a_pipe_tells_of_a_death(monkeypatch):
     process = types.SimpleNamespace(pid=os.getpid(), sentinel=-7)
-    descriptor = open_sentinel(process)
-    assert descriptor >= 0
-    os.close(descriptor)
+    child = StartedChild(process)
+    assert child.sentinel >= 0
+    os.close(child.sentinel)
     monkeypatch.delattr(os, "pidfd_open")
     assert open_process(os.getpid()) is None
-    assert open_sentinel(process) == -7
+    assert StartedChild(process).sentinel == -7
 
 
 def test_a_process_is_killed_by_its_descriptor_where_that_is_allowed(monkeypatch):
@@ -183,7 +183,7 @@ def test_nothing_is_forked_unasked_where_that_is_not_safe(monkeypatch):
     assert may_fork_unasked()
     assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1))) == 3
     monkeypatch.setattr(platforms, "may_fork_unasked", lambda: False)
-    monkeypatch.setattr("gpuloader.fetch.processes.starting.may_fork_unasked", lambda: False)
+    monkeypatch.setattr("gpuloader.fetch.processes.workers.may_fork_unasked", lambda: False)
     with pytest.raises(LoaderError, match=r"lock cannot be pickled.*start_method='fork'"):
         list(DataLoader(Locked(), batch_size=4, num_workers=1))
     assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1, start_method="fork"))) == 3

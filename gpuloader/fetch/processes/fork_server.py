@@ -494,8 +494,8 @@ class _Server:
         self._children: dict[int, int] = {}  # pid to status link
         self._files: dict[str, tuple[int, int]] = {}  # sources of the user's modules, as they were imported
         self._threads = _count_threads()
-        # A signal handler in Python runs only between two instructions, not while `poll` waits. The descriptor
-        # wakes that.
+        # A signal handler in Python runs only between two instructions, and not while `poll` waits, which
+        # this descriptor wakes.
         self._wakeup, self._awakened = os.pipe()
         os.set_blocking(self._awakened, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -629,7 +629,7 @@ def _run_forked(number: int) -> None:
 def _count_threads() -> int:
     """Return how many threads this process has, including those of libraries; 1 if that is unknown."""
     try:
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return 1
 

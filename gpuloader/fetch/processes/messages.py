@@ -5,10 +5,10 @@ table and samples in the slots, so a task and its answer are usually bare header
 for a message goes into a memory file, and the message carries the file's descriptor.
 """
 
-# `multiprocessing.connection` would do for all but the task and its answer, which every batch waits for: a
-# header there and back takes 16.1 us, and 18.4 us with `send_bytes` and `recv_bytes`, which read a length first
-# (medians of 5 times 20,000 on two cores). A `Connection` also sends no descriptor along with the bytes, and
-# cannot send without waiting: if both sides waited for room, neither would read.
+# Not over `multiprocessing.connection`, because every batch waits for a task and its answer: a header there
+# and back takes 16.1 us, and 18.4 us with `send_bytes` and `recv_bytes`, which read a length first (medians of
+# 5 times 20,000 on two cores). A `Connection` also sends no descriptor along with the bytes, and cannot send
+# without waiting: if both sides waited for room, neither would read.
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def send(link: socket.socket, message: Message, flags: int = 0) -> None:
         spilled, descriptor = True, open_memory_file("gpuloader-message")
     try:
         if spilled and descriptor is not None:
-            with open(descriptor, "wb", closefd=False) as file:
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
                 file.write(payload)
             payload = b""
         # The header holds the payload's length, because not every system has sockets that preserve message
@@ -149,7 +149,7 @@ def receive(link: socket.socket, flags: int = 0) -> Message | None:
     for _, _, packed in ancillary:
         message.descriptor = int.from_bytes(packed[:_INT_NBYTES], "little")
     if spilled and message.descriptor is not None:
-        with open(message.descriptor, "rb") as file:
+        with os.fdopen(message.descriptor, "rb") as file:
             file.seek(0)  # both sides share the position, which is at the end of what was written
             message.payload = file.read()
         message.descriptor = None
