@@ -95,8 +95,11 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
                 if quota.isdecimal() and int(quota) and int(period or 0):  # "max" or -1: no limit
                     quotas.append(int(quota) / int(period))
     # The group with the least memory left decides.
-    limit_and_used = min(limits, key=lambda one: one[0] - one[1]) if limits else (None, 0)
-    return ControlGroup(version, *limit_and_used, min(quotas, default=None))
+    memory_limit, memory_used = None, 0
+    for most, taken in limits:
+        if memory_limit is None or most - taken < memory_limit - memory_used:
+            memory_limit, memory_used = most, taken
+    return ControlGroup(version, memory_limit, memory_used, min(quotas, default=None))
 
 
 def read_text(file: Path) -> str | None:

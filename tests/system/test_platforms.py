@@ -19,7 +19,6 @@ import pytest
 from gpuloader import DataLoader, LoaderError
 from gpuloader.system import platforms
 from gpuloader.system.platforms import (
-    _system_available,
     allowed_cores,
     available_memory,
     check_processes,
@@ -81,9 +80,10 @@ def test_what_is_available_is_less_than_what_there_is():
 
 
 def test_a_system_that_does_not_say_what_it_has_is_not_asked(tmp_path):
-    assert _system_available(tmp_path / "meminfo") is None
-    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 3 kB\n")
-    assert _system_available(tmp_path / "meminfo") == 3072
+    assert available_memory(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 3 kB\n")
+    assert available_memory(tmp_path) == 3072
 
 
 @pytest.mark.parametrize("lacking", ["an older kernel", "another system"])

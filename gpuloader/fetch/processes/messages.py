@@ -6,9 +6,9 @@ for a message goes into a memory file, and the message carries the file's descri
 """
 
 # Not over `multiprocessing.connection`, because every batch waits for a task and its answer: a header there
-# and back takes 16.1 us, and 18.4 us with `send_bytes` and `recv_bytes`, which read a length first (medians of
-# 5 times 20,000 on two cores). A `Connection` also sends no descriptor along with the bytes, and cannot send
-# without waiting: if both sides waited for room, neither would read.
+# and back takes 16.1 us, and 18.4 us with `send_bytes` and `recv_bytes`, which read a length first (medians
+# of 5 times 20,000 on two cores). A `Connection` also sends no descriptor along with the bytes, and cannot
+# send without waiting: if both sides waited for room, neither would read.
 
 from __future__ import annotations
 
