@@ -29,7 +29,7 @@ from gpuloader.api.options import (
 from gpuloader.api.state import Cursor, Progress
 from gpuloader.checks import check_flags
 from gpuloader.epoch.cache import ArraySource, check_cache, materialise
-from gpuloader.epoch.epoch import Epoch, Iteration
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.fetch.base import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, StoredOrder
@@ -425,12 +425,12 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._ready()
         self._course.prepare(self._open_prepared)
 
-    def _open_prepared(self, progress: Progress) -> Epoch:
+    def _open_prepared(self, progress: Progress) -> Iteration:
         epoch = self._loading.begin(progress)
         epoch.prepare()
         return epoch
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> Iteration:
         self._ready()
         return self._course.begin(self._loading.begin)
 

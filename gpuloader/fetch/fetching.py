@@ -21,7 +21,7 @@ from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.interrupts import deferred_interrupt
 from gpuloader.system.platforms import check_processes
-from gpuloader.watch.autotuner import DEEPEST, HillClimb, Setting
+from gpuloader.watch.autotuner import DEEPEST, Autotuner, Setting
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
@@ -159,13 +159,13 @@ class Fetching:
             return depth * -(-count // min(count, size))
         return depth * count
 
-    def climb(self, prefetch: int) -> HillClimb | None:
+    def autotuner(self, prefetch: int, meter: Meter) -> Autotuner | None:
         """Return the search for the options left 'auto', starting from the present ones; None if none is."""
         workers = self._workers
         if not self.count or self._reading.iterable or not (workers.most or workers.deepens):
             return None
         begin = Setting(self.count, workers.prefetch_factor, prefetch)
-        return HillClimb(begin, workers.most or self.count, workers.deepens)
+        return Autotuner(begin, workers.most or self.count, meter, deepens=workers.deepens)
 
     def begin_with(self, setting: Setting) -> None:
         """Start later epochs with a setting that tuning has found."""
