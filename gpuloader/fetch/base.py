@@ -12,14 +12,7 @@ import numpy as np
 from gpuloader.batches.items import ItemState, Reading
 from gpuloader.batches.stream import StagedBatch
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
-from gpuloader.errors import (
-    BadValue,
-    LoaderError,
-    QueueClosed,
-    SampleError,
-    WorkerTimeout,
-    describe_error,
-)
+from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
 from gpuloader.fields.spec import Indices
 from gpuloader.order.plan import RankInfo
 from gpuloader.system.cores import Cores
@@ -42,65 +35,34 @@ class Fetch(Protocol):
 
 # The user's options for workers, checked before any worker starts.
 
+# How worker processes start if nobody has chosen.
+#
+# The fork server has loaded NumPy and this package, and has no threads or locks of the user's program.
 DEFAULT_METHOD = "forkserver"
-"""How worker processes start if nobody has chosen.
 
-The fork server has loaded NumPy and this package, and has no threads or locks of the user's program.
-"""
-
+# Seconds that closing waits for the user's code to return before it leaves a thread to end by itself.
 CLOSING_TIME = 1.0
-"""Seconds that closing waits for the user's code to return before it leaves a thread to end by itself."""
 
 METHODS = ("fork", "forkserver", "spawn")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """The user's options for workers.
+    """The user's options for workers."""
 
-    Attributes
-    ----------
-    count : int
-        The number of workers; with 0 the consumer's thread fetches.
-    kind : str
-        'process' or 'thread'.
-    prefetch_factor : int
-        Batches in progress for each worker.
-    in_order : bool
-        Deliver in the plan's order; otherwise as batches finish.
-    timeout : float
-        Seconds to wait for a batch; 0 means no limit.
-    init : callable or None
-        Called with the worker's number before its first sample.
-    persistent : bool
-        Keep processes from one epoch to the next.
-    start_method : str or None
-        How processes start; None chooses by the dataset.
-    respawn : bool
-        Replace processes that die.
-    most : int
-        The most workers that tuning may choose; 0 if the number is fixed.
-    deepens : bool
-        Whether tuning chooses how far workers read ahead.
-    budget : int
-        The most bytes that the slots may grow to while tuning.
-    read_ahead : bool or str
-        Whether to read ahead without workers; 'thread' to do so in a thread always.
-    """
-
-    count: int = 0
-    kind: str = "process"
-    prefetch_factor: int = 2
-    in_order: bool = True
-    timeout: float = 0.0
-    init: Callable[[int], object] | None = None
-    persistent: bool = False
-    start_method: str | None = None
-    respawn: bool = False
-    most: int = 0
-    deepens: bool = False
-    budget: int = BUDGET
-    read_ahead: bool | str = False
+    count: int = 0  # with 0 the consumer's thread fetches
+    kind: str = "process"  # or "thread"
+    prefetch_factor: int = 2  # batches in progress for each worker
+    in_order: bool = True  # deliver in the plan's order; otherwise as batches finish
+    timeout: float = 0.0  # seconds to wait for a batch; 0 means no limit
+    init: Callable[[int], object] | None = None  # called with the worker's number before its first sample
+    persistent: bool = False  # keep processes from one epoch to the next
+    start_method: str | None = None  # None chooses by the dataset
+    respawn: bool = False  # replace processes that die
+    most: int = 0  # workers that tuning may choose; 0 if the number is fixed
+    deepens: bool = False  # whether tuning chooses how far workers read ahead
+    budget: int = BUDGET  # bytes that the slots may grow to while tuning
+    read_ahead: bool | str = False  # without workers; "thread" to do so in a thread always
 
     @classmethod
     def of(
@@ -202,80 +164,48 @@ def check_worker_init(function: object) -> None:
 def most_workers() -> int:
     """Return the largest number of workers that ``num_workers='auto'`` may choose.
 
-    It is more than the number of cores, because some workers wait for a disk.
-
     >>> 4 <= most_workers() <= 32
     True
     """
+    # More than the number of cores, because some workers wait for a disk.
     return min(max(4 * usable_cores(), 4), 32)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRequest:
-    """One epoch to fetch.
-
-    Attributes
-    ----------
-    seed, epoch : int
-        The loader's seed and epoch.
-    numbered : iterator of (int, sequence) or None
-        Each batch's number and indices; None for an iterable dataset.
-    reached : mapping of int to ItemState
-        For an iterable dataset, the state from which each worker resumes.
-    start : int
-        For an iterable dataset, the number of the first batch.
-    turn : int
-        For an iterable dataset, the worker that yields the first batch.
-    owner : object
-        The token of the loader that reads.
-    """
+    """One epoch to fetch."""
 
     seed: int
     epoch: int
+    # Each batch's number and indices; None for an iterable dataset, whose items are not known ahead.
     numbered: Iterator[tuple[int, Indices]] | None
+    # For an iterable dataset: the state from which each worker resumes, the number of the first batch, and
+    # the worker that yields it.
     reached: Mapping[int, ItemState]
     start: int = 0
     turn: int = 0
+    # The token of the loader that reads, see `gpuloader.system.threads.this_thread`.
     owner: object = None
 
 
 @dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
 class WorkerSetup:
-    """What a worker thread or process gets once, when it starts.
-
-    Attributes
-    ----------
-    reading : Reading
-        The dataset, and how its samples become batches.
-    init : callable or None
-        Called with the worker's number before its first sample.
-    count : int
-        The number of workers, the most there may be with ``num_workers='auto'``.
-    rank : RankInfo
-        The rank that the workers belong to.
-    cores : set of int
-        The processor cores on which the workers run; empty: any.
-    depth : int
-        How deep worker processes are within worker processes, from 1.
-    """
+    """What a worker thread or process gets once, when it starts."""
 
     reading: Reading
     init: Callable[[int], object] | None
-    count: int
+    count: int  # the number of workers, the most there may be with num_workers='auto'
     rank: RankInfo
-    cores: Cores = frozenset()
-    depth: int = 1
+    cores: Cores = frozenset()  # on which it runs; empty: any
+    depth: int = 1  # how deep worker processes are within worker processes
 
 
 # The errors that the consumer sees when a worker thread or process fails.
 
 
 def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
-    """Return the exception to raise in the consumer for one raised in a worker.
-
-    SystemExit, StopIteration and the like are wrapped in a SampleError, because they would end the consumer's
-    program, generator or epoch.
-    """
+    """Return the exception to raise in the consumer for one raised in a worker."""
+    # SystemExit, StopIteration and the like would end the consumer's program, generator or epoch.
     if isinstance(error, Exception) and not isinstance(error, QueueClosed):
         return error
     failure = SampleError(f"the dataset raised {describe_error(error)}", batch=batch, worker=worker)

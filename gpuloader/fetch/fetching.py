@@ -34,34 +34,8 @@ _COLUMNS = 256  # indices per batch that fit in the index table if the batch siz
 class Fetching:
     """Fetches a dataset's batches, epoch after epoch: inline, in threads or in processes.
 
-    A dataset that consists of arrays runs no Python code per sample. Threads gather its large batches, even
-    if the user asked for processes. The consumer gathers its small ones, because one vectorized take costs
-    less than a message to a worker. A dataset whose samples lie in other columns, such as text, is read by
-    threads too: in a process, each value would have to be pickled.
-
-    Parameters
-    ----------
-    reading : Reading
-        The dataset, and how its samples become batches.
-    workers : WorkerOptions
-        The workers that the user asked for.
-    gatherer : Gatherer or None
-        Gathers batches from the arrays of a cached dataset.
-    near : set of int
-        The processor cores on which workers run, if there are as many of them as workers; empty: any.
-
-    Attributes
-    ----------
-    count : int
-        The number of workers: what the user asked for, or 0 if workers would cost more than they gain.
-    policy : ReadAheadPolicy
-        Decides whether reading ahead without workers takes a thread.
-    in_processes : bool
-        Whether the workers are processes.
-    stretch : int
-        Bytes within which the ring may have more slots than needed, to read short batches in bursts.
-    budget : int
-        The most bytes that the slots may grow to while tuning.
+    `count` is the number of workers: what the user asked for, or 0 if workers would cost more than they gain.
+    Workers run on the cores in `near`, if there are as many of them as workers.
     """
 
     def __init__(
@@ -81,6 +55,8 @@ class Fetching:
             source = reading.source.arrays if plain else None
             if source is not None:
                 gatherer = Gatherer(source.arrays, source.rows, collation, tree_of(source))
+        # A dataset that consists of arrays runs no Python code per sample. Threads gather its large batches,
+        # even if the user asked for processes.
         self._gatherer = gatherer
         self._assembler = reading.make_assembler()
         self._process = os.getpid()
@@ -88,11 +64,15 @@ class Fetching:
         self._start_method = workers.start_method
         self._sent: object = None
         self.policy = ReadAheadPolicy(fixed=workers.read_ahead == THREAD, bound=reading.iterable)
-        self.budget = workers.budget
+        self.budget = workers.budget  # bytes that the slots may grow to while tuning
         self.count = workers.count
+        # The consumer gathers small batches: one vectorized take costs less than a message to a worker.
         if gatherer is not None and gatherer.layout(reading.size or 1).nbytes < PART_NBYTES:
             self.count = 0
+        # Bytes within which the ring may have more slots than needed, to read short batches in bursts.
         self.stretch = 0 if self.count or not workers.read_ahead else STRETCH
+        # Samples that lie in other columns, such as text, are read by threads too: in a process, each value
+        # would have to be pickled.
         in_columns = gatherer is not None or self._assembler.reads_columns
         self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns
         if not self.in_processes:
@@ -119,20 +99,14 @@ class Fetching:
 
     @property
     def crew(self) -> int | None:
-        """How many workers take turns at an iterable dataset.
-
-        None for a map-style dataset, and for an iterable one that is divided among ranks: its batches do not
-        depend on the number of workers.
-        """
+        """How many workers take turns at an iterable dataset; None if the batches do not depend on that."""
+        # Of one that is divided among ranks, each worker reads everything, and takes its own part.
         if not self._reading.iterable or self._reading.division is not None:
             return None
         return max(self._workers.count, 1)
 
     def check_crew(self, crew: int | None) -> None:
-        """Raise `ValueError` unless a state of a loader with this `crew` can resume here.
-
-        What an iterable dataset yields depends on the number of workers, so theirs must be the same.
-        """
+        """Raise `ValueError` unless a state of a loader with this `crew` can resume here."""
         if self._reading.iterable == (crew is None):
             kinds = ("a map-style dataset", "an iterable dataset")
             found, here = kinds if self._reading.iterable else kinds[::-1]

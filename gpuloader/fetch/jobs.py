@@ -12,36 +12,15 @@ from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
+# The most jobs in progress before any batch has been delivered; then twice as many as were delivered.
+#
+# Otherwise workers would be handed as many jobs as `ahead` allows, before it is known whether there are
+# items.
 FIRST_JOBS = 256
-"""The most jobs in progress before any batch has been delivered; then twice as many as were delivered.
-
-Otherwise workers would be handed as many jobs as `ahead` allows, before it is known whether there are items.
-"""
 
 
 class Job:
-    """A batch that workers assemble.
-
-    Attributes
-    ----------
-    number : int
-        The batch's number.
-    indices : sequence
-        The indices of its samples; empty for an iterable dataset, whose worker alone knows them.
-    slot : Slot or None
-        The slot it is written to; None until its size is known.
-    worker : int
-        The worker it is assigned to; -1 before that.
-    row : int
-        The row of the index table that holds its indices; -1 if none does.
-    done : bool
-        Whether the job has ended: with a batch in `staged`, with an exception in `error`, or with neither if
-        the worker had no items left.
-    deaths : int
-        How many workers died while this was the oldest job they held, so that it may have killed them.
-    busy : int
-        Nanoseconds of work spent on it, summed over its workers.
-    """
+    """A batch that workers assemble."""
 
     __slots__ = (
         "busy", "deaths", "done", "error", "indices", "number", "row", "slot", "staged", "worker",
@@ -49,14 +28,16 @@ class Job:
 
     def __init__(self, number: int, indices: Indices) -> None:
         self.number = number
-        self.indices = indices
-        self.slot: Slot | None = None
+        self.indices = indices  # empty for an iterable dataset, whose worker alone knows them
+        self.slot: Slot | None = None  # None until its size is known
         self.worker = -1
-        self.row = -1
+        self.row = -1  # of the index table, if its indices are there
+        # It ends with a batch, with an exception, or with neither if the worker had no items left.
         self.done = False
         self.staged: StagedBatch | None = None
         self.error: BaseException | None = None
-        self.deaths = self.busy = 0
+        self.deaths = 0  # workers that died while this was their oldest job, so that it may have killed them
+        self.busy = 0  # nanoseconds of work spent on it, summed over its workers
 
     def finish(self, staged: StagedBatch | None, error: BaseException | None = None) -> None:
         """Record how the job ended."""
@@ -65,42 +46,23 @@ class Job:
 
 
 class Window:
-    """The jobs in progress, never more than `ahead`.
-
-    Parameters
-    ----------
-    numbered : iterator of (int, sequence)
-        The number and indices of each batch to come.
-    ring : Ring
-        The source of slots. A job gets its slot when it is handed out, so no worker waits for one. Until the
-        size of some batch is known there are no slots, and workers ask for theirs with `reserve`.
-    ahead : int
-        The most jobs that may be handed out and not yet delivered.
-    in_order : bool
-        Deliver in the plan's order; otherwise as batches finish.
-
-    Attributes
-    ----------
-    ahead : int
-        As given; may be changed at any time.
-    jobs : deque of Job
-        The jobs in progress, oldest first. Only the consumer adds and removes them, and only while it holds
-        the lock under which a worker's `reserve` looks at them.
-    exhausted : bool
-        Whether there are no more jobs to hand out.
-    """
+    """The jobs in progress, never more than `ahead`, which may be changed at any time."""
 
     def __init__(
         self, numbered: Iterator[tuple[int, Indices]], ring: Ring, ahead: int, *, in_order: bool
     ) -> None:
         self._numbered = numbered
+        # A job gets its slot when it is handed out, so no worker waits for one. Until the size of some batch
+        # is known there are no slots, and workers ask for theirs with `reserve`.
         self._ring = ring
         self.ahead = ahead
-        self.exhausted = False
+        self.exhausted = False  # no more jobs to hand out
         self._in_order = in_order
         self._delivered = 0
         # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
         self._slotting = threading.RLock()
+        # Oldest first. Only the consumer adds and removes jobs, and only while it holds the lock under which
+        # a worker's `reserve` looks at them.
         self.jobs: deque[Job] = deque()
 
     def next_job(self) -> Job | None:

@@ -42,8 +42,8 @@ from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import mark
 
+# Bytes of slots within which short batches are read in longer bursts than the queue's capacity.
 STRETCH = 8 << 20
-"""Bytes of slots within which short batches are read in longer bursts than the queue's capacity."""
 
 _BURST = 2 << 20  # bytes of short batches that are read for one hand-over, so that they stay in the caches
 _PATIENCE = 1_000_000  # nanoseconds that the consumer waits for several short batches instead of one
@@ -317,20 +317,9 @@ class ReadAhead:
     A source that any thread may advance is read by whoever needs the next batch first. So the consumer reads
     the first batch itself, and every batch while the thread sleeps.
 
-    Parameters
-    ----------
-    batches : iterator of StagedBatch
-        What is read.
-    ring : Ring
-        The source of the slots.
-    capacity : int
-        The number of staged batches to read ahead; more if they are small, see `Ring.stretched`.
-    policy : ReadAheadPolicy
-        Decides how to read; it belongs to the loader and outlives the epoch.
-    bound : bool
-        Whether the source stays in the thread that opens it.
-    eager : bool
-        Whether to read the next batch early in the consumer's thread, so that its copy to a device can start.
+    The `policy` belongs to the loader and outlives the epoch. A `bound` source stays in the thread that opens
+    it. An `eager` fetch reads the next batch early in the consumer's thread, so that its copy to a device can
+    start.
     """
 
     def __init__(

@@ -34,28 +34,20 @@ from gpuloader.system.threads import LONGEST_WAIT, StartedThread, start_thread, 
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 
+# The least bytes that each thread gathers from arrays; for less, handing over the task costs more.
 PART_NBYTES = 1 << 20
-"""The least bytes that each thread gathers from arrays; for less, handing over the task costs more."""
 
+# A function to call with the thread's number, its job, and the start and stop of its part of the samples.
 Task = tuple[Callable[[int], None], Job, int, int]
-"""A function to call with the thread's number, its job, and the start and stop of its part of the samples."""
 
+# What threads wait for; None ends one of them.
 Tasks = SimpleQueue[Task | None]
-"""What threads wait for; None ends one of them."""
 
 
 class Threads:
     """The worker threads of one epoch, each with its queue of tasks; several may share one.
 
-    Only the consumer calls the methods. A thread that hangs in the user's dataset cannot be stopped from
-    outside: it stays, harmless, until the dataset returns or the process ends.
-
-    Attributes
-    ----------
-    bell : SimpleQueue
-        Receives an entry whenever a thread finishes a job, to wake the consumer.
-    closed : threading.Event
-        Set once the epoch is over.
+    Only the consumer calls the methods.
     """
 
     def __init__(self, setup: WorkerSetup, epoch: EpochRequest, timeout: float) -> None:
@@ -66,8 +58,8 @@ class Threads:
         self._queues: list[Tasks] = []
         self._at_work: list[Task | None] = []
         self._failures: list[LoaderError] = []
-        self.bell: SimpleQueue[None] = SimpleQueue()
-        self.closed = threading.Event()
+        self.bell: SimpleQueue[None] = SimpleQueue()  # an entry wakes the consumer: a job has ended
+        self.closed = threading.Event()  # the epoch is over
         self._threads: list[StartedThread] = []
 
     def add(self, tasks: Tasks, count: int = 1) -> None:
@@ -135,6 +127,8 @@ class Threads:
         self.closed.set()
         for tasks in self._queues:
             tasks.put(None)
+        # A thread that hangs in the user's dataset cannot be stopped from outside: it stays, harmless, until
+        # the dataset returns or the process ends.
         deadline = monotonic() + CLOSING_TIME
         ended = [thread.join(max(deadline - monotonic(), 0)) for thread in self._threads]
         return all(ended)
@@ -250,23 +244,9 @@ def _end_job(
 
 
 class ThreadWorkers:
-    """Threads that fetch a map-style dataset; each batch is cut into one part per thread.
+    """Threads that fetch a map-style dataset; only the consumer calls the methods.
 
-    Sharing a batch makes the first one ready soonest and needs few slots. Only the consumer calls the
-    methods.
-
-    Parameters
-    ----------
-    assembler : Assembler or Gatherer
-        Assembles the batches.
-    window : Window
-        The batches to come and those in progress.
-    threads : Threads
-        The threads, none of which has started.
-    count : int
-        The number of threads to start.
-    meter : Meter
-        Counts where the time goes.
+    Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
     """
 
     def __init__(
@@ -314,11 +294,7 @@ class ThreadWorkers:
 
 
 class ThreadStreams:
-    """Threads that each read an iterable dataset; their batches are delivered in turn.
-
-    The parameters are those of `ThreadWorkers`, except that `streams`, one per thread, take the place of the
-    assembler; `turn` is the number of the thread that yields the first batch.
-    """
+    """Threads that each read an iterable dataset; their batches come in turn, first that of thread `turn`."""
 
     def __init__(
         self,

@@ -112,8 +112,8 @@ def read_text(file: Path) -> str | None:
 
 T = TypeVar("T")
 
+# Numbers of processor cores; if empty, any.
 Cores = frozenset[int]
-"""Numbers of processor cores; if empty, any."""
 
 
 def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:

@@ -224,8 +224,8 @@ def describe_death(code: int | None) -> tuple[str, int | None]:
 
 # In the child.
 
+# The most worker processes within worker processes.
 MOST_NESTED = 4
-"""The most worker processes within worker processes."""
 
 _depth = 0
 

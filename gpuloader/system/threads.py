@@ -8,19 +8,18 @@ from collections.abc import Callable
 
 from gpuloader.errors import LoaderError, Misuse
 
+# Seconds that one call waits at most: the system's calls take no more than 24 days.
 LONGEST_WAIT = 1e6
-"""Seconds that one call waits at most: the system's calls take no more than 24 days."""
 
 
 class _ThisThread(threading.local):
     reads_for: object = None
 
 
+# `this_thread.reads_for` is the token of the loader that the calling thread reads for, or None.
+#
+# Whoever reads for a loader sets it and restores it, so that no loader is read by its own dataset, forever.
 this_thread = _ThisThread()
-"""`this_thread.reads_for` is the token of the loader that the calling thread reads for, or None.
-
-Whoever reads for a loader sets it and restores it, so that no loader is read by its own dataset, forever.
-"""
 
 
 def check_not_reading(owner: object) -> None:

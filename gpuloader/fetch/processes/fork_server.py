@@ -7,8 +7,9 @@ thread, no CUDA and no lock of the user's program, so forking it is safe and tak
 the loader's process closes the control link or dies.
 
     loader's process                          fork server                         worker
-    Load(modules)              ------------>  imports them
-    Fork, link, status         ------------>  forks  ------------------------->   waits for its process object
+    Request(modules)           ------------>  imports them
+    Request(origins),
+      link, status             ------------>  forks  ------------------------->   waits for its process object
     <------------  Forked(pid), process descriptor
     process object             ------------------ over `status` ------------->    run_worker(link)
     <-------- exit code ----- over `status` --  reaps  <-----------------------   ends
@@ -53,11 +54,11 @@ from gpuloader.system.processes import ChildHandle, describe_death, wait_for
 
 _GRACE = 1.0  # seconds for a server that closed its link to end
 _PRESENT = ("__main__", "__mp_main__", "builtins", "gpuloader", "numpy")  # the server has them, or cannot
+# The modules whose objects multiprocessing's resource tracker removes when a program ends.
 _TRACKED = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
-"""The modules whose objects multiprocessing's resource tracker removes when a program ends."""
 
+# What the server writes to a worker's status link: the exit code, as `multiprocessing` counts it.
 STATUS = struct.Struct("<i")
-"""What the server writes to a worker's status link: the exit code, as `multiprocessing` counts it."""
 
 
 # What the two say to each other.
@@ -89,58 +90,34 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Import modules, without an answer; a module that cannot be imported is left to the workers."""
+class Request:
+    """Import modules, and fork a worker unless `origins` is None.
+
+    The worker's link, its status link and perhaps the loader's resource tracker come along as descriptors.
+    """
 
     modules: tuple[str, ...]
     surroundings: Surroundings
-    descriptors: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """Fork a worker. Its link, its status link and perhaps the loader's resource tracker come along.
-
-    Attributes
-    ----------
-    origins : dict of str to str
-        The files of the modules that the worker will import, as the loader's process knows them.
-    surroundings : Surroundings
-        The path, folder and environment of the loader's process now.
-    descriptors : int
-        How many descriptors follow, as for the other values.
-    """
-
-    origins: dict[str, str]
-    surroundings: Surroundings
-    descriptors: int = 0
+    # The files of the modules that the worker will import, as the loader's process knows them.
+    origins: dict[str, str] | None = None
+    descriptors: int = 0  # how many follow
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The answer to `Fork`. The worker's process descriptor comes along, if the system has those.
+    """The answer to a request for a worker; its process descriptor comes along, if the system has those."""
 
-    Attributes
-    ----------
-    pid : int
-        The worker's process id; 0 if it was not forked.
-    problem : str
-        Why the server cannot fork this worker, if another server could.
-    error : OSError or None
-        Why the system refused to fork.
-    """
-
-    pid: int
-    problem: str = ""
-    error: OSError | None = None
+    pid: int  # 0 if it was not forked
+    problem: str = ""  # why the server cannot fork this worker, if another server could
+    error: OSError | None = None  # why the system refused to fork
     descriptors: int = 0
 
 
 class ServerGone(Exception):
-    """The other end of the control link closed."""
+    """The server has closed its end of the control link, or can no longer stand in for a new one."""
 
 
-def send_request(control: Connection, value: Load | Fork | Forked, descriptors: Iterable[int] = ()) -> None:
+def send_request(control: Connection, value: Request | Forked, descriptors: Iterable[int] = ()) -> None:
     """Send a value and copies of the descriptors that it counts; raise `ServerGone` if nobody hears it."""
     try:
         control.send(value)
@@ -182,15 +159,8 @@ def receive_request(control: Connection) -> tuple[Any, list[int]]:
 class ServedChild(ChildHandle):
     """A process that the fork server forked.
 
-    Parameters
-    ----------
-    pid : int
-        Its process id.
-    status : int
-        Our end of its status link: the server writes the exit code to it, and it closes when the process and
-        the server have ended.
-    descriptor : int or None
-        The process descriptor, if the system has those.
+    `status` is our end of its status link: the server writes the exit code to it, and it closes when the
+    process and the server have ended. `descriptor` is the process descriptor, if the system has those.
     """
 
     def __init__(self, pid: int, status: int, descriptor: int | None) -> None:
@@ -224,16 +194,12 @@ class ServedChild(ChildHandle):
         self._close()
 
 
-class _Retired(Exception):
-    """The server can no longer stand in for a new one; the message says why."""
-
-
 class ForkServer:
     """One running server process; its methods may be called by one thread at a time."""
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()
-        self._control, theirs = multiprocessing.Pipe()
+        self.control, theirs = multiprocessing.Pipe()
         owner = open_process(os.getpid())
         # With the options and the marker with which `multiprocessing` starts an interpreter.
         command = [os.fsdecode(word) for word in spawn.get_command_line()]
@@ -245,29 +211,32 @@ class ForkServer:
         restrain(environment)  # before the server imports NumPy
         try:
             with blocked_interrupts():
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     env=environment,
                     pass_fds=[theirs.fileno()] + ([] if owner is None else [owner]),
                 )
         except BaseException:
-            self._control.close()
+            self.control.close()
             raise
         finally:
             theirs.close()
             if owner is not None:
                 os.close(owner)
 
-    def load(self, modules: Iterable[str]) -> None:
-        """Make the server import modules that it has not imported yet, without waiting for it."""
+    def request(
+        self, modules: Iterable[str], origins: dict[str, str] | None = None, *descriptors: int
+    ) -> None:
+        """Make the server import modules that are new to it, and fork a worker if there are `origins`."""
         fresh = []
         for name in modules:
             if not (name.partition(".")[0] in _PRESENT or name in self._loaded or name in _unsafe):
                 fresh.append(name)
-        if fresh:
-            self._loaded.update(fresh)
-            send_request(self._control, Load(tuple(fresh), Surroundings()))
+        self._loaded.update(fresh)
+        if fresh or origins is not None:
+            request = Request(tuple(fresh), Surroundings(), origins, len(descriptors))
+            send_request(self.control, request, descriptors)
 
     def fork(
         self, number: int, link: socket.socket, modules: Iterable[str], *, needs_main: bool
@@ -277,13 +246,10 @@ class ForkServer:
         Raises
         ------
         ServerGone
-            The server died.
-        _Retired
-            A file has changed since the server imported it, or a module started threads.
+            The server died, a file has changed since it imported that, or a module started threads.
         OSError
             The system forks no more processes, or has no more descriptors.
         """
-        self.load(modules)
         origins = {}
         for name in modules:
             if origin := getattr(sys.modules.get(name), "__file__", None):
@@ -299,10 +265,9 @@ class ForkServer:
                 # Else a worker that attaches to shared memory would start a tracker of its own, which removes
                 # that memory when the worker ends.
                 descriptors.append(resource_tracker.getfd() or 0)
-            with deferred_interrupt():
-                request = Fork(origins, Surroundings(), len(descriptors))
-                send_request(self._control, request, descriptors)
-                answer, opened = receive_request(self._control)
+            with deferred_interrupt():  # half an exchange would be worse than none
+                self.request(modules, origins, *descriptors)
+                answer, opened = receive_request(self.control)
                 theirs.close()
                 if answer.pid:
                     with contextlib.suppress(ConnectionError):  # it has died, as its sentinel will tell
@@ -310,7 +275,7 @@ class ForkServer:
             if answer.problem == "threads":
                 _unsafe.update(self._loaded)
             if answer.problem:
-                raise _Retired(answer.problem)
+                raise ServerGone(answer.problem)
             if answer.error is not None:
                 raise answer.error
         except BaseException:
@@ -321,26 +286,11 @@ class ForkServer:
             raise
         return ServedChild(answer.pid, ours.detach(), opened[0] if opened else None)
 
-    def retire(self) -> None:
-        """Let the server end once its last worker has ended, whose exit code it still reports."""
-        self._control.close()
-
-    def kill(self) -> None:
-        """End the server at once; its workers live on."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
-
     def wait(self, seconds: float) -> int | None:
         """Return the server's exit code, or None if it does not end in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
+            return self.process.wait(seconds)
         return None
-
-    def forget(self) -> None:
-        """Close this forked process's copies of what belongs to its parent."""
-        self._control.close()
-        self._process.returncode = 0  # no child of this process, so nothing to wait for
 
 
 def _pickle_process(number: int, *, needs_main: bool) -> bytes:
@@ -390,7 +340,7 @@ def prepare_server(modules: Iterable[str] = ()) -> None:
     global _server
     with contextlib.suppress(OSError, ServerGone), _lock:
         _server = _server or ForkServer()
-        _server.load(modules)
+        _server.request(modules)
 
 
 def fork_worker(
@@ -398,16 +348,7 @@ def fork_worker(
 ) -> ServedChild:
     """Fork worker `number` from the server; another server is started if it died or has become outdated.
 
-    Parameters
-    ----------
-    number : int
-        The worker's number.
-    link : socket
-        The worker's end of its link; the caller closes its copy.
-    modules : iterable of str
-        What the worker will import.
-    needs_main : bool
-        Whether the worker has to import the user's main module.
+    The worker takes over `link`, of which the caller closes its copy. `modules` are what it will import.
 
     Raises
     ------
@@ -424,7 +365,7 @@ def fork_worker(
             try:
                 _server = _server or ForkServer()
                 return _server.fork(number, link, modules, needs_main=needs_main)
-            except (ServerGone, _Retired) as error:
+            except ServerGone as error:
                 server = _replace_server()
                 if last:
                     cause, _ = describe_death(None if server is None else server.wait(_GRACE))
@@ -443,7 +384,8 @@ def _replace_server() -> ForkServer | None:
     global _server
     server, _server = _server, None
     if server is not None:
-        server.retire()
+        # It ends once its last worker has ended, whose exit code it still reports.
+        server.control.close()
         _retired.append(server)
     for one in list(_retired):
         if one.wait(0) is not None:
@@ -455,7 +397,9 @@ def stop_servers() -> None:
     """End the fork server and those that were replaced; the next worker starts another."""
     _replace_server()
     while _retired:
-        _retired.pop().kill()
+        process = _retired.pop().process
+        process.kill()  # its workers live on
+        process.wait()
 
 
 def _forget_server() -> None:
@@ -464,7 +408,8 @@ def _forget_server() -> None:
     _lock = threading.Lock()  # a thread that does not exist here may hold the old one
     for server in (_server, *_retired):
         if server is not None:
-            server.forget()
+            server.control.close()  # our copy would keep the server alive
+            server.process.returncode = 0  # no child of this process, so nothing to wait for
     _server = None
     _retired.clear()
 
@@ -519,10 +464,10 @@ class _Server:
             if self._control.fileno() in ready:
                 try:
                     request, descriptors = receive_request(self._control)
-                    if isinstance(request, Load):
+                    if request.modules:
                         self._load(request)
-                    else:
-                        self._fork(request, descriptors)
+                    if request.origins is not None:
+                        self._fork(request, request.origins, descriptors)
                 except ServerGone:
                     is_open = False
                     poll.unregister(self._control)
@@ -539,7 +484,7 @@ class _Server:
                     os.write(status_link, STATUS.pack(os.waitstatus_to_exitcode(status)))
                 os.close(status_link)
 
-    def _load(self, request: Load) -> None:
+    def _load(self, request: Request) -> None:
         request.surroundings.adopt()
         restrain()
         for name in request.modules:
@@ -552,11 +497,11 @@ class _Server:
                 self._files[path] = _stamp(path)
         gc.freeze()  # a collection in a worker would copy the pages of all these objects
 
-    def _problem(self, request: Fork) -> str:
+    def _problem(self, origins: dict[str, str]) -> str:
         """Return why a fork of this server would not be what a new server's would be, or nothing."""
         if _count_threads() > self._threads:
             return "threads"  # a fork copies no thread, and whatever lock it holds stays locked
-        for name, origin in request.origins.items():
+        for name, origin in origins.items():
             module = sys.modules.get(name)
             if module is not None and getattr(module, "__file__", None) != origin:
                 return "files"
@@ -564,10 +509,10 @@ class _Server:
             return "files"
         return ""
 
-    def _fork(self, request: Fork, descriptors: list[int]) -> None:
+    def _fork(self, request: Request, origins: dict[str, str], descriptors: list[int]) -> None:
         link, status_link, *tracker = descriptors
         try:
-            if problem := self._problem(request):
+            if problem := self._problem(origins):
                 send_request(self._control, Forked(0, problem))
                 return
             try:
@@ -592,7 +537,7 @@ class _Server:
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    def _be_worker(self, request: Fork, link: int, status_link: int, tracker: list[int]) -> None:
+    def _be_worker(self, request: Request, link: int, status_link: int, tracker: list[int]) -> None:
         """Run a worker in the newly forked process, and exit."""
         global _worker_link
         code = 1

@@ -38,11 +38,11 @@ _LONGEST = 32 << 10  # bytes per payload; the kernel's default for a socket buff
 _LONGEST_IN_STREAM = 1 << 10  # on a stream, the kernel sends only short messages whole or not at all
 _STREAM = int(socket.SOCK_STREAM)
 _INT_NBYTES = 4
+# Stands for a row of the index table: the indices are in the payload.
 NO_ROW = 0xFFFFFFFF
-"""Stands for a row of the index table: the indices are in the payload."""
 
+# Stands for a batch's number: the error belongs to no batch, and the worker ends.
 NO_BATCH = 2**64 - 1
-"""Stands for a batch's number: the error belongs to no batch, and the worker ends."""
 
 
 class Kind(IntEnum):

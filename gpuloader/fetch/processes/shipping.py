@@ -34,18 +34,17 @@ from gpuloader.sources.packed import PackedList
 from gpuloader.system.finalizers import calling, closing_once
 from gpuloader.system.platforms import available_memory, open_memory_file, reserve, seal
 
+# The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
+#
+# Each worker creates these objects anew. Up to this size, two workers have them after about the time that a
+# bare spawned interpreter takes to start (230 ms; with the fork server 7 ms, forked 4 ms): 27 MB of floats
+# in lists take 170 ms, 44 MB of (path, label) tuples 300 ms, 90 MB of floats 620 ms. Forked workers have
+# them after 11, 15 and 29 ms. Memory does not decide: once a forked worker has touched all objects, their
+# reference counts have made it copy 80 to 90 % as much. Measured by ``benchmarks/start_method.py``.
 IN_BAND_LIMIT = 32 << 20
-"""The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
 
-Each worker creates these objects anew. Up to this size, two workers have them after about the time that a
-bare spawned interpreter takes to start (230 ms; with the fork server 7 ms, forked 4 ms): 27 MB of floats in
-lists take 170 ms, 44 MB of (path, label) tuples 300 ms, 90 MB of floats 620 ms. Forked workers have them
-after 11, 15 and 29 ms. Memory does not decide: once a forked worker has touched all objects, their reference
-counts have made it copy 80 to 90 % as much. Measured by ``benchmarks/start_method.py``.
-"""
-
+# Arrays of at least this many bytes are stored outside the pickle.
 OUT_OF_BAND = 64 << 10
-"""Arrays of at least this many bytes are stored outside the pickle."""
 
 _ALIGNMENT = 256  # bytes, as for the fields of a slot
 _PIECE = 4 << 20  # bytes of a strided array that are made contiguous at a time

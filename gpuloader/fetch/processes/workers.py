@@ -59,14 +59,14 @@ from gpuloader.system.threads import LONGEST_WAIT
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 
+# Seconds that a worker has to end by itself after its link closes; then it is killed.
 GRACE = 1.0
-"""Seconds that a worker has to end by itself after its link closes; then it is killed."""
 
+# Workers to start before the first batch is requested; the others start while the loop waits or runs.
 FIRST = 2
-"""Workers to start before the first batch is requested; the others start while the loop waits or runs."""
 
+# With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error.
 MOST_DEATHS = 3
-"""With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error."""
 
 _NAMED = 8  # the most samples that a message about a dead worker lists
 
@@ -135,35 +135,17 @@ at_last(_end_all)
 
 
 class WorkerProcess:
-    """A handle on one worker process; creating it starts the process.
-
-    Attributes
-    ----------
-    number, pid : int
-        The worker's number and its process id.
-    link : socket
-        The loader's end of the link.
-    sentinel : int
-        A descriptor that becomes ready when the process dies.
-    jobs : deque of Job
-        The jobs it was sent and has not answered, oldest first.
-    facts : tuple
-        Layout, levels and tree of its last batch; the worker sends them only when they change.
-    unsent : deque
-        Messages for which the link has no room yet, each with an object to keep alive while it waits.
-    awaits_room : bool
-        Whether the loader polls the link for room.
-    deaths : int
-        How many workers of this number have died in a row without answering anything.
-    """
+    """A handle on one worker process; creating it starts the process."""
 
     def __init__(self, number: int, pool: Pool) -> None:
         self.number = number
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()  # sent and not answered, oldest first
+        # Layout, levels and tree of its last batch; the worker sends them only when they change.
         self.facts: tuple[Any, ...] = ()
+        # Messages for which the link has no room yet, each with an object to keep alive while it waits.
         self.unsent: deque[tuple[Message, object]] = deque()
-        self.awaits_room = False
-        self.deaths = 0
+        self.awaits_room = False  # the loader polls the link for room
+        self.deaths = 0  # workers of this number that died in a row without answering anything
         self._arenas: dict[int, weakref.ref[Arena]] = {}
         self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         parcel = pool.parcel
@@ -291,18 +273,8 @@ def close_all(workers: list[WorkerProcess], grace: float) -> None:
 class Pool:
     """Worker processes and the index table they share with the loader, for one epoch or for many.
 
-    Parameters
-    ----------
-    setup : WorkerSetup
-        What every worker gets.
-    method : str or None
-        How workers start; None chooses by the dataset.
-    ahead : int
-        The most tasks in progress at once.
-    columns : int
-        The indices of one task, if known. Tasks that do not fit in the table travel in messages.
-    count : int
-        The number of workers. Only the first ones start at once; `start_next` starts the others.
+    At most `ahead` tasks are in progress at once, each with up to `columns` indices in the table. More travel
+    in a message.
     """
 
     def __init__(self, setup: WorkerSetup, method: str | None, ahead: int, columns: int, count: int) -> None:
@@ -402,20 +374,7 @@ class ProcessWorkers:
     workers, the first batch does not wait until all have started: one more starts with each batch, and while
     the consumer waits.
 
-    Parameters
-    ----------
-    pool : Pool
-        The worker processes.
-    window : Window
-        The batches to come and those in progress.
-    epoch : EpochRequest
-        The epoch.
-    options : WorkerOptions
-        The user's options; of its workers, some may be yet to start.
-    meter : Meter
-        Counts where the time goes.
-    give_back : callable
-        Takes the pool when the epoch ends; its workers have ended unless they persist.
+    `give_back` takes the pool when the epoch ends; its workers have ended unless they persist.
     """
 
     def __init__(
@@ -690,11 +649,8 @@ class ProcessWorkers:
     def close(self) -> bool:
         """Call off all tasks, stop the workers unless they persist, and take all slots back.
 
-        Returns
-        -------
-        bool
-            Whether the slots may be used again. They may not if they belong to the process that forked this
-            one, or if the garbage collector has already ended the workers.
+        Return whether the slots may be used again. They may not if they belong to the process that forked
+        this one, or if the garbage collector has already ended the workers.
         """
         pool = self._pool
         if os.getpid() != pool.process:

@@ -24,7 +24,7 @@ from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import (
     STATUS,
     Forked,
-    Load,
+    Request,
     ServedChild,
     ServerGone,
     Surroundings,
@@ -72,7 +72,7 @@ def run_program(code, folder, **environment):
 
 
 def server_pid():
-    return fork_server._server._process.pid
+    return fork_server._server.process.pid
 
 
 DATASET = """
@@ -488,7 +488,7 @@ def links():
 @pytest.mark.parametrize("length", [0, 1, 3_000_000], ids=["empty", "short", "more than a socket takes"])
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_a_value_comes_as_it_was_sent_with_its_descriptors(links, length, count):
-    value = Load(("x" * length,), HERE, count)
+    value = Request(("x" * length,), HERE, {}, count)
     ends = [os.pipe() for _ in range(count)]
     sender = threading.Thread(target=send_request, args=(links[0], value, [write for _, write in ends]))
     sender.start()
