@@ -188,7 +188,7 @@ class EpochRequest:
     owner: object = None
 
 
-@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
+@dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """What a worker thread or process gets once, when it starts."""
 

@@ -21,7 +21,7 @@ from functools import partial
 from multiprocessing import context, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
@@ -170,8 +170,14 @@ class StartedChild(ChildHandle):
 
     def exit_code(self, seconds: float) -> int | None:
         """Return the exit code, or None if the process does not end within `seconds`."""
-        self._process.join(seconds)
+        # Not `join`: it waits for a pipe, and then without a limit for the process, which may only have closed
+        # that pipe.
+        deadline = monotonic() + seconds
+        wait([self.sentinel], seconds)
         code: int | None = self._process.exitcode
+        while code is None and not self._by_descriptor and monotonic() < deadline:
+            sleep(1e-3)  # the pipe closes a moment before the process has ended
+            code = self._process.exitcode
         return code
 
     def kill(self) -> None:

@@ -18,7 +18,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -439,6 +439,8 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
         return ((f"[{key!r}]", part) for key, part in value.items())
     if isinstance(value, list | tuple):
         return ((f"[{index}]", part) for index, part in enumerate(value))
+    if is_dataclass(value):
+        return ((f".{one.name}", getattr(value, one.name, None)) for one in fields(value))
     if _state_of(type(value)) != _state_of(object):
         return iter(())
     return ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
