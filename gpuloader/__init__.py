@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     )
     from gpuloader.fields.ragged import Ragged
     from gpuloader.fields.spec import FeedSpec, data
-    from gpuloader.order.batch_samplers import BatchSampler, BucketSampler, DistributedBatchSampler
     from gpuloader.order.randomness import sample_rng, sample_rngs
     from gpuloader.order.samplers import (
+        BatchSampler,
+        BucketSampler,
+        DistributedBatchSampler,
         RandomSampler,
         Sampler,
         SequenceSampler,
@@ -147,8 +149,8 @@ find_moved_modules()
 __getattr__ = import_on_demand(
     __name__,
     {
-        "BatchSampler": "gpuloader.order.batch_samplers",
-        "BucketSampler": "gpuloader.order.batch_samplers",
+        "BatchSampler": "gpuloader.order.samplers",
+        "BucketSampler": "gpuloader.order.samplers",
         "CPUPlace": "gpuloader.devices.places",
         "CUDAPinnedPlace": "gpuloader.devices.places",
         "CUDAPlace": "gpuloader.devices.places",
@@ -160,7 +162,7 @@ __getattr__ = import_on_demand(
         "DataFileError": "gpuloader.errors",
         "DataLoader": "gpuloader.api.loader",
         "Dataset": "gpuloader.sources.dataset",
-        "DistributedBatchSampler": "gpuloader.order.batch_samplers",
+        "DistributedBatchSampler": "gpuloader.order.samplers",
         "EOFException": "gpuloader.errors",
         "FeedError": "gpuloader.errors",
         "FeedSpec": "gpuloader.fields.spec",

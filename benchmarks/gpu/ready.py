@@ -7,9 +7,9 @@ from collections import deque
 import numpy as np
 
 from gpuloader import CUDAPlace
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Iteration, open_epoch, take_buffers
+from gpuloader.epoch.epoch import Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import QueueClosed
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
@@ -78,7 +78,7 @@ class ReadyBuffers:
     def epoch(self, count: int) -> Iteration:
         """Begin an epoch of `count` batches, each a list of one CuPy array."""
         fetch = ReadyFetch(self._buffers.ring, self._layout, count)
-        return open_epoch(
+        epoch = Epoch(
             self._buffers,
             fetch,
             lambda step: step[0][1],
@@ -86,3 +86,4 @@ class ReadyBuffers:
             drop_last=False,
             meter=self._meter,
         )
+        return open_epoch(epoch)

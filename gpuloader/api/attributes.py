@@ -10,10 +10,10 @@ from gpuloader.api.loading import Loading
 from gpuloader.api.state import Cursor, read_state
 from gpuloader.devices.places import Place
 from gpuloader.fetch.base import WorkerOptions
-from gpuloader.order.batch_samplers import BatchSampler
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import GeneratorLike
+from gpuloader.order.samplers import BatchSampler
 from gpuloader.sources.describing import Source
 
 # The batch sampler of a `DataLoader` that has made its own: the batches of its next epoch.

@@ -11,14 +11,21 @@ from functools import partial
 from typing import Any, Protocol, Self, runtime_checkable
 
 from gpuloader.api.state import Cursor, Progress, end_epoch, find_spent_reader, read_state
-from gpuloader.batches.reader_batches import BatchStager, SampleListStager, SampleStager
-from gpuloader.batches.stream import Reached, StagedBatch, check_takes_state, stage_all
+from gpuloader.batches.readers import (
+    BatchStager,
+    Reached,
+    SampleListStager,
+    SampleStager,
+    check_takes_state,
+    stage_all,
+)
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.checks import THREAD, check_count, check_flags, check_read_ahead
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.outputs import check_output
 from gpuloader.devices.places import Place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, EpochBuffers, Iteration, open_epoch, take_buffers
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, EpochBuffers, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
@@ -391,7 +398,7 @@ class GeneratorLoader(Driven, Measured):
         places = 1 if self._delivery is None else len(self._delivery.devices)
         pace = self._pace if self._read_ahead else None
         threads = int(pace is not None and pace.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, pace=pace)
+        return Configuration("reader", threads, "thread", usable_cores(), places, policy=pace)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.
@@ -476,7 +483,7 @@ class GeneratorLoader(Driven, Measured):
         if self._read_ahead:
             fetch = ReadAhead(batches, buffers.ring, self._capacity, self._pace, bound=True, eager=True)
         # The deque of this source: a source set meanwhile has its own.
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             partial(self._present, progress, is_flat=self._feeds is None and len(delivery.devices) == 1),
@@ -484,8 +491,8 @@ class GeneratorLoader(Driven, Measured):
             drop_last=self._drop_last,
             meter=self._meter,
             ended=partial(end_epoch, progress, partial(find_spent_reader, reader, drops=True)),
-            guard=guard,
         )
+        return open_epoch(epoch, guard)
 
     def _present(self, progress: Progress, step: DeliveredStep, *, is_flat: bool) -> Any:
         batches: list[Any] = []

@@ -21,7 +21,6 @@ from gpuloader.api.options import (
     choose_worker_type,
     find_stage,
     make_on_device,
-    may_ask_by_key,
     read_positions,
     resolve_seed,
     resolve_start_method,
@@ -32,7 +31,7 @@ from gpuloader.epoch.cache import ArraySource, check_cache, materialise
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.fetch.base import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
-from gpuloader.order.batching import Batching, StoredOrder
+from gpuloader.order.batching import Batching, StoredOrder, as_sampler
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.samplers import Sampler, make_sampler
 from gpuloader.sources.dataset import Readable, S
@@ -262,7 +261,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         )
         given = dict(locals())  # the options, for the attributes and for copies
         added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
-        by_key = may_ask_by_key(sampler, batch_sampler)
+        chosen = as_sampler(sampler, batch_sampler)
+        by_key = chosen is not None and not chosen.numbers
         source = describe(dataset, by_key=by_key, encoded=decode is not None)
         iterable = source.iterable
         check_flags(
@@ -293,9 +293,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         batching = Batching.choose(
             source.dataset,
             iterable=iterable,
+            given=chosen,
             own_order=source.own_order,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -343,8 +342,9 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._cache = check_cache(
             cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
         )
-        chosen = sampler is not None or batch_sampler is not None
-        check_parts(source, self._batching, collation, chosen=chosen, cached=self._cache is not None)
+        check_parts(
+            source, self._batching, collation, chosen=chosen is not None, cached=self._cache is not None
+        )
         self._source = source
         self._meter = Meter()
         presenter = Presenter(
@@ -356,7 +356,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             source, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
         )
         self._course = Cursor(self._loading.start_epoch)
-        if sampler is None and batch_sampler is None and self._batching.sampler is not None:
+        if chosen is None and self._batching.sampler is not None:
             vars(self._batching.sampler)["set_epoch"] = EpochOf(self)
         self._describe_as(given, added)
 

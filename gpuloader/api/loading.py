@@ -18,11 +18,12 @@ from gpuloader.api.state import Progress, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import ItemState, Reading
 from gpuloader.batches.schema import Collation, build_batch
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (
     DeliveredStep,
+    Epoch,
     EpochBuffers,
     Iteration,
     KernelsAhead,
@@ -31,15 +32,16 @@ from gpuloader.epoch.epoch import (
     open_epoch,
     take_buffers,
 )
-from gpuloader.epoch.split import Masks, ShardedPlan, add_mask
+from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.base import EpochRequest, WorkerOptions, check_worker_init
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching, EpochSetter
+from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch
-from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.sources.describing import Source
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
@@ -431,7 +433,7 @@ class Loading:
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            pace=fetching.policy if fetching.ahead and not fetching.count else None,
+            policy=fetching.policy if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:
@@ -581,7 +583,7 @@ class Loading:
         fetch = self._fetching.open(one, buffers.ring, self._meter)
         drops = batching.drop_last or self._delivery.drop_last
         resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             watched(partial(self._presenter.present, progress, own is not None)),
@@ -592,9 +594,9 @@ class Loading:
             tuner=tuner,
             apply=partial(apply_setting, buffers, resizable, self._fetching),
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _plan(
         self, progress: Progress, batching: Batching
@@ -606,9 +608,9 @@ class Loading:
             return None, *self._plan_items(progress, batching)
         plan: Plan = batching.plan(progress.seed, progress.epoch, progress.base)
         order = None if self._resident is None else self._resident.find_order(plan)
-        if order is not None and isinstance(plan, OrderedPlan | DividedPlan):
+        if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
-        pads = isinstance(plan, DividedPlan | DealtPlan) and plan.pads
+        pads = isinstance(plan, OrderedPlan | DealtPlan) and plan.pads
         if self._shards > 1:
             plan = ShardedPlan(plan, self._shards, self._delivery.remainder)
         batches: Iterator[Any] = plan.batches(start)
@@ -618,7 +620,7 @@ class Loading:
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
         own: Counting | None = None
-        if isinstance(plan, ShardedPlan | DividedPlan | DealtPlan) and (pads or self._delivery.pads):
+        if isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan) and (pads or self._delivery.pads):
             take = plan.take_own
             own = lambda staged: take(staged.number)  # noqa: E731
         return order, own, EpochRequest(progress.seed, progress.epoch, numbered, {}, owner=self._token)

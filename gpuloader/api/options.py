@@ -21,10 +21,8 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.order.ranks import find_local_rank
-from gpuloader.order.samplers import Sampler
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike
-from gpuloader.system.imported import find_classes
 from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
@@ -289,13 +287,6 @@ def resolve_start_method(start_method: str | None, context: Any) -> str | None:
 
 
 _MOST_SEED = 2**64 - 1
-_OF_POSITIONS = (
-    "SequentialSampler",
-    "SequenceSampler",
-    "RandomSampler",
-    "WeightedRandomSampler",
-    "DistributedSampler",
-)
 _OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn, and an integer batch_size"
 
 
@@ -518,29 +509,6 @@ def check_one_shape(batching: Batching, shards: int, remainder: str) -> None:
             f"with static=True all batches must have one shape, but an epoch's last one has {last} samples "
             f"instead of {size}: pass drop_last=True, or a batch_size that divides the number of samples"
         )
-
-
-def may_ask_by_key(*samplers: object) -> bool:
-    """Return whether one of the user's samplers may yield something else than numbers.
-
-    >>> may_ask_by_key(None, [3, 1]), may_ask_by_key(["a.jpg"], None), may_ask_by_key([[2, 3]])
-    (False, True, False)
-    """
-    return not all(map(_yields_numbers, samplers))
-
-
-def _yields_numbers(sampler: Any) -> bool:
-    """Return whether a sampler or batch sampler surely yields numbers, as far as that is known without it."""
-    if sampler is None or isinstance(sampler, Sampler):
-        return True
-    if type(sampler) in find_classes(*_OF_POSITIONS):
-        return True
-    if type(sampler) in find_classes("BatchSampler", "SubsetRandomSampler"):
-        return _yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
-    if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
-        return False
-    first = next(iter(sampler))
-    return hasattr(first, "__index__") or (not isinstance(first, str) and _yields_numbers(first))
 
 
 def check_seed(seed: object) -> int | None:

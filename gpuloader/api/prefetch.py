@@ -13,9 +13,10 @@ import numpy as np
 
 from gpuloader.api.options import check_collation, check_seed, check_transform_places, check_transforms
 from gpuloader.api.state import OF_BATCHES, Cursor, Progress, end_epoch, find_spent_batches, read_state
+from gpuloader.batches.kept import Intake, NestedStager
+from gpuloader.batches.readers import Reached, close_items, stage_all
 from gpuloader.batches.schema import build_batch
-from gpuloader.batches.stream import Reached, StagedBatch, close_items, stage_all
-from gpuloader.batches.wrapped import Intake, NestedStager
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput, check_output
@@ -23,6 +24,7 @@ from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import (
     DeliveredStep,
+    Epoch,
     EpochBuffers,
     Iteration,
     KernelsAhead,
@@ -34,7 +36,7 @@ from gpuloader.fetch.base import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
-from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.iterators import Steady, refuse_read
 from gpuloader.system.platforms import usable_cores
@@ -422,7 +424,7 @@ class PrefetchedLoader(Measured):
             # What a loader announces while it is read must not be seen before `next` returns.
             pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._pace
             fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
-        return open_epoch(
+        epoch = Epoch(
             buffers,
             fetch,
             partial(self._present, progress, source),
@@ -430,9 +432,9 @@ class PrefetchedLoader(Measured):
             drop_last=self._delivery.drop_last,
             meter=self._meter,
             ended=partial(self._end, progress, source),
-            guard=guard,
             kernels=self._kernels,
         )
+        return open_epoch(epoch, guard)
 
     def _present(self, progress: Progress, source: PrefetchedSource, step: DeliveredStep) -> Any:
         batches: list[Any] = []
@@ -451,7 +453,7 @@ class PrefetchedLoader(Measured):
         pace = self._pace if self._ahead else None
         threads = int(pace is not None and pace.threaded)
         places = len(self._delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, pace=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpuloader.batches.items import ItemState
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler
@@ -388,10 +388,14 @@ def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     if batching.iterable:
         found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
-    sampler = batching.sampler
-    name = "sampler" if sampler is not None else "batch_sampler"
-    for what, one in _inside(f"the {name}", batching.batch_sampler if sampler is None else sampler):
+    for what, one in () if batching.given is None else batching.given.inside:
+        if getattr(type(one), "__iter__", None) is Sampler.__iter__:
+            break  # it only computes its order
         if problem := _describe(what, one, _OF_SAMPLERS, drops):
+            return problem
+        generator = getattr(one, "generator", None)
+        drawn = f"the generator of {what}"
+        if isinstance(generator, Iterator) and (problem := _describe(drawn, generator, _OF_SAMPLERS, drops)):
             return problem
     return ""
 
@@ -410,18 +414,6 @@ def find_spent_reader(reader: Callable[[], Any], *, drops: bool) -> str:
 
 
 _READ = "and an earlier epoch has read it"
-
-
-def _inside(what: str, sampler: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a sampler, what it reads from, and so on, each with a name."""
-    for _ in range(3):  # a batch sampler, its sampler, and one more that wraps it
-        if sampler is None or getattr(type(sampler), "__iter__", None) is Sampler.__iter__:
-            return  # it only computes its order
-        yield what, sampler
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, Iterator):
-            yield f"the generator of {what}", generator
-        what, sampler = f"the sampler of {what}", getattr(sampler, "sampler", None)
 
 
 def _describe(what: str, source: Any, instead: str, drops: bool) -> str:

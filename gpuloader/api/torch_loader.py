@@ -168,7 +168,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
 
     @staticmethod
     def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-        from gpuloader.order.torch_samplers import make_sampler
+        from gpuloader.sources.torch_classes import make_sampler
 
         return make_sampler(dataset, shuffle)
 
@@ -244,7 +244,7 @@ def random_split(
         import torch
 
         generator = torch.default_generator
-    from gpuloader.sources.torch_datasets import Subset
+    from gpuloader.sources.torch_classes import Subset
 
     parts = dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
     return [Subset(dataset, part.indices) for part in parts]

@@ -1,7 +1,7 @@
 """The batch sampler of a loader of `gpuloader.torch`. Importing this module imports PyTorch."""
 
 from gpuloader.api import attributes as upcoming
-from gpuloader.order.torch_samplers import BatchSampler
+from gpuloader.sources.torch_classes import BatchSampler
 
 
 class UpcomingBatches(upcoming.UpcomingBatches, BatchSampler):

@@ -1,52 +1,48 @@
-"""Assembles batches of a map-style dataset: each sample is written into its slot as soon as it is fetched."""
+"""One batch of a dataset: its samples are fetched in a plain loop, and handed to what writes them.
+
+An `Assembler` holds what lasts: the dataset, the collation, and the schemas of recent batches. It begins an
+`Assembly` for each batch, whose life is always the same, with any number of threads:
+
+    begin ── fetch(start, stop), once for each part ── [lay_out ── write, once for each part] ── finish
+
+The collation chooses how the batch comes into its slot. Rows: the samples of fixed size are written as they
+arrive, once the batch's first sample has settled the schema. Columns: a dataset that keeps its samples in
+columns is asked for blocks of them. Kept: if a field varies in length, or a ``collate_fn`` wants the samples,
+all of them wait for the last one.
+"""
 
 from __future__ import annotations
 
-import itertools
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.blocks import BlockAssembly, find_take_block, fits
-from gpuloader.batches.left_out import Gaps, shorten
-from gpuloader.batches.schema import CachedSchema, Collation, Schema, SchemaCache, complete, room_for
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.columns import KeptBatch, fits, stage_block
+from gpuloader.batches.kept import stage_whole
+from gpuloader.batches.rows import shorten
+from gpuloader.batches.schema import Collation, SchemaCache
+from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
 from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
-from gpuloader.batches.varying import Varying
-from gpuloader.batches.whole import stage_whole
 from gpuloader.errors import PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
-from gpuloader.fields.spec import Array, Indices
-from gpuloader.order.randomness import current_draw
-from gpuloader.sources.block import Block
+from gpuloader.fields.spec import Indices
+from gpuloader.order.randomness import Draw, current_draw
+from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
-
-Reserve = Callable[[int], Slot]
-"""Reserves a slot of at least the given number of bytes; called once per batch."""
 
 
 class Assembler:
     """Assembles the batches of one dataset; each process has one, which its threads share.
 
     The first sample of a batch settles the batch's schema, even if another one is fetched earlier. So the
-    batches do not depend on which worker was faster.
-
-    Parameters
-    ----------
-    source : Source
-        The dataset, and how it is read.
-    collation : Collation
-        How samples become a batch.
-    worker : int or None
-        The number of the worker process this runs in, for error messages; None outside of workers.
+    batches do not depend on which worker was faster. `worker` is the number of the worker process this runs
+    in, for error messages; None outside of workers.
     """
 
     def __init__(self, source: Source, collation: Collation, worker: int | None = None) -> None:
@@ -55,48 +51,20 @@ class Assembler:
         # A gradient leads back to tensors of the process that computed it.
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
-        self.keeps = collation.keeps  # computed once, because it is asked for every batch
         self.schemas = SchemaCache(collation)
-        self._take_block = find_take_block(source, collation)
-        self._fetch_many = source.read_many
+        # A collate_fn, declared feeds and pictures want whole samples, so columns would gain nothing.
+        by_sample = collation.whole or collation.feeds is not None or collation.pictures is not None
+        self.take_block = None if by_sample else source.take_block
+        self.fetch_many = source.read_many if collation.batched else None
 
     @property
     def reads_columns(self) -> bool:
         """Whether batches are read in columns, which runs no Python code of the user's."""
-        return self._take_block is not None
+        return self.take_block is not None
 
-    def settle(self, samples: Sequence[Any]) -> CachedSchema:
-        """Return the schema of a batch, given its first sample, and its others if they have been fetched.
-
-        Raises
-        ------
-        SampleError
-            The first sample has no schema; the error names the sample.
-        """
-        try:
-            return self.schemas.find(samples)
-        except SampleError as error:
-            if error.index is None:
-                error.index = 0
-            raise
-
-    def find_schema(self, block: Block) -> Schema | None:
-        """Return the schema that a block's first sample settles; None if its columns differ."""
-        for known in self.schemas.recent:
-            if fits(block, known.schema):
-                return known.schema
-        samples = iter(block)
-        schema = self.settle(list(samples) if self.keeps else [next(samples)]).schema
-        return schema if fits(block, schema) else None
-
-    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly | BlockAssembly:
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
         """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
-        # Datasets expect Python integers, not NumPy's.
-        keys: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
-        assembly = Assembly(self, number, keys, reserve)
-        if self._take_block is None:
-            return assembly
-        return BlockAssembly(self, self._take_block, assembly, number, keys, reserve)
+        return Assembly(self, number, indices, reserve)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Fetch and stage batch `number` in the calling thread.
@@ -106,39 +74,43 @@ class Assembler:
         SampleError
             The dataset raised, or a sample does not fit its field; the error names batch, sample and index.
         """
-        assembly = self.begin(number, indices, reserve)
+        assembly = Assembly(self, number, indices, reserve)
         assembly.fetch(0, len(indices))
         return assembly.finish()
 
-    def samples(
-        self, indices: Sequence[Any], number: int, start: int, bad: list[int] | None = None
-    ) -> Iterator[Any]:
-        """Yield the samples at `indices`; in batch `number`, they start at position `start`.
+    def stage_block(self, block: Block, number: int, reserve: Reserve) -> StagedBatch | None:
+        """Stage a block of samples; return None if its columns are not what its first sample asks for."""
+        schema = next((known for known in self.schemas.recent if fits(block, known)), None)
+        if schema is None:
+            samples = iter(block)
+            schema = self.schemas.find(list(samples) if self.collation.keeps else [next(samples)])
+            if not fits(block, schema):
+                return None
+        return stage_block(block, schema, self.collation, number, reserve)
 
-        A list `bad` receives the positions of samples with pictures that cannot be decoded, which are left
-        out then.
+    def fetch(
+        self, samples: list[Any], indices: Sequence[Any], number: int, start: int, bad: list[int] | None
+    ) -> None:
+        """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.
+
+        This is where the user's dataset is called, with nothing of ours between it and the loop. A list `bad`
+        receives the positions of samples with pictures that cannot be decoded, which are left out then.
 
         Raises
         ------
         SampleError
             The dataset raised; the error names the sample, and its cause is the dataset's exception.
         """
-        many = self._fetch_many
         draw = current_draw()
-        if many is not None and self.collation.batched:
+        many, make = self.fetch_many, self.collation.pictures
+        if many is not None:
             draw.index = draw.generator = None
-            if None in indices:
-                raise self._no_index(number, start + list(indices).index(None))
-            try:
-                samples = list(many(list(indices)))
-            except Exception as error:
-                asked = reprlib.repr(list(indices))  # abridged to the first few
-                problem = f"__getitems__ raised {describe_error(error)} for the indices {asked}"
-                raise SampleError(problem, batch=number, worker=self.worker) from error
-            if len(samples) != len(indices):
-                problem = f"__getitems__ returned {len(samples)} samples for {len(indices)} indices"
-                raise SampleError(problem, batch=number, worker=self.worker)
-            yield from self.with_pictures(samples, indices, start, bad)
+            self._fetch_many(many, samples, [*indices], number, start)
+            if make is not None:
+                whole = samples[:]
+                samples.clear()
+                for position, (index, sample) in enumerate(zip(indices, whole, strict=True), start):
+                    samples += self.make_pictures(sample, draw, index, position, bad)
             return
         dataset = self.dataset
         for position, index in enumerate(indices, start):
@@ -147,51 +119,55 @@ class Assembler:
                 raise self._no_index(number, position)
             try:
                 sample = dataset[index]
-            except PictureError as error:
-                if bad is None:
-                    raise self.failure(error, number, position, index) from error
-                bad.append(position)
-                continue
             except Exception as error:
-                raise self.failure(error, number, position, index) from error
-            yield from self.with_pictures((sample,), (index,), position, bad)
-
-    def with_pictures(
-        self, samples: Iterable[Any], keys: Iterable[Any], start: int, bad: list[int] | None = None
-    ) -> Iterator[Any]:
-        """Yield samples with their pictures made, if the collation makes any.
-
-        Parameters
-        ----------
-        samples : iterable
-            The samples.
-        keys : iterable
-            The index of each sample, or what stands for it.
-        start : int
-            The position of the first one in the batch.
-        bad : list of int or None
-            Receives the positions of samples with pictures that cannot be decoded, which are left out then.
-
-        Raises
-        ------
-        SampleError
-            A picture cannot be made; the error names its position.
-        """
-        stage = self.collation.pictures
-        if stage is None:
-            yield from samples
-            return
-        draw = current_draw()
-        for position, (key, sample) in enumerate(zip(keys, samples, strict=False), start):
-            try:
-                made = stage.make(sample, draw, key)
-            except SampleError as error:
-                if bad is not None and isinstance(error, PictureError):
+                if isinstance(error, PictureError) and bad is not None:
                     bad.append(position)
                     continue
-                error.index = position - len(bad or ())  # the row; `Gaps.locate` makes a position of it
-                raise
-            yield made
+                raise self.failure(error, number, position, index) from error
+            if make is None:
+                samples.append(sample)
+            else:
+                samples += self.make_pictures(sample, draw, index, position, bad)
+
+    def _fetch_many(
+        self,
+        many: Callable[[list[Any]], Any],
+        samples: list[Any],
+        indices: list[Any],
+        number: int,
+        start: int,
+    ) -> None:
+        if None in indices:
+            raise self._no_index(number, start + indices.index(None))
+        asked = len(indices)  # the dataset may change its list
+        try:
+            found = [*many(indices)]
+        except Exception as error:
+            shown = reprlib.repr(indices)  # abridged to the first few
+            problem = f"__getitems__ raised {describe_error(error)} for the indices {shown}"
+            raise SampleError(problem, batch=number, worker=self.worker) from error
+        if len(found) != asked:
+            problem = f"__getitems__ returned {len(found)} samples for {asked} indices"
+            raise SampleError(problem, batch=number, worker=self.worker)
+        samples += found
+
+    def make_pictures(
+        self, sample: Any, draw: Draw, key: object, position: int, bad: list[int] | None
+    ) -> Sequence[Any]:
+        """Return a sample with its pictures made; without the sample if it is left out, as for `fetch`.
+
+        `key` is the sample's index, or what stands for it. A `SampleError` names the sample's row: its
+        position among those that are not left out.
+        """
+        assert self.collation.pictures is not None
+        try:
+            return (self.collation.pictures.make(sample, draw, key),)
+        except SampleError as error:
+            if bad is not None and isinstance(error, PictureError):
+                bad.append(position)
+                return ()
+            error.index = position - len(bad or ())  # `Gaps.locate` makes a position of it
+            raise
 
     def _no_index(self, number: int, position: int) -> SampleError:
         # NumPy and others take None for a new dimension, so the sample would be another one.
@@ -210,42 +186,41 @@ class Assembler:
             worker=self.worker,
         )
 
-    @contextmanager
-    def locate(self, number: int, indices: Sequence[Any] | None = None) -> Iterator[None]:
-        """Add the batch, the worker and the dataset index to a `SampleError` raised within the block."""
-        try:
-            yield
-        except SampleError as error:
-            error.batch, error.worker = number, self.worker
-            if self.collation.pictures is not None and error.field in self.collation.pictures.found:
-                error.problem = error.problem.replace(IF_IT_VARIES, IF_PICTURES)
-            if indices is not None and error.index is not None and error.dataset_index is None:
-                error.dataset_index = indices[error.index]
-                error.problem += self._describe_parts(indices, error.index)
-            raise
-
-    def _describe_parts(self, indices: Sequence[Any], position: int) -> str:
-        """Return which of several chained datasets a sample is from, and the batch's first if another."""
-        part, first = self.source.name_part(indices[position]), self.source.name_part(indices[0])
-        if not part:
-            return ""
-        return f"; the sample is from {part}" + (f", the batch's first from {first}" if first != part else "")
+    def locate(
+        self, error: SampleError, number: int, gaps: Gaps | None, indices: Sequence[Any] | None = None
+    ) -> None:
+        """Add the batch, the worker, the sample's position and its dataset index to an error."""
+        if gaps is not None:
+            gaps.locate(error)
+        error.batch, error.worker = number, self.worker
+        if self.collation.pictures is not None and error.field in self.collation.pictures.found:
+            error.problem = error.problem.replace(IF_IT_VARIES, IF_PICTURES)
+        if indices is None or error.index is None or error.dataset_index is not None:
+            return
+        error.dataset_index = indices[error.index]
+        part, first = self.source.name_part(error.dataset_index), self.source.name_part(indices[0])
+        if part:
+            error.problem += f"; the sample is from {part}"
+            error.problem += f", the batch's first from {first}" if first != part else ""
 
 
 class Assembly:
     """One batch that is being written into a slot.
 
-    Several threads may call `fetch` at once, each for its own part. `finish` is called once, after all of
-    them. Samples of fixed size are written as they arrive, once the batch's first one has settled the schema;
-    earlier ones are kept. No thread waits for another.
+    Several threads may call `fetch` at once, each for its own part. No thread waits for another: a part that
+    comes before the batch's first sample keeps what it has fetched. `lay_out` and `finish` are called once,
+    after all calls of `fetch`, and all calls of `write` come in between.
     """
 
-    def __init__(self, assembler: Assembler, number: int, indices: Sequence[Any], reserve: Reserve) -> None:
+    def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         self._assembler = assembler
         self.number = number
-        self._indices = indices
+        # Datasets expect Python integers, not NumPy's.
+        self._indices: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
         self._reserve = reserve
-        self._known = assembler.schemas.declared
+        self._schema = assembler.schemas.declared
+        self._by_block = assembler.take_block is not None
+        self._blocks: dict[int, Sequence[Part]] = {}
         self._kept: list[Any] = []
         self._early: list[tuple[int, list[Any]]] = []
         self._layout: Layout | None = None
@@ -253,91 +228,131 @@ class Assembly:
         self._placing = threading.Lock()
         self._objects: ObjectColumns = {}
         self._gaps = Gaps(len(indices)) if assembler.collation.skips else None
-        self._varying: Varying | None = None
+        self._batch: KeptBatch | None = None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the schema."""
-        assembler, gaps = self._assembler, self._gaps
+        if self._by_block:
+            self._fetch_block(start, stop)
+            return
+        assembler, gaps, indices = self._assembler, self._gaps, self._indices
         bad = None if gaps is None else gaps.begin(start, stop)
-        samples = assembler.samples(self._indices[start:stop], self.number, start, bad)
-        with assembler.locate(self.number, self._indices), _counting(gaps):
-            if assembler.keeps:
-                self._keep(samples, start)
-            elif self._known is not None:
-                self._write(self._known, samples, start)
-            elif not start:
-                self._settle_and_write(samples)
-            else:
-                self._write_when_settled(samples, start)
+        at_once = assembler.collation.keeps or assembler.fetch_many is not None
+        samples: list[Any] = []  # those that were fetched, but not written yet
+        row = position = start
+        try:
+            while position < stop:
+                # Until the schema is settled, the size of a sample is taken to be that of the last batch.
+                known = self._schema or next(iter(assembler.schemas.recent), None)
+                end = stop if at_once else min(position + (known.chunk if known else 1), stop)
+                try:
+                    assembler.fetch(samples, indices[position:end], self.number, position, bad)
+                except SampleError:
+                    self._write(samples, row)  # of several errors, the one of the earliest sample is raised
+                    raise
+                position = end
+                if self._write(samples, row):
+                    row += len(samples)
+                    samples = []
+            if samples:
+                self._early.append((row, samples))
+        except SampleError as error:
+            assembler.locate(error, self.number, gaps, indices)
+            raise
 
-    def _settle_and_write(self, samples: Iterator[Any]) -> None:
-        """Write the first part of the batch, whose first sample settles the schema."""
-        first = tuple(itertools.islice(samples, 1))
-        if first:  # otherwise all samples of the part were left out, and the next part settles the schema
-            self._known = self._assembler.settle(first)
-            self._write(self._known, itertools.chain(first, samples), 0)
-
-    def _write_when_settled(self, samples: Iterator[Any], start: int) -> None:
-        """Write a part of the batch; keep its samples until the first part has settled the schema."""
-        early: list[Any] = []
-        for sample in samples:
-            early.append(sample)
-            if self._known is not None:
-                self._write(self._known, itertools.chain(early, samples), start)
-                return
-        self._early.append((start, early))
-
-    def _keep(self, samples: Iterable[Any], start: int) -> None:
-        with self._placing:
-            if not self._kept:
-                self._kept = [None] * len(self._indices)
-        # A list first: Python locks `_kept` while it takes the items of an iterator, here the dataset's.
-        found = list(samples)
-        self._kept[start : start + len(found)] = found
-
-    def _write(self, known: CachedSchema, samples: Iterator[Any], start: int) -> None:
-        table = known.rows(len(self._indices))
-        views = self._place(known.schema, table.layout)
-        table.write(views, array_leaves(known.schema.tree, samples, start, self._objects), start)
-
-    def _place(self, schema: Schema, layout: Layout) -> list[Array]:
-        """Return the views of the batch's slot; the part that arrives first reserves it."""
-        with self._placing:
+    def _write(self, samples: list[Any], row: int) -> bool:
+        """Write the next samples of a part; return False if they must wait for the batch's first sample."""
+        collation = self._assembler.collation
+        if collation.keeps:
+            with self._placing:
+                if not self._kept:
+                    self._kept = [None] * len(self._indices)
+            self._kept[row : row + len(samples)] = samples
+            return True
+        schema = self._schema
+        if schema is None:
+            # If all samples of the first part were left out, `finish` finds the first of the others.
+            if row or not samples:
+                return False
+            schema = self._schema = self._assembler.schemas.find(samples)
+        table = schema.rows(len(self._indices))
+        layout = table.layout
+        with self._placing:  # the part that arrives first reserves the slot
             if self._slot is None:
-                collation = self._assembler.collation
-                self._slot = self._reserve(room_for(collation, schema.tree, schema.levels, layout))
+                room = layout.nbytes
+                if collation.programmer is not None:
+                    room = room_for(collation, schema.tree, schema.levels, layout)
+                self._slot = self._reserve(room)
                 self._layout = layout
                 self._objects = object_columns(schema.tree, len(self._indices))
-        return self._slot.views(layout)
+        views = self._slot.views(layout)
+        table.write(views, array_leaves(schema.tree, samples, row, self._objects), row)
+        return True
+
+    def _fetch_block(self, start: int, stop: int) -> None:
+        indices = self._indices[start:stop]
+        take = self._assembler.take_block
+        assert take is not None
+        try:
+            block = take(indices)
+        except Exception as error:
+            asked = reprlib.repr(list(indices))  # abridged to the first few
+            problem = f"take_block raised {describe_error(error)} for the indices {asked}"
+            raise SampleError(problem, batch=self.number, worker=self._assembler.worker) from error
+        with self._placing:
+            self._blocks[start] = block.parts
 
     def lay_out(self) -> int:
         """Reserve the slot, if pictures are still to be decoded into it; return for how many samples.
 
-        Called once, after all calls of `fetch`. Several threads may then call `write` at once, each for its
-        own samples, and `finish` is called after all of them.
+        Several threads may then call `write` at once, each for its own samples.
         """
         if not self._assembler.collation.stages_regions:
             return 0
-        with self._assembler.locate(self.number, self._indices), _counting(self._gaps):
-            self._varying = self._lay_out()
-            return self._varying.unwritten
+        try:
+            self._batch = self._make_kept_batch()
+        except SampleError as error:
+            self._assembler.locate(error, self.number, self._gaps, self._indices)
+            raise
+        return self._batch.unwritten
 
     def write(self, start: int, stop: int) -> None:
         """Decode the pictures of samples `start` to `stop` into the slot that `lay_out` has reserved."""
-        assert self._varying is not None
-        with self._assembler.locate(self.number, self._indices):
-            self._varying.write(start, stop)
+        assert self._batch is not None
+        try:
+            self._batch.write(start, stop)
+        except SampleError as error:
+            self._assembler.locate(error, self.number, None, self._indices)
+            raise
 
-    def _lay_out(self) -> Varying:
-        assembler = self._assembler
-        return Varying(
-            lambda samples: assembler.settle(samples).schema,
-            assembler.collation,
-            self._close_up(),
-            self.number,
-            self._reserve,
-            self._gaps,
-        )
+    def finish(self) -> StagedBatch:
+        """Return the staged batch."""
+        assembler, collation, gaps = self._assembler, self._assembler.collation, self._gaps
+        try:
+            if self._by_block:
+                block = Block([part for start in sorted(self._blocks) for part in self._blocks[start]])
+                found = assembler.stage_block(block, self.number, self._reserve)
+                if found is not None:
+                    return complete(collation, found, self._indices)
+            elif collation.whole:
+                staged = stage_kept(collation, self._close_up(), self.number, self._reserve)
+                staged.skipped = 0 if gaps is None else gaps.count
+                return staged
+            else:
+                staged = self._finish_kept() if collation.keeps else self._finish_rows()
+                if collation.programmer is not None:
+                    keys = self._indices if gaps is None else gaps.keys(self._indices)
+                    staged = complete(collation, staged, keys)
+                staged.skipped = 0 if gaps is None else gaps.count
+                return staged
+        except SampleError as error:
+            assembler.locate(error, self.number, gaps, self._indices)
+            raise
+        # The columns are not those of the schema. Sample by sample they are converted, or one of them is
+        # found that does not fit.
+        self._by_block = False
+        self.fetch(0, len(self._indices))
+        return self.finish()
 
     def _close_up(self) -> list[Any]:
         """Return the samples that were kept, without those that were left out."""
@@ -347,51 +362,46 @@ class Assembly:
         gaps.check()
         return gaps.close_up(self._kept) if self._kept else []
 
-    def finish(self) -> StagedBatch:
-        """Return the staged batch."""
-        assembler, collation, number = self._assembler, self._assembler.collation, self.number
-        gaps = self._gaps
-        with assembler.locate(number, self._indices), _counting(gaps):
-            if collation.whole:
-                staged = stage_kept(collation, self._close_up(), number, self._reserve)
-            else:
-                staged = self._finish_varying() if assembler.keeps else self._finish_rows()
-                keys = self._indices if gaps is None or not gaps.count else gaps.keys(self._indices)
-                staged = complete(collation, staged, keys)
-            staged.skipped = 0 if gaps is None else gaps.count
-            return staged
+    def _make_kept_batch(self) -> KeptBatch:
+        assembler = self._assembler
+        return KeptBatch(
+            assembler.schemas.find,
+            assembler.collation,
+            self._close_up(),
+            self.number,
+            self._reserve,
+            self._gaps,
+        )
 
-    def _finish_varying(self) -> StagedBatch:
-        varying = self._varying
-        if varying is None:
-            varying = self._lay_out()
-            varying.write(0, varying.unwritten)
-        return varying.finish()
+    def _finish_kept(self) -> StagedBatch:
+        batch = self._batch
+        if batch is None:
+            batch = self._make_kept_batch()
+            batch.write(0, batch.unwritten)
+        return batch.finish()
 
     def _finish_rows(self) -> StagedBatch:
         """Write the samples that came before the schema was settled, and close the gaps between parts."""
-        if self._gaps is not None and self._gaps.count:
-            self._gaps.check()
-        parts = sorted((part for part in self._early if part[1]), key=itemgetter(0))
-        if self._known is None:
-            self._known = self._assembler.settle(parts[0][1][:1])
-        for start, early in parts:
-            self._write(self._known, iter(early), start)
-        assert self._slot is not None
-        assert self._layout is not None
-        objects, layout, schema = tuple(self._objects.values()), self._layout, self._known.schema
         gaps = self._gaps
         if gaps is not None and gaps.count:
-            for view in self._slot.views(layout):
+            gaps.check()
+        if self._early:
+            self._early.sort(key=lambda part: part[0])
+            if self._schema is None:
+                self._schema = self._assembler.schemas.find(self._early[0][1])
+            for row, samples in self._early:
+                self._write(samples, row)
+        schema, slot, layout = self._schema, self._slot, self._layout
+        assert schema is not None
+        assert slot is not None
+        assert layout is not None
+        objects = tuple(self._objects.values())
+        if gaps is not None and gaps.count:
+            for view in slot.views(layout):
                 gaps.close_up(view)
-            objects = tuple(gaps.close_up(column) for column in objects)
+            objects = tuple(map(gaps.close_up, objects))
             layout = shorten(layout, gaps.left)
-        return StagedBatch(self._slot, layout, schema.levels, self.number, schema.tree, objects)
-
-
-def _counting(gaps: Gaps | None) -> AbstractContextManager[None]:
-    """Turn the rows in errors raised within the block into positions, which count the samples left out."""
-    return nullcontext() if gaps is None else gaps.locate()
+        return StagedBatch(slot, layout, schema.levels, self.number, schema.tree, objects)
 
 
 def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:

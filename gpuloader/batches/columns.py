@@ -1,23 +1,30 @@
-"""Columns: the fields of a batch whose samples have all been fetched but not yet written.
+"""Take columns: each field of a batch is written in one go, from samples or from where a source keeps it.
 
 Where a sample of varying length lies in the batch depends on the lengths of all samples before it. So the
-samples are kept until the last one is there. Their bytes are still written once, straight into the slot.
+samples are kept until the last one is there, and `split_columns` makes columns of them; a `KeptBatch` is such
+a batch. A source whose samples lie in columns hands over a `Block` of them, and `stage_block` copies every
+value without making a row a Python object. Either way the bytes are written once, straight into the slot.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
+from gpuloader.batches.schema import Collation, Schema
+from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, room_for
+from gpuloader.batches.tree import Branch, Leaf, all_leaves, is_object
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.fields.image_regions import Encoded, Region, join_geometry
-from gpuloader.fields.ragged import split_rows
+from gpuloader.fields.ragged import Ragged, split_rows
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.sources.block import Block, Chunked, Rows, row_parts, take_values
 from gpuloader.staging.layout import Layout, arrange
 
 
@@ -25,21 +32,9 @@ from gpuloader.staging.layout import Layout, arrange
 class Column:
     """One array of a batch, still in parts.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        The shape of the whole array.
-    dtype : numpy.dtype
-        The dtype of the array and of every part.
-    parts : sequence of numpy.ndarray
-        The parts to write, in order.
-    joined : bool
-        Whether the parts are concatenated along the first dimension. If False, each part is one row.
-    fill : float or None
-        The value that fills up rows shorter than the longest; None if all rows have the same length.
+    The parts are concatenated along the first dimension if `joined`. If not, each part is one row, and `fill`
+    fills up rows shorter than the longest; None if all rows have the same length.
 
-    Examples
-    --------
     >>> parts = [np.array([1, 2, 3]), np.array([4])]
     >>> Column((4,), np.dtype("int64"), parts, joined=True).array()
     array([1, 2, 3, 4])
@@ -76,16 +71,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RegionColumn(Column):
-    """The pixels of a field of regions; pictures are decoded as they are written.
+    """The pixels of a field of regions, which are decoded as they are written; there are no other parts.
 
-    Attributes
-    ----------
-    regions : sequence of Region or Encoded
-        The regions, one per sample; there are no other parts.
-    splits : numpy.ndarray
-        Where each region begins and ends in the array.
-    name : str
-        The name of the field, for errors.
+    `splits` says where each region begins and ends in the array; `name` is the field's, for errors.
     """
 
     regions: Sequence[Region | Encoded] = ()
@@ -112,9 +100,46 @@ class RegionColumn(Column):
                 bad.append(row)
 
 
-def lay_out(columns: Sequence[Column]) -> Layout:
+@dataclass(frozen=True, slots=True)
+class TakenColumn:
+    """A field of samples of one shape, taken from rows of arrays, or of `Chunked` columns of arrays.
+
+    >>> column = np.arange(6).reshape(3, 2)
+    >>> target = np.zeros((3, 2), int)
+    >>> TakenColumn((3, 2), column.dtype, [(column, slice(2, 3)), (column, np.array([1, 0]))]).write(target)
+    >>> target.tolist()
+    [[4, 5], [2, 3], [0, 1]]
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pieces: list[tuple[Any, Rows]]
+
+    def write(self, target: Array) -> None:
+        """Write the field into an array of its shape and dtype, every element once."""
+        start = 0
+        for array, rows in self.pieces:
+            count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+            part = target[start : start + count]
+            if isinstance(rows, slice):
+                np.copyto(part, array[rows], "unsafe")
+            elif isinstance(array, Chunked):
+                for position, (piece, row) in enumerate(array.find(rows)):
+                    part[position] = piece[row]
+            elif array.dtype != part.dtype:
+                part[...] = array[rows]
+            else:
+                # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
+                array.take(rows, 0, part, "clip")
+            start += count
+
+
+def lay_out(columns: Sequence[Column | TakenColumn]) -> Layout:
     """Return the layout of the columns in a slot."""
     return arrange(tuple((column.shape, column.dtype) for column in columns))
+
+
+# Columns of samples that were kept.
 
 
 def split_columns(
@@ -122,14 +147,7 @@ def split_columns(
 ) -> list[Column]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
-    Parameters
-    ----------
-    samples : sequence
-        The samples, each a tuple or list with one value per field.
-    rows : SampleRows
-        The fields.
-    pads : mapping or None
-        The ragged fields of level 1 to pad, with their fill values.
+    `pads` names the ragged fields of level 1 to pad, with their fill values.
 
     Raises
     ------
@@ -156,11 +174,8 @@ def split_columns(
             error.field = feed.name
             raise
         _check_steps(parts, splits, feed)
-        if pads is not None and feed.name in pads:
-            columns.append(_padded(parts, feed, pads[feed.name]))
-        else:
-            columns.append(_joined(parts, feed))
-            columns += [Column(split.shape, split.dtype, [split], joined=True) for split in splits]
+        step = parts[0].shape[1:] if parts else _sizes(feed)
+        columns += _sequence_columns(parts, splits, step, feed, pads or {})
     return columns
 
 
@@ -197,7 +212,7 @@ def _stacked(samples: list[Array], feed: FeedSpec) -> Column:
                 index=index,
                 field=feed.name,
             )
-    shape = samples[0].shape if samples else _empty_step(feed)
+    shape = samples[0].shape if samples else _sizes(feed)
     return Column((len(samples), *shape), feed.dtype, samples)
 
 
@@ -213,16 +228,175 @@ def _check_steps(parts: list[Array], splits: tuple[Array, ...], feed: FeedSpec) 
             )
 
 
-def _joined(parts: list[Array], feed: FeedSpec) -> Column:
-    step = parts[0].shape[1:] if parts else _empty_step(feed)
-    return Column((sum(map(len, parts)), *step), feed.dtype, parts, joined=True)
+def _sequence_columns(
+    parts: list[Array],
+    splits: Sequence[Array],
+    step: tuple[int, ...],
+    feed: FeedSpec,
+    pads: Mapping[str, float],
+) -> list[Column]:
+    """Return a field of varying length as columns: one padded column, or its values and its row splits."""
+    lengths = [*map(len, parts)]
+    if feed.name in pads:
+        shape = (len(parts), max(lengths, default=0), *step)
+        return [Column(shape, feed.dtype, parts, fill=pads[feed.name])]
+    return [Column((sum(lengths), *step), feed.dtype, parts, joined=True), *map(_whole, splits)]
 
 
-def _padded(parts: list[Array], feed: FeedSpec, fill: float) -> Column:
-    step = parts[0].shape[1:] if parts else _empty_step(feed)
-    longest = max(map(len, parts), default=0)
-    return Column((len(parts), longest, *step), feed.dtype, parts, fill=fill)
-
-
-def _empty_step(feed: FeedSpec) -> tuple[int, ...]:
+def _sizes(feed: FeedSpec) -> tuple[int, ...]:
     return tuple(size or 0 for size in feed.sample_shape)
+
+
+class KeptBatch:
+    """A batch of kept samples that has a slot, with everything written but the pixels of encoded pictures.
+
+    Several threads may call `write` at once, each for its own samples. `finish` is called once, after all
+    of them. `settle` returns the schema of some samples. `gaps` notes the samples with pictures that cannot
+    be decoded, which are left out; None raises for them.
+
+    Raises
+    ------
+    SampleError
+        A value does not fit its field; the error names sample and field.
+    """
+
+    def __init__(
+        self,
+        settle: Callable[[Sequence[Any]], Schema],
+        collation: Collation,
+        samples: Sequence[Any],
+        number: int,
+        reserve: Reserve,
+        gaps: Gaps | None = None,
+    ) -> None:
+        self.samples = samples
+        self._again = settle, collation
+        self._gaps = gaps
+        self._bad: list[int] | None = None if gaps is None else []
+        schema = settle(samples)
+        staged = [leaf.is_array for leaf in schema.tree.leaves]
+        arrays: list[list[Any]] = []
+        objects: list[list[Any]] = [[] for is_staged in staged if not is_staged]
+        for leaves in all_leaves(schema.tree, samples):
+            arrays.append([])
+            columns_left = iter(objects)
+            for value, is_staged in zip(leaves, staged, strict=True):
+                (arrays[-1] if is_staged else next(columns_left)).append(value)
+        columns = split_columns(arrays, SampleRows(schema.feeds, strict=not schema.declared), collation.pads)
+        layout = lay_out(columns)
+        slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
+        self._regions = []
+        for view, column in zip(slot.views(layout), columns, strict=True):
+            if isinstance(column, RegionColumn):
+                self._regions.append((view, column))
+            else:
+                column.write(view)
+        self._staged = StagedBatch(slot, layout, schema.levels, number, schema.tree, tuple(objects))
+
+    @property
+    def unwritten(self) -> int:
+        """The number of samples whose pixels `write` has to write."""
+        return len(self.samples) if self._regions else 0
+
+    def write(self, start: int, stop: int) -> None:
+        """Decode the pictures of samples `start` to `stop` into the slot; raise `PictureError` for one."""
+        for view, column in self._regions:
+            column.write_rows(view, start, stop, self._bad)
+
+    def finish(self) -> StagedBatch:
+        """Return the staged batch, without the samples that are left out."""
+        if not self._bad:
+            return self._staged
+        assert self._gaps is not None
+        bad = set(self._bad)
+        self._gaps.drop(bad)
+        self._gaps.check()
+        self.samples = [sample for row, sample in enumerate(self.samples) if row not in bad]
+        # Where each picture lies depends on those before it, so the batch is laid out and decoded again. That
+        # is rare: a picture whose header is bad was left out before it came here.
+        slot = self._staged.slot
+        left = KeptBatch(*self._again, self.samples, self._staged.number, lambda _: slot, self._gaps)
+        left.write(0, left.unwritten)
+        return left.finish()
+
+
+# Columns of blocks.
+
+
+def fits(block: Block, schema: Schema) -> bool:
+    """Return whether a block's columns match the schema's fields, so that they can be copied as they are.
+
+    The caller stages the samples of other blocks one by one. That converts them, or raises an error that
+    names the sample and the field.
+    """
+    root = schema.tree.root
+    if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
+        return False
+    feeds = iter(schema.feeds)
+    for child in root.children:
+        if not isinstance(child, Leaf):
+            return False
+        feed = next(feeds) if child.is_array else None
+        pieces = block.pieces(child.name)
+        if not all(_holds(column, rows, feed, dtype) for column, rows, dtype in pieces):
+            return False
+        if feed is None and not is_object(_find_first(pieces)):
+            return False
+    return True
+
+
+def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
+    """Return whether rows of a column, converted to a dtype if one is given, match a field."""
+    piece = column.piece(0) if isinstance(column, Chunked) else column
+    if feed is None or not isinstance(piece, np.ndarray | Ragged):
+        return feed is None and not isinstance(piece, np.ndarray | Ragged)
+    values = piece.values if isinstance(piece, Ragged) else piece
+    if (dtype or values.dtype) != feed.dtype:
+        return False
+    if isinstance(piece, Ragged) == bool(feed.lod_level):
+        return bool(values.shape[1:] == feed.sample_shape)
+    # Lists may all have the length of a dense field, though their type does not say so.
+    return not feed.lod_level and all(part.shape == feed.sample_shape for part in row_parts(column, rows))
+
+
+def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
+    """Return the value of a column of objects in the block's first sample."""
+    for column, rows, _ in pieces:
+        first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
+        if values := take_values(column, first):
+            return values[0]
+    return None
+
+
+def stage_block(
+    block: Block, schema: Schema, collation: Collation, number: int, reserve: Reserve
+) -> StagedBatch:
+    """Write a block that `fits` into a slot, as batch `number`."""
+    columns: list[TakenColumn | Column] = []
+    objects: list[list[Any]] = []
+    feeds = iter(schema.feeds)
+    for leaf in schema.tree.leaves:
+        pieces = [(column, rows) for column, rows, _ in block.pieces(leaf.name)]
+        if not leaf.is_array:
+            objects.append([value for column, rows in pieces for value in take_values(column, rows)])
+            continue
+        feed = next(feeds)
+        if feed.lod_level:
+            rows = [part for column, chosen in pieces for part in row_parts(column, chosen)]
+            splits = np.array([0, *accumulate(map(len, rows))], np.int64)
+            columns += _sequence_columns(rows, [splits], _sizes(feed), feed, collation.pads or {})
+        elif any(_is_ragged(column) for column, _ in pieces):
+            # Lists that all have the length of a dense field.
+            rows = [row for column, chosen in pieces for row in row_parts(column, chosen)]
+            columns.append(Column((len(block), *rows[0].shape), feed.dtype, rows))
+        else:
+            columns.append(TakenColumn((len(block), *_sizes(feed)), feed.dtype, pieces))
+    layout = lay_out(columns)
+    slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
+    for view, column in zip(slot.views(layout), columns, strict=True):
+        column.write(view)
+    return StagedBatch(slot, layout, schema.levels, number, schema.tree, tuple(objects))
+
+
+def _is_ragged(column: Any) -> bool:
+    return isinstance(column.piece(0) if isinstance(column, Chunked) else column, Ragged)

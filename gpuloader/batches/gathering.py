@@ -9,9 +9,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batches.assembly import Reserve
-from gpuloader.batches.schema import Collation, complete, room_for
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.schema import Collation
+from gpuloader.batches.staged import Reserve, StagedBatch, complete, room_for
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices

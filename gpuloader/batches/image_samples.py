@@ -5,14 +5,13 @@ For a place with a GPU, the regions that are needed are decoded, and the GPU mak
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.tree import entries_of, join_name
+from gpuloader.batches.tree import entries_of, join_name, with_entries
 from gpuloader.errors import SampleError
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.images.image import Picture, is_encoded
@@ -66,14 +65,8 @@ class PictureStage:
     def make(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its pictures as arrays.
 
-        Parameters
-        ----------
-        sample : object
-            The sample.
-        draw : Draw
-            The seed and the epoch of the random numbers.
-        key : object
-            The sample's index, or what stands for it.
+        `draw` holds the seed and the epoch of the random numbers; `key` is the sample's index, or what stands
+        for it.
 
         Raises
         ------
@@ -85,15 +78,17 @@ class PictureStage:
             made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
         else:
             made = making.walk(sample, "")
-        missing = [name for name in self.chains if name not in making.done]
-        if missing:
-            what = "no picture" if missing[0] is None else f"no field {missing[0]!r}"
+        if not self.chains.keys() <= making.done:
+            missing = next(name for name in self.chains if name not in making.done)
+            what = "no picture" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
         return made
 
 
 class _Making:
     """One sample's pictures being made."""
+
+    __slots__ = ("_key", "_rng", "_stage", "done", "seen")
 
     def __init__(self, stage: PictureStage, rng: np.random.Generator, key: object) -> None:
         self._stage = stage
@@ -104,61 +99,54 @@ class _Making:
 
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all pictures in it made."""
-        chains = self._stage.chains
+        stage, named = self._stage, name or "0"
+        chains = stage.chains
         if name in chains or (not name and "0" in chains and not isinstance(value, Mapping | list | tuple)):
-            return self._make(value, name or "0", name or "0")
+            return self._make(value, named, named)
         if isinstance(value, Picture):
-            return self._make(value, name, None)
+            return self._make(value, named, None)
+        first = None in chains and None not in self.done
         if is_encoded(value):
-            wanted = self._stage.decodes or (None in chains and None not in self.done)
-            return self._make(value, name, None) if wanted else value
+            return self._make(value, named, None) if stage.decodes or first else value
         entries = entries_of(value)
         if entries is not None:
-            return _replace(value, {key: self.walk(one, join_name(name, part)) for key, part, one in entries})
-        if _is_picture(value):
-            if None in chains and None not in self.done:
-                return self._make(value, name, None)
-            self._stage.found.add(name or "0")
-        self.seen.append(name or "0")
+            made = []
+            for _, part, entry in entries:
+                path = join_name(name, part)
+                # Labels are numbers: the commonest entries beside pictures, and they never hold any.
+                if (type(entry) is int or type(entry) is float) and path not in chains:
+                    self.seen.append(path)
+                    made.append(entry)
+                else:
+                    made.append(self.walk(entry, path))
+            return with_entries(value, made)
+        shape = getattr(value, "shape", None)
+        if shape is None:  # an image of Pillow
+            is_picture = hasattr(value, "__array_interface__")
+        else:
+            is_picture = getattr(value, "dtype", None) == np.uint8 and len(shape) in (2, 3)
+        if is_picture:
+            if first:
+                return self._make(value, named, None)
+            stage.found.add(named)
+        self.seen.append(named)
         return value
 
     def _make(self, value: Any, name: str, chain: str | None) -> Any:
-        transforms = self._stage.chains.get(chain, ()) if chain not in self.done else ()
+        stage = self._stage
+        transforms = stage.chains.get(chain, ()) if chain not in self.done else ()
         self.done.add(chain)
-        self.seen.append(name or "0")
-        self._stage.found.add(name or "0")
+        self.seen.append(name)
+        stage.found.add(name)
         try:
             if not transforms and isinstance(value, Picture):
                 return value.decode()
-            interpolation = self._stage.staged.get(chain) if transforms else None
-            if interpolation is not None and self._stage.encoded:
+            interpolation = stage.staged.get(chain) if transforms else None
+            if interpolation is None:
+                return make_picture(value, transforms, self._rng)
+            if stage.encoded:
                 return stage_encoded(value, transforms, self._rng, interpolation, self._key)
-            if interpolation is not None:
-                return stage_picture(value, transforms, self._rng, interpolation)
-            return make_picture(value, transforms, self._rng)
+            return stage_picture(value, transforms, self._rng, interpolation)
         except SampleError as error:
-            error.field = error.field or name or "0"
+            error.field = error.field or name
             raise
-
-
-def _is_picture(value: Any) -> bool:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None:
-        return hasattr(value, "__array_interface__")  # an image of Pillow
-    return dtype == np.uint8 and len(shape) in (2, 3)
-
-
-def _replace(value: Any, entries: dict[Any, Any]) -> Any:
-    """Return a container with other entries."""
-    if all(entries[key] is one for key, one in _pairs(value)):
-        return value
-    if isinstance(value, tuple):
-        return value._make(entries.values()) if hasattr(value, "_make") else tuple(entries.values())
-    changed = copy.copy(value)
-    for key, one in entries.items():
-        changed[key] = one
-    return changed
-
-
-def _pairs(value: Any) -> Iterator[tuple[Any, Any]]:
-    return iter(value.items()) if isinstance(value, Mapping) else enumerate(value)

@@ -1,33 +1,35 @@
-"""Batches of an iterable dataset: a fixed number of items each, in the order they arrive."""
+"""Batches of an iterable dataset: a fixed number of items each, in the order they arrive.
+
+An `ItemAssembler` stages the next items of an iterator. Above it stand the passes: an `ItemStream` is one
+worker's, and remembers how far it has come; a `ShareStream` is one rank's, which reads all items and keeps
+its own. `Reading` describes what to read, for threads and worker processes alike.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.batches.assembly import Assembler, Reserve, stage_kept
-from gpuloader.batches.blocks import stage_block
-from gpuloader.batches.left_out import Gaps, shorten
-from gpuloader.batches.schema import CachedSchema, Collation, complete, room_for
-from gpuloader.batches.stream import StagedBatch, close_items
+from gpuloader.batches.assembly import Assembler, stage_kept
+from gpuloader.batches.columns import KeptBatch
+from gpuloader.batches.readers import close_items
+from gpuloader.batches.rows import AT_ONCE, fill_rows
+from gpuloader.batches.schema import Collation
+from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
 from gpuloader.batches.tree import array_leaves, object_columns
-from gpuloader.batches.varying import AT_ONCE, Varying, copy_rows, write_gradually
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
-from gpuloader.order.plan import Division
+from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.describing import Source
-from gpuloader.staging.layout import Layout
-from gpuloader.staging.ring import Slot
 from gpuloader.system.iterators import Steady
 
-_Filled = tuple[Slot, Layout, tuple[list[Any], ...]]
-"""A slot, the layout of the samples in it, and the fields that are not arrays."""
+_END = object()
 
 
 class ItemAssembler(Assembler):
@@ -43,50 +45,45 @@ class ItemAssembler(Assembler):
         drop_last: bool,
         keys: Sequence[Any] | None = None,
     ) -> StagedBatch | None:
-        """Read and stage batch `number`; return None if no items are left.
+        """Read and stage batch `number`; return None if no items are left, or fewer than `drop_last` allows.
 
-        If a slot was reserved but no batch is returned, the caller must release the slot.
-
-        Parameters
-        ----------
-        items : iterator
-            The dataset's items, from `read`.
-        number : int
-            The batch's position in the epoch.
-        size : int
-            Items per batch.
-        reserve : callable
-            Reserves a slot of at least the given number of bytes.
-        drop_last : bool
-            Whether to return None instead of a batch of fewer than `size` items.
-        keys : sequence or None
-            Stand-ins for the indices, which items do not have. By default (worker, batch, position).
+        If a slot was reserved but no batch is returned, the caller must release the slot. `keys` stand in for
+        the indices, which items do not have; by default (worker, batch, position).
 
         Raises
         ------
         SampleError
             The dataset raised, or an item does not fit its field; the error names batch and item.
         """
-        with self.locate(number):
-            if self.collation.pictures is None:
-                return self._stage(items, number, size, reserve, drop_last, keys)
-            # Not the worker's number: it is another with processes than without.
-            names = keys or ((number, position) for position in itertools.count())
-            if not self.collation.skips:
-                return self._stage(
-                    self.with_pictures(items, names, 0), number, size, reserve, drop_last, keys
-                )
-            read = list(itertools.islice(items, size))
-            if not read or (len(read) < size and drop_last):
-                return None
-            gaps = Gaps(len(read))
-            left = self.with_pictures(read, names, 0, gaps.begin(0, len(read)))
-            with gaps.locate():
-                staged = self._stage(left, number, size, reserve, False, keys, gaps)
+        gaps: Gaps | None = None
+        try:
+            if self.collation.pictures is not None:
+                # Not the worker's number: it is another with processes than without.
+                names = keys or ((number, position) for position in itertools.count())
+                bad = None
+                if self.collation.skips:
+                    read = list(itertools.islice(items, size))
+                    if not read or (len(read) < size and drop_last):
+                        return None
+                    gaps, items, drop_last = Gaps(len(read)), iter(read), False
+                    bad = gaps.begin(0, len(read))
+                items = self._make_all_pictures(items, names, bad)
+            staged = self._stage(items, number, size, reserve, drop_last, keys, gaps)
+            if gaps is not None:
                 gaps.check()
-            if staged is not None:
-                staged.skipped = gaps.count
+                if staged is not None:
+                    staged.skipped = gaps.count
             return staged
+        except SampleError as error:
+            self.locate(error, number, gaps)
+            raise
+
+    def _make_all_pictures(
+        self, items: Iterable[Any], keys: Iterable[Any], bad: list[int] | None
+    ) -> Iterator[Any]:
+        draw = current_draw()
+        for position, (key, item) in enumerate(zip(keys, items, strict=False)):
+            yield from self.make_pictures(item, draw, key, position, bad)
 
     def _stage(
         self,
@@ -96,33 +93,60 @@ class ItemAssembler(Assembler):
         reserve: Reserve,
         drop_last: bool,
         keys: Sequence[Any] | None,
-        gaps: Gaps | None = None,
+        gaps: Gaps | None,
     ) -> StagedBatch | None:
         """Stage at most `size` items as `stage` does."""
-        first = list(itertools.islice(items, 1))
-        if not first:
+        first = next(items, _END)
+        if first is _END:
             return None
-        if not self.keeps:
-            items = itertools.chain(first, itertools.islice(items, size - 1))
-            return self._stage_rows(self.settle(first), items, number, size, reserve, drop_last, keys)
-        samples = first + list(itertools.islice(items, size - 1))
+        collation = self.collation
+        items = itertools.chain((first,), itertools.islice(items, size - 1))
+        if not collation.keeps:
+            return self._stage_rows(first, items, number, size, reserve, drop_last, keys)
+        samples = list(items)
         if len(samples) < size and drop_last:
             return None
-        if self.collation.whole:
-            return stage_kept(self.collation, samples, number, reserve)
-        batch = Varying(lambda left: self.settle(left).schema, self.collation, samples, number, reserve, gaps)
+        if collation.whole:
+            return stage_kept(collation, samples, number, reserve)
+        batch = KeptBatch(self.schemas.find, collation, samples, number, reserve, gaps)
         batch.write(0, batch.unwritten)
         staged = batch.finish()
         return self._complete(staged, keys, len(batch.samples))
 
-    def stage_block(
+    def _stage_rows(
         self,
-        blocks: Iterator[Any],
+        first: Any,
+        items: Iterator[Any],
         number: int,
         size: int,
         reserve: Reserve,
-        *,
         drop_last: bool,
+        keys: Sequence[Any] | None,
+    ) -> StagedBatch | None:
+        """Write items as they arrive, into memory that grows with them if a full batch would be large."""
+        schema = self.schemas.find((first,))
+        tree, levels = schema.tree, schema.levels
+        gradually = schema.is_large(size, AT_ONCE)
+        objects = object_columns(tree, 0 if gradually else size)
+        filled = fill_rows(
+            schema.rows,
+            iter(array_leaves(tree, items, 0, objects)),
+            size,
+            size if drop_last else 1,
+            lambda layout: reserve(room_for(self.collation, tree, levels, layout)),
+            gradually=gradually,
+            objects=objects,
+        )
+        if filled is None:
+            return None
+        slot, layout, count = filled
+        if count == size:
+            schema.fullest = max(schema.fullest, count)
+        columns = tuple(column[:count] for column in objects.values())
+        return self._complete(StagedBatch(slot, layout, levels, number, tree, columns), keys, count)
+
+    def stage_next_block(
+        self, blocks: Iterator[Any], number: int, size: int, reserve: Reserve, *, drop_last: bool
     ) -> StagedBatch | None:
         """Read and stage batch `number` as `stage` does, from a dataset that yields blocks of items."""
         block = next(blocks, None)
@@ -131,65 +155,15 @@ class ItemAssembler(Assembler):
         if not 0 < len(block) <= size:
             problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
-        with self.locate(number):
-            schema = None if self.collation.pictures is not None else self.find_schema(block)
-            if schema is not None:
-                staged = stage_block(block, schema, self.collation, number, reserve)
-                return self._complete(staged, None, len(block))
+        if self.collation.pictures is None:
+            try:
+                staged = self.stage_block(block, number, reserve)
+                if staged is not None:
+                    return self._complete(staged, None, len(block))
+            except SampleError as error:
+                self.locate(error, number, None)
+                raise
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
-
-    def _stage_rows(
-        self,
-        known: CachedSchema,
-        samples: Iterator[Any],
-        number: int,
-        size: int,
-        reserve: Reserve,
-        drop_last: bool,
-        keys: Sequence[Any] | None,
-    ) -> StagedBatch | None:
-        fill = self._fill_gradually if known.is_large(size, AT_ONCE) else self._fill
-        least = size if drop_last else 1
-        filled = fill(known, samples, size, reserve, least)
-        if filled is None:
-            return None
-        slot, layout, objects = filled
-        schema, count = known.schema, layout.fields[0].shape[0] if layout.fields else len(objects[0])
-        staged = StagedBatch(slot, layout, schema.levels, number, schema.tree, objects)
-        return self._complete(staged, keys, count)
-
-    def _fill(
-        self, known: CachedSchema, samples: Iterator[Any], size: int, reserve: Reserve, least: int
-    ) -> _Filled | None:
-        """Write samples into a slot for a full batch; return None if there are fewer than `least`."""
-        schema, table = known.schema, known.rows(size)
-        layout = table.layout
-        slot = reserve(room_for(self.collation, schema.tree, schema.levels, layout))
-        objects = object_columns(schema.tree, size)
-        count = table.write(slot.views(layout), array_leaves(schema.tree, samples, 0, objects))
-        if count < least:
-            return None
-        if count < size:
-            layout = shorten(layout, count)
-        else:
-            known.fullest = max(known.fullest, count)
-        return slot, layout, tuple(column[:count] for column in objects.values())
-
-    def _fill_gradually(
-        self, known: CachedSchema, samples: Iterator[Any], size: int, reserve: Reserve, least: int
-    ) -> _Filled | None:
-        """Write samples as `_fill` does, into memory that grows with them, and then into a slot."""
-        schema, objects = known.schema, object_columns(known.schema.tree, 0)
-        leaves = array_leaves(schema.tree, samples, 0, objects)
-        held, count = write_gradually(known.rows, leaves, size, objects)
-        if count < least:
-            return None
-        if count == size:
-            known.fullest = max(known.fullest, count)
-        layout = known.rows(1).layout_of(count)
-        slot = reserve(room_for(self.collation, schema.tree, schema.levels, layout))
-        copy_rows(held, slot.views(layout))
-        return slot, layout, tuple(column[:count] for column in objects.values())
 
     def _complete(self, staged: StagedBatch, keys: Sequence[Any] | None, count: int) -> StagedBatch:
         """Transform a batch of `count` items; items without `keys` get stand-ins for the indices."""
@@ -203,15 +177,9 @@ class ItemAssembler(Assembler):
     ) -> Generator[Any, None, None]:
         """Yield items; wrap what the dataset raises in a `SampleError` that names batch and item.
 
-        Parameters
-        ----------
-        items : iterator
-            The dataset's items.
-        place : callable
-            Given the number of items read so far, returns the next one's batch and its position there.
-        closes : bool
-            Whether to close the items if they are not read to their end. They do not always end by
-            themselves, because the dataset may hold them too.
+        Given the number of items read so far, `place` returns the next one's batch and its position there.
+        `closes` closes the items if they are not read to their end. They do not always end by themselves,
+        because the dataset may hold them too.
         """
         count = 0
         try:
@@ -221,11 +189,10 @@ class ItemAssembler(Assembler):
             if closes:
                 close_items(items)
             raise
-        except LoaderError as error:
-            if not isinstance(error, QueueClosed):  # which would end the epoch without an error
-                raise
-            raise self.failure(error, *place(count), None) from error
         except Exception as error:
+            # The loader's own errors say where already. `QueueClosed` would end the epoch without an error.
+            if isinstance(error, LoaderError) and not isinstance(error, QueueClosed):
+                raise
             raise self.failure(error, *place(count), None) from error
 
 
@@ -259,21 +226,11 @@ class ItemState:
 
 
 class ItemStream:
-    """One worker's pass over an iterable dataset, in batches; used by one thread.
+    """One worker's pass over an iterable dataset, in batches of `size` items; used by one thread.
 
-    Parameters
-    ----------
-    assembler : ItemAssembler
-        Assembles the batches; holds the dataset.
-    size : int
-        Items per batch.
-    drop_last : bool
-        Whether to drop a shorter last batch.
-    reached : ItemState
-        Where the pass begins: after the batches produced before. It is reached at once if the dataset can
-        load its own state; otherwise the earlier items are read and dropped.
-    keep_state : bool
-        Whether to ask the dataset for its state after each batch, if it has one.
+    The pass begins after the batches that `reached` counts. A dataset that can load its own state continues
+    there; of any other, the earlier items are read and dropped. `keep_state` asks the dataset for its state
+    after each batch, if it has one.
     """
 
     def __init__(
@@ -311,7 +268,7 @@ class ItemStream:
                 closes=True,
             )
         self._number = number
-        stage = assembler.stage_block if self._in_blocks else assembler.stage
+        stage = assembler.stage_next_block if self._in_blocks else assembler.stage
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
             return None
@@ -372,20 +329,7 @@ class ShareStream:
     A step is identified by its number alone. So several workers may each read all items and stage different
     steps, as long as the numbers that a worker is asked for increase.
 
-    Used by one thread.
-
-    Parameters
-    ----------
-    assembler : ItemAssembler
-        Assembles the batches; holds the dataset.
-    size : int
-        Items per batch.
-    division : Division
-        This process's rank and the world size.
-    drop_last : bool
-        Whether to drop an incomplete last step.
-    base : int
-        Items of the epoch before those of batch 0.
+    Used by one thread. `base` is the number of items of the epoch before those of batch 0.
     """
 
     def __init__(
@@ -509,14 +453,7 @@ class Reading:
     ) -> ItemStream | ShareStream:
         """Return one worker's pass over an iterable dataset: over all its items, or over one rank's part.
 
-        Parameters
-        ----------
-        assembler : Assembler
-            An assembler from `make_assembler`.
-        reached : ItemState
-            Where the pass begins. If the items are divided among ranks, only its `base` is used.
-        keep_state : bool
-            Whether batches carry the dataset's own state.
+        It begins where `reached` says. If the items are divided among ranks, only its `base` is used.
         """
         assert isinstance(assembler, ItemAssembler)
         assert self.size is not None

@@ -1,12 +1,18 @@
-"""The rows of a batch: the fields that samples have, and how a sample is written into its row of a slot."""
+"""Write rows: each sample goes into its row of a slot as soon as it is there, and its bytes are written once.
+
+`SampleRows` knows the fields and where they lie in a slot. `write` is the innermost loop of the loader: what
+fits its row as it is, C writes after checking it; anything else is converted, or refused with an error that
+names the sample and the field. `fill_rows` writes a batch of unknown length, as readers and iterable datasets
+have them. Below stand the targets, one for each field of a slot, and the packers for numbers and lists.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +29,397 @@ from gpuloader.fields.convert import (
     convert_dtype,
 )
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.staging.arena import check_available
 from gpuloader.staging.layout import FieldLayout, Layout, arrange
-from gpuloader.staging.ring import Views
+from gpuloader.staging.ring import Slot, Views
 
-# Numbers and lists that C writes into a row as they are, after checking their range; by their types.
+IN_FEEDS = (
+    "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
+    "equal length (bucketing)"
+)
+"""The ways out of samples of different shapes in one batch, with a feed_list and for readers."""
+
+UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
+"""What writing a sample raises if it does not fit its field as it is, and has to be converted."""
+
+_SAMPLE_TYPES = (tuple, list)
+
+
+class SampleRows:
+    """The fields of a stream of samples, either declared or inferred from each batch's first sample.
+
+    `strict` refuses values that would have to be reshaped, or that their field cannot hold exactly. It is
+    meant for fields that were inferred from a sample; implied if `feeds` is None.
+    """
+
+    def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
+        self.feeds: Sequence[FeedSpec] = feeds or ()
+        self._infers = feeds is None
+        self._strict = strict or self._infers
+        self.conversion: Conversion = convert_alike if strict else convert
+        if self._infers:
+            self.conversion = functools.partial(convert_alike, advice=IN_FEEDS)
+        self.layout = arrange(())
+        self.count = -1
+        self.ragged = False
+        self._open = self._infers
+        self._shapes: list[tuple[int, ...]] = []
+        levels = []
+        for feed in self.feeds:
+            shape = feed.shape[1:]
+            levels.append(feed.lod_level)
+            self.ragged |= feed.lod_level > 0
+            self._open |= None in shape
+            self._shapes.append(shape)  # type: ignore[arg-type]  # `begin` replaces shapes with None
+        self.levels = tuple(levels)
+        self._places: list[_RowPlaces] = []
+
+    def begin(self, first: Any) -> None:
+        """Infer what is still open, the fields or their free dimensions, from a batch's first sample."""
+        if self._infers:
+            self._infer(fields_of(first, None))
+        elif self._open and not self.ragged:
+            values = fields_of(first, self.feeds)
+            shapes = [self.convert(index, 0, value).shape for index, value in enumerate(values)]
+            if shapes != self._shapes:
+                self._shapes, self.count = shapes, -1
+
+    def _infer(self, values: Sequence[Any]) -> None:
+        """Take the fields from the values of a sample, unless they are like those of the batch before."""
+        arrays = []
+        is_known = len(values) == len(self.feeds)
+        for index, value in enumerate(values):
+            array = value
+            # Arrays and NumPy's numbers are compared as they are, because every batch comes by here.
+            if type(value) is not np.ndarray and not isinstance(value, np.generic):
+                array = _locate(as_numbers, 0, str(index), value)
+            arrays.append(array)
+            if is_known:
+                feed = self.feeds[index]
+                is_known = array.dtype == feed.dtype and array.shape == feed.shape[1:]
+        if is_known:
+            return
+        arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(arrays)]
+        self.feeds = [
+            FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
+        ]
+        self.levels = (0,) * len(arrays)
+        self._shapes, self.count = [array.shape for array in arrays], -1
+
+    def convert(self, field: int, index: int, value: Any) -> Array:
+        """Return one value of sample `index` converted to its field; the `SampleError` names both."""
+        feed = self.feeds[field]
+        conversion = convert_dtype if feed.keeps_shapes else self.conversion
+        return _locate(conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
+
+    def arrange(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` dense samples."""
+        if count != self.count:
+            self.layout = self.layout_of(count)
+            self.count = count
+            self._places = []
+            for field in self.layout.fields:
+                self._places.append(_row_places(field, self._strict))
+        return self.layout
+
+    def layout_of(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` dense samples without arranging for it."""
+        specs = []
+        for shape, feed in zip(self._shapes, self.feeds, strict=True):
+            specs.append(((count, *shape), feed.dtype))
+        return arrange(tuple(specs))
+
+    def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
+        """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
+        targets = self._targets(views)
+        fields = len(targets)
+        if fields == 2:
+            return self._write_pairs(targets, samples, start)
+        regions = [(target[0], target[1], target[2], target) for target in targets]
+        array = np.ndarray
+        index = start - 1
+        for index, sample in enumerate(samples, start):
+            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != fields:
+                fields_of(sample, self.feeds, index)
+            # No strict=True: here it would cost a tenth of the time that a whole sample takes.
+            for (rows, region, places, target), value in zip(regions, sample):  # noqa: B905
+                if type(value) is not array:
+                    self._write_other(target, index, value)
+                elif region is None:
+                    if value.shape == places and value.dtype == rows.dtype:
+                        rows[index] = value
+                    else:
+                        self._convert_and_write(target, index, value)
+                else:
+                    try:
+                        region[places[index]] = value
+                    except UNFIT:
+                        self._convert_and_write(target, index, value)
+        return index + 1
+
+    def _write_pairs(self, targets: list[Target], samples: Iterable[Any], start: int) -> int:
+        """Write samples of two fields, such as an image and its label, as `write` does.
+
+        This takes a quarter less time than the loop of `write`, which serves any number of fields.
+        """
+        one_target, two_target = targets
+        one_rows, one_region, one_places, *_ = one_target
+        _, two_region, two_places, two_numbers, two_kinds, *_ = two_target
+        one_dtype = one_rows.dtype
+        array, index = np.ndarray, start - 1
+        for index, sample in enumerate(samples, start):
+            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != 2:
+                fields_of(sample, self.feeds, index)
+            one, two = sample
+            if type(one) is not array:
+                self._write_other(one_target, index, one)
+            elif one_region is None:
+                if one.shape == one_places and one.dtype == one_dtype:
+                    one_rows[index] = one
+                else:
+                    self._convert_and_write(one_target, index, one)
+            else:
+                try:
+                    one_region[one_places[index]] = one
+                except UNFIT:
+                    self._convert_and_write(one_target, index, one)
+            kind = type(two)
+            if kind not in two_kinds and (kind is not array or two_region is None):
+                self._write_other(two_target, index, two)
+                continue
+            try:
+                if kind is array:
+                    two_region[two_places[index]] = two
+                else:
+                    two_numbers[index] = two
+            except UNFIT:
+                self._convert_and_write(two_target, index, two)
+        return index + 1
+
+    def _write_other(self, target: Target, index: int, value: Any) -> None:
+        """Write one value that is not an array, or is one that has to be converted."""
+        rows, region, places, numbers, kinds, packers, memory, _ = target
+        kind = type(value)
+        try:
+            if kind in kinds:
+                numbers[index] = value
+            elif kind in packers:
+                packers[kind](memory, index, value)
+            elif kind is not np.memmap and kind is not np.ndarray:
+                raise TypeError
+            elif region is not None:
+                region[places[index]] = value
+            elif value.shape == places and value.dtype == rows.dtype:
+                rows[index] = value
+            else:
+                raise TypeError
+        except UNFIT:
+            self._convert_and_write(target, index, value)
+
+    def _convert_and_write(self, target: Target, index: int, value: Any) -> None:
+        rows, field = target[0], target[-1]
+        array = self.convert(field, index, value)
+        expected = rows.shape[1:]
+        if array.shape != expected:  # of a field with free dimensions
+            raise SampleError(
+                f"expected shape {expected} as in the batch's first sample, got {array.shape}; {IN_FEEDS}",
+                index=index,
+                field=self.feeds[field].name,
+            )
+        rows[index] = array
+
+    def _targets(self, views: list[Array]) -> list[Target]:
+        """Return where each field's samples are written, given the views of a slot, which keep the answer.
+
+        An array of at most one dimension is assigned to a memoryview, which accepts only an array of its own
+        format and length. Numbers and lists are packed by `struct`, which accepts only the right number of
+        them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
+        """
+        prepared = views.prepared if isinstance(views, Views) else None
+        if prepared is not None and prepared[0] is self._places:
+            found: list[Target] = prepared[1]
+            return found
+        targets: list[Target] = []
+        for field, (rows, row) in enumerate(zip(views, self._places, strict=True)):
+            if not row.flat:
+                targets.append((rows, None, rows.shape[1:], None, row.kinds, row.packers, None, field))
+                continue
+            flat = rows.reshape(-1)
+            numbers = flat.data
+            region = numbers.toreadonly() if row.numbers_only else numbers
+            memory = flat.view(np.uint8).data if row.packers else None
+            targets.append((rows, region, row.places, numbers, row.kinds, row.packers, memory, field))
+        if isinstance(views, Views):
+            views.prepared = self._places, targets
+        return targets
+
+
+def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:
+    """Return a sample's values; raise `SampleError` unless it is a tuple or list with one value per field."""
+    if not isinstance(sample, list | tuple):
+        raise SampleError(
+            f"expected a tuple with one value per field, got {type(sample).__name__}", index=index
+        )
+    if feeds is not None and len(sample) != len(feeds):
+        names = [feed.name for feed in feeds]
+        advice = f"; {IF_A_LIST}" if names == [*map(str, range(len(names)))] else ""  # not declared
+        problem = f"expected {len(feeds)} fields ({', '.join(names)}), got {len(sample)}{advice}"
+        raise SampleError(problem, index=index)
+    if not sample:
+        raise SampleError("expected one value per field, got an empty tuple", index=index)
+    return sample
+
+
+def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
+    """Call `function`; add the sample and the field to a `SampleError` it raises."""
+    try:
+        result: Array = function(*arguments)
+    except SampleError as error:
+        error.index, error.field = index, field
+        raise
+    return result
+
+
+# Batches of unknown length: memory grows with the samples that arrive.
+#
+# Until one batch has been full, a large batch may turn out far smaller than its size allows. It is therefore
+# written into memory that doubles, and copied into a slot of its own size.
+
+AT_ONCE = 64 << 20
+"""Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
+_FIRST_NBYTES = 1 << 20
+
+
+def fill_rows(
+    rows: Callable[[int], SampleRows],
+    samples: Iterator[Any],
+    size: int,
+    least: int,
+    reserve: Callable[[Layout], Slot],
+    *,
+    gradually: bool,
+    objects: dict[int, list[Any]] | None = None,
+) -> tuple[Slot, Layout, int] | None:
+    """Write at most `size` samples; return the slot, the layout of those in it, and their number.
+
+    Returns None if there are fewer than `least`; a slot may have been reserved then. `rows` returns the table
+    for a number of samples, with its layout arranged. `objects` are the columns of fields that are not
+    arrays, with a row for each sample, or without any if the batch is written `gradually`.
+    """
+    if gradually:
+        held, count = write_gradually(rows, samples, size, objects)
+        if count < least:
+            return None
+        layout = rows(1).layout_of(count)
+        slot = reserve(layout)
+        for part, view in zip(held, slot.views(layout), strict=False):
+            view[: len(part)] = part
+        return slot, layout, count
+    table = rows(size)
+    layout = table.layout
+    slot = reserve(layout)
+    count = table.write(slot.views(layout), samples)
+    if count < least:
+        return None
+    return slot, layout if count == size else shorten(layout, count), count
+
+
+def write_gradually(
+    rows: Callable[[int], SampleRows], samples: Iterator[Any], size: int, objects: Any = None
+) -> tuple[list[Array], int]:
+    """Write at most `size` samples into memory that grows; return one array per field, and their number.
+
+    Raises
+    ------
+    StagingMemoryError
+        A full batch is larger than the memory that there is.
+    SampleError
+        A sample does not fit its field.
+    """
+    table = rows(1)
+    check_available(table.layout_of(size).nbytes)
+    room = min(max(_FIRST_NBYTES // max(table.layout_of(1).nbytes, 1), 1), size)
+    count, held = 0, list[Array]()
+    while True:
+        table = rows(room)
+        memory = np.empty(max(table.layout.nbytes, 1), np.uint8)
+        views = Slot(memory, memory, in_ring=False).views(table.layout)
+        for part, view in zip(held, views, strict=False):
+            view[:count] = part
+        for column in (objects or {}).values():
+            column += [None] * (room - len(column))
+        count = table.write(views, itertools.islice(samples, room - count), count)
+        held = [view[:count] for view in views]
+        if count < room or room == size:
+            return held, count
+        room = min(2 * room, size)
+
+
+def shorten(layout: Layout, count: int) -> Layout:
+    """Return the layout of a batch of only `count` samples, in a slot laid out for more."""
+    fields = tuple(
+        FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
+    )
+    if not fields:
+        return layout
+    last = fields[-1]
+    return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
+
+
+# Where the samples of a batch are written: one target for each field of a slot.
 
 Packer = Callable[[Any, int, Any], None]
 """Writes one sample into memory: called with the memory as bytes, the sample's position, and its value."""
+
+Target = tuple[Array, Any, Any, Any, frozenset[type], dict[type, Packer], Any, int]
+"""Where one field's samples are written: (rows, region, places, numbers, kinds, packers, memory, field).
+
+Each of these writes sample i, or raises one of `UNFIT` if the sample does not fit:
+``region[places[i]] = array``; ``numbers[i] = number``, if the number's type is one of `kinds`; and
+``packers[type(value)](memory, i, value)``, for other numbers and for lists.
+
+Without a region, samples have more than one dimension, or a dtype without a buffer format. Then `places` is
+their shape, and only an array of exactly this shape and the rows' dtype is assigned to ``rows[i]``. NumPy
+would broadcast or convert any other silently, but that decision is up to `SampleRows.convert`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _RowPlaces:
+    """The parts of a field's `Target` that do not depend on the slot.
+
+    With `numbers_only`, no array is accepted as it is, so that one of a single number is not taken for that
+    number.
+    """
+
+    flat: bool
+    places: Sequence[slice]
+    kinds: frozenset[type]
+    packers: dict[type, Packer]
+    numbers_only: bool = False
+
+
+def _row_places(field: FieldLayout, strict: bool) -> _RowPlaces:
+    """Return the places of a field's samples; `strict` refuses what would have to be reshaped."""
+    count, elements = field.shape[0], math.prod(field.shape[1:])
+    # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
+    if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
+        return _RowPlaces(False, (), frozenset(), {})
+    stops = range(elements, (count + 1) * elements, elements)
+    places = [*map(slice, range(0, count * elements, elements), stops)]
+    single = len(field.shape) == 1
+    code = _code(field.dtype)
+    kinds: frozenset[type] = frozenset()
+    packers: dict[type, Packer] = {}
+    if elements == 1 and (single or not strict):
+        kinds = exact_types(code, strict=strict)
+        packers |= number_packers(code, strict=strict)
+    if not (single and strict):
+        packers |= list_packers(code, elements, strict=strict)
+    return _RowPlaces(True, places, kinds, packers, single and strict)
+
+
+# Numbers and lists that C writes into a row as they are, after checking their range; by their types.
 
 _INTEGERS: tuple[type, ...] = (int, bool, *(np.dtype(code).type for code in "bBhHiIlLqQ"))
 _FLOATS: dict[str, tuple[type, ...]] = {
@@ -41,16 +431,23 @@ _FLOATS: dict[str, tuple[type, ...]] = {
 _REAL = frozenset([*_INTEGERS, *_FLOATS["d"]])
 
 
-def exact_types(dtype: np.dtype[Any], *, strict: bool) -> frozenset[type]:
-    """Return the types of numbers that can be assigned to a memoryview of a dtype.
+def _code(dtype: np.dtype[Any]) -> str:
+    """Return the code by which `struct` knows a dtype; empty if it does not."""
+    if dtype.kind in "iu":
+        code = {1: "b", 2: "h", 4: "i", 8: "q"}[dtype.itemsize]
+        return code if dtype.kind == "i" else code.upper()
+    return dtype.char if dtype.char in "?efd" else ""
+
+
+def exact_types(code: str, *, strict: bool) -> frozenset[type]:
+    """Return the types of numbers that can be assigned to a memoryview of a dtype, given by its code.
 
     The memoryview raises ValueError for a number that is out of the dtype's range. With `strict`, it also
     holds every other number exactly.
 
-    >>> int in exact_types(np.dtype("uint8"), strict=True)
+    >>> int in exact_types("B", strict=True)
     True
     """
-    code = _code(dtype)
     if code == "?":
         return frozenset([bool, np.bool_])
     if code == "d":
@@ -60,18 +457,17 @@ def exact_types(dtype: np.dtype[Any], *, strict: bool) -> frozenset[type]:
     return frozenset(_INTEGERS) if code not in ("", "e") else frozenset()
 
 
-def number_packers(dtype: np.dtype[Any], *, strict: bool) -> dict[type, Packer]:
+def number_packers(code: str, *, strict: bool) -> dict[type, Packer]:
     r"""Return how to write other single numbers, by their types.
 
     They raise `struct.error` or OverflowError for a number that is out of the dtype's range, or with `strict`
     if the dtype cannot hold it exactly.
 
     >>> memory = bytearray(8)
-    >>> number_packers(np.dtype("float32"), strict=False)[float](memory, 1, 2.0)
+    >>> number_packers("f", strict=False)[float](memory, 1, 2.0)
     >>> memory
     bytearray(b'\x00\x00\x00\x00\x00\x00\x00@')
     """
-    code = _code(dtype)
     if code == "d":
         return {int: _pack_integer} if strict else {}
     if code not in _FLOATS:
@@ -79,14 +475,13 @@ def number_packers(dtype: np.dtype[Any], *, strict: bool) -> dict[type, Packer]:
     packed = _struct(1, code)
     kinds = frozenset(_FLOATS[code]) if strict else _REAL
     return dict.fromkeys(
-        kinds - exact_types(dtype, strict=strict),
+        kinds - exact_types(code, strict=strict),
         functools.partial(_pack_number, packed.pack_into, packed.size),
     )
 
 
-def list_packers(dtype: np.dtype[Any], length: int, *, strict: bool) -> dict[type, Packer]:
+def list_packers(code: str, length: int, *, strict: bool) -> dict[type, Packer]:
     """Return how to write a list of `length` numbers, as `number_packers` does; empty if there is no way."""
-    code = _code(dtype)
     if code in ("", "?"):
         return {}
     packed = _struct(length, code)
@@ -96,14 +491,6 @@ def list_packers(dtype: np.dtype[Any], length: int, *, strict: bool) -> dict[typ
         return {}
     sums = frozenset(_FLOATS["d"]) if strict else _REAL
     return {list: functools.partial(_pack_floats, packed.pack, packed.size, sums, strict)}
-
-
-def _code(dtype: np.dtype[Any]) -> str:
-    """Return the code by which `struct` knows a dtype; empty if it does not."""
-    if dtype.kind in "iu":
-        code = {1: "b", 2: "h", 4: "i", 8: "q"}[dtype.itemsize]
-        return code if dtype.kind == "i" else code.upper()
-    return dtype.char if dtype.char in "?efd" else ""
 
 
 def _struct(count: int, code: str) -> struct.Struct:
@@ -152,335 +539,3 @@ def _pack_floats(
     if strict and not math.hypot(*values) < EXACT:
         raise TypeError
     memory[index * nbytes : (index + 1) * nbytes] = pack(*values)
-
-
-# Where the samples of a batch are written: one target for each field of a slot.
-
-UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
-"""What writing a sample raises if it does not fit its field as it is, and has to be converted."""
-
-Target = tuple[int, Any, Sequence[slice | int], Any, frozenset[type], dict[type, Packer], Any]
-"""Where one field's samples are written: (field, region, places, numbers, kinds, packers, memory).
-
-Each of these writes sample i, or raises one of `UNFIT` if the sample does not fit:
-``region[places[i]] = array``; ``numbers[i] = number``, if the number's type is one of `kinds`; and
-``packers[type(value)](memory, i, value)``, for other numbers and for lists.
-"""
-
-
-class CheckedRows:
-    """The rows of a field whose samples have more than one dimension, or a dtype without a buffer format.
-
-    An array of exactly the row's dtype and shape is written; anything else raises TypeError. NumPy would
-    broadcast or convert it silently, but that decision is up to `SampleRows.convert`.
-    """
-
-    def __init__(self, rows: Array) -> None:
-        self._rows = rows
-        self._shape = rows.shape[1:]
-
-    def __setitem__(self, index: int, value: Array) -> None:
-        if value.dtype == self._rows.dtype and value.shape == self._shape:
-            self._rows[index] = value
-        else:
-            raise TypeError
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """The parts of a field's `Target` that do not depend on the slot.
-
-    Attributes
-    ----------
-    flat : bool
-        Whether a sample has at most one dimension, so that it is written through a flat view.
-    places : sequence
-        The position of each sample in the region.
-    kinds : frozenset of type
-        The types of numbers that are assigned as they are.
-    packers : dict of type to callable
-        How to write values of other types; those that are missing, too, have to be converted.
-    numbers_only : bool
-        Whether no array is accepted as it is, so that one of a single number is not taken for that number.
-    """
-
-    flat: bool
-    places: Sequence[slice | int]
-    kinds: frozenset[type] = frozenset()
-    packers: dict[type, Packer] = dataclasses.field(default_factory=dict)
-    numbers_only: bool = False
-
-
-def row_places(field: FieldLayout, strict: bool) -> RowPlaces:
-    """Return the places of a field's samples; `strict` refuses what would have to be reshaped."""
-    count, elements = field.shape[0], math.prod(field.shape[1:])
-    # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
-    if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
-        return RowPlaces(False, range(count))
-    places = [slice(start, start + elements) for start in range(0, count * elements, elements)]
-    single = len(field.shape) == 1
-    kinds: frozenset[type] = frozenset()
-    packers: dict[type, Packer] = {}
-    if elements == 1 and (single or not strict):
-        kinds = exact_types(field.dtype, strict=strict)
-        packers |= number_packers(field.dtype, strict=strict)
-    if not (single and strict):
-        packers |= list_packers(field.dtype, elements, strict=strict)
-    return RowPlaces(True, places, kinds, packers, single and strict)
-
-
-def make_target(field: int, rows: Array, row: RowPlaces) -> Target:
-    """Return where to write the samples of field number `field`, given the field's view of a slot."""
-    if not row.flat:
-        return field, CheckedRows(rows), row.places, None, row.kinds, row.packers, None
-    flat = rows.reshape(-1)
-    numbers = flat.data
-    region = numbers.toreadonly() if row.numbers_only else numbers
-    memory = flat.view(np.uint8).data if row.packers else None
-    return field, region, row.places, numbers, row.kinds, row.packers, memory
-
-
-_SAMPLE_TYPES = (tuple, list)
-
-IN_FEEDS = (
-    "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
-    "equal length (bucketing)"
-)
-"""The ways out of samples of different shapes in one batch, with a feed_list and for readers."""
-
-
-class SampleRows:
-    """The fields of a stream of samples, either declared or inferred from each batch's first sample.
-
-    Parameters
-    ----------
-    feeds : sequence of FeedSpec or None
-        The fields; None infers them from the first sample of each batch.
-    strict : bool
-        Whether to refuse values that would have to be reshaped, or that their field cannot hold exactly.
-        Meant for fields that were inferred from a sample, not declared; implied if `feeds` is None.
-    """
-
-    def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
-        self._feeds = feeds
-        self._infers = feeds is None
-        self._strict = strict or self._infers
-        self.conversion: Conversion = convert_alike if strict else convert
-        if self._infers:
-            self.conversion = functools.partial(convert_alike, advice=IN_FEEDS)
-        self._open = feeds is None or any(None in feed.sample_shape for feed in feeds)
-        self._shapes: list[tuple[int, ...]] = []
-        self.layout = arrange(())
-        self.count = -1
-        self._places: list[RowPlaces] = []
-        self.ragged = feeds is not None and any(feed.lod_level for feed in feeds)
-        self.levels: tuple[int, ...] = tuple(feed.lod_level for feed in feeds or ())
-        if feeds is not None and not self._open and not self.ragged:
-            self._shapes = [tuple(size or 0 for size in feed.sample_shape) for feed in feeds]
-
-    @property
-    def feeds(self) -> Sequence[FeedSpec]:
-        """One spec per field; empty until the first sample if the fields are inferred."""
-        return self._feeds or ()
-
-    def begin(self, first: Any) -> None:
-        """Infer what is still open, the fields or their free dimensions, from a batch's first sample."""
-        if self._infers:
-            self._infer(fields_of(first, None))
-        elif self._open and not self.ragged:
-            values = fields_of(first, self._feeds)
-            shapes = [self.convert(index, 0, value).shape for index, value in enumerate(values)]
-            if shapes != self._shapes:
-                self._shapes, self.count = shapes, -1
-
-    def _infer(self, values: Sequence[Any]) -> None:
-        """Take the fields from the values of a sample, unless they are like those of the batch before."""
-        if self._are_alike(values):
-            return
-        arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(values)]
-        if len(arrays) == len(self.feeds) and all(
-            array.shape == feed.sample_shape and array.dtype == feed.dtype
-            for array, feed in zip(arrays, self.feeds, strict=True)
-        ):
-            return
-        self._feeds = [
-            FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
-        ]
-        self.levels = (0,) * len(arrays)
-        self._shapes, self.count = [array.shape for array in arrays], -1
-
-    def _are_alike(self, values: Sequence[Any]) -> bool:
-        """Return whether all values are arrays or numbers of NumPy that look like the batch before."""
-        if len(values) != len(self.feeds):
-            return False
-        for value, feed in zip(values, self.feeds):  # noqa: B905  both are equally long
-            if type(value) is not np.ndarray and not isinstance(value, np.generic):
-                return False
-            if value.dtype != feed.dtype or value.shape != feed.sample_shape:
-                return False
-        return True
-
-    def convert(self, field: int, index: int, value: Any) -> Array:
-        """Return one value of sample `index` converted to its field; the `SampleError` names both."""
-        feed = self.feeds[field]
-        conversion = convert_dtype if feed.keeps_shapes else self.conversion
-        return _locate(conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
-
-    def arrange(self, count: int) -> Layout:
-        """Return the layout of a batch of `count` dense samples."""
-        if count != self.count:
-            self.layout = self.layout_of(count)
-            self.count = count
-            self._places = [row_places(field, self._strict) for field in self.layout.fields]
-        return self.layout
-
-    def layout_of(self, count: int) -> Layout:
-        """Return the layout of a batch of `count` dense samples without arranging for it."""
-        dtypes = [feed.dtype for feed in self.feeds]
-        return arrange(
-            tuple(((count, *shape), dtype) for shape, dtype in zip(self._shapes, dtypes, strict=True))
-        )
-
-    def targets(self, views: list[Array]) -> list[Target]:
-        """Return where each field's samples are written, given the views of a slot.
-
-        An array of at most one dimension is assigned to a memoryview, which accepts only an array of its own
-        format and length. Numbers and lists are packed by `struct`, which accepts only the right number of
-        them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
-        """
-        prepared = views.prepared if isinstance(views, Views) else None
-        if prepared is not None and prepared[0] is self._places:
-            found: list[Target] = prepared[1]
-            return found
-        targets = [
-            make_target(field, rows, places)
-            for field, (rows, places) in enumerate(zip(views, self._places, strict=True))
-        ]
-        if isinstance(views, Views):
-            views.prepared = self._places, targets
-        return targets
-
-    def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
-        """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
-        targets = self.targets(views)
-        fields = len(targets)
-        if fields == 1:
-            return self._write_single(views, targets[0], samples, start)
-        if fields == 2:
-            return self._write_pairs(views, targets, samples, start)
-        regions = [(target[1], target[2], target) for target in targets]
-        array = np.ndarray
-        index = start - 1
-        for index, sample in enumerate(samples, start):
-            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != fields:
-                fields_of(sample, self.feeds, index)
-            # No strict=True: here it would cost a tenth of the time that a whole sample takes.
-            for (region, places, target), value in zip(regions, sample):  # noqa: B905
-                if type(value) is array:
-                    try:
-                        region[places[index]] = value
-                    except UNFIT:
-                        self._convert_and_write(views[target[0]], target[0], index, value)
-                else:
-                    self._write_other(views, target, index, value)
-        return index + 1
-
-    def _write_single(self, views: list[Array], target: Target, samples: Iterable[Any], start: int) -> int:
-        """Write samples of one field, as `write` does."""
-        _, region, places, *_ = target
-        array, index = np.ndarray, start - 1
-        for index, sample in enumerate(samples, start):
-            if type(sample) in _SAMPLE_TYPES and len(sample) == 1:
-                value = sample[0]
-                if type(value) is array:
-                    try:
-                        region[places[index]] = value
-                        continue
-                    except UNFIT:
-                        pass
-            value = fields_of(sample, self.feeds, index)[0]
-            self._write_other(views, target, index, value)
-        return index + 1
-
-    def _write_pairs(
-        self, views: list[Array], targets: list[Target], samples: Iterable[Any], start: int
-    ) -> int:
-        """Write samples of two fields, such as an image and its label, as `write` does."""
-        (_, one_region, one_places, *_), (_, two_region, two_places, two_numbers, two_kinds, *_) = targets
-        array, index = np.ndarray, start - 1
-        for index, sample in enumerate(samples, start):
-            if type(sample) not in _SAMPLE_TYPES or len(sample) != 2:
-                sample = fields_of(sample, self.feeds, index)
-            one, two = sample
-            if type(one) is array:
-                try:
-                    one_region[one_places[index]] = one
-                except UNFIT:
-                    self._convert_and_write(views[0], 0, index, one)
-            else:
-                self._write_other(views, targets[0], index, one)
-            kind = type(two)
-            if kind not in two_kinds and kind is not array:
-                self._write_other(views, targets[1], index, two)
-                continue
-            try:
-                if kind is array:
-                    two_region[two_places[index]] = two
-                else:
-                    two_numbers[index] = two
-            except UNFIT:
-                self._convert_and_write(views[1], 1, index, two)
-        return index + 1
-
-    def _write_other(self, views: list[Array], target: Target, index: int, value: Any) -> None:
-        """Write one value that is not an array, or is one that has to be converted."""
-        field, region, places, numbers, kinds, packers, memory = target
-        kind = type(value)
-        try:
-            if kind in kinds:
-                numbers[index] = value
-            elif kind in packers:
-                packers[kind](memory, index, value)
-            elif kind is np.memmap:
-                region[places[index]] = value
-            else:
-                raise TypeError
-        except UNFIT:
-            self._convert_and_write(views[field], field, index, value)
-
-    def _convert_and_write(self, rows: Array, field: int, index: int, value: Any) -> None:
-        array = self.convert(field, index, value)
-        expected = rows.shape[1:]
-        if array.shape != expected:  # of a field with free dimensions
-            raise SampleError(
-                f"expected shape {expected} as in the batch's first sample, got {array.shape}; {IN_FEEDS}",
-                index=index,
-                field=self.feeds[field].name,
-            )
-        rows[index] = array
-
-
-def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:
-    """Return a sample's values; raise `SampleError` unless it is a tuple or list with one value per field."""
-    if not isinstance(sample, list | tuple):
-        raise SampleError(
-            f"expected a tuple with one value per field, got {type(sample).__name__}", index=index
-        )
-    if feeds is not None and len(sample) != len(feeds):
-        names = [feed.name for feed in feeds]
-        advice = f"; {IF_A_LIST}" if names == [*map(str, range(len(names)))] else ""  # not declared
-        problem = f"expected {len(feeds)} fields ({', '.join(names)}), got {len(sample)}{advice}"
-        raise SampleError(problem, index=index)
-    if not sample:
-        raise SampleError("expected one value per field, got an empty tuple", index=index)
-    return sample
-
-
-def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
-    """Call `function`; add the sample and the field to a `SampleError` it raises."""
-    try:
-        result: Array = function(*arguments)
-    except SampleError as error:
-        error.index, error.field = index, field
-        raise
-    return result

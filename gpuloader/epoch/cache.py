@@ -21,7 +21,7 @@ from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import OrderedPlan, Plan
 from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout, arrange
@@ -31,28 +31,18 @@ from gpuloader.transforms.program import GatherRows, Permute, Program, Spec, Ste
 from gpuloader.transforms.programmer import Programmer
 
 CACHES = ("host", "device")
-_ONE_FORM = (
+_ONE_SCHEMA = (
     "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """A dataset that consists of arrays.
+    """A dataset that consists of arrays."""
 
-    Attributes
-    ----------
-    arrays : tuple of numpy.ndarray
-        One array per field, with the samples along the first axis.
-    rows : Rows or None
-        The row of each sample in the arrays; None if sample i is row i.
-    tree : Tree
-        How the fields make up a sample.
-    """
-
-    arrays: tuple[Array, ...]
-    rows: IndexedRows | None
-    tree: Tree
+    arrays: tuple[Array, ...]  # one per field, with the samples along the first axis
+    rows: IndexedRows | None  # the row of each sample in the arrays; None if sample i is row i
+    tree: Tree  # how the fields make up a sample
 
     @classmethod
     def of(cls, source: Source) -> ArraySource | None:
@@ -85,12 +75,7 @@ class ArraySource:
 
 
 def check_cache(cache: object, *, cacheable: bool) -> str | None:
-    """Return the name of a valid cache, or None.
-
-    Raises
-    ------
-    ValueError
-        The name is unknown, or the loader's data cannot be cached as arrays.
+    """Return the name of a valid cache, or None; raise `ValueError` if the data cannot be cached as arrays.
 
     >>> check_cache("host", cacheable=True)
     'host'
@@ -112,17 +97,9 @@ def materialise(
 ) -> ArraySource:
     """Read all samples of a dataset, batch by batch in order, and return them as arrays.
 
-    `reserve` is called with the arrays' shapes and dtypes when the first batch has shown them. It can fail
-    early if a device has too little memory, because reading all samples may take hours.
-
-    Raises
-    ------
-    StagingMemoryError
-        The arrays need more memory than the host has; the message gives both numbers.
-    SampleError
-        A sample has another tree, or a field of another shape or dtype, than the first one.
-    LoaderError
-        A sample has a field that is not an array, or the dataset is empty.
+    `reserve` is called with the arrays' shapes and dtypes when the first batch has shown them. Raises
+    `SampleError` if a sample differs from the first one, `StagingMemoryError` if the host has too little
+    memory, and `LoaderError` if a sample has a field that is not an array, or there is no sample.
     """
     arrays: list[Array] = []
     tree: Tree | None = None
@@ -138,9 +115,15 @@ def materialise(
                     "out of the samples, or leave cache out"
                 )
             specs = [((count, *part.shape[1:]), part.dtype) for part in tree.flatten(batch)]
-            if reserve is not None:
+            if reserve is not None:  # a device may have too little memory, and reading all may take hours
                 reserve(specs)
-            arrays = _make_room(specs, count)
+            nbytes, available = _count_bytes(specs), available_memory()
+            if available is not None and nbytes > available:
+                raise StagingMemoryError(
+                    f"{count:,} cached samples need {nbytes:,} bytes of host memory, but only {available:,} "
+                    "are available; leave cache out, or cache a Subset"
+                )
+            arrays = [np.empty(shape, dtype) for shape, dtype in specs]
         parts = _check_alike(tree, arrays, batch, filled)
         size = len(parts[0])
         for array, part in zip(arrays, parts, strict=True):
@@ -156,7 +139,7 @@ def _advise(batches: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from batches
     except SampleError as error:
-        error.problem = error.problem.replace(IF_IT_VARIES, _ONE_FORM)
+        error.problem = error.problem.replace(IF_IT_VARIES, _ONE_SCHEMA)
         raise
 
 
@@ -165,7 +148,7 @@ def _check_alike(tree: Tree, arrays: Sequence[Array], batch: Any, filled: int) -
     found = Tree.of(batch)
     if found != tree:
         raise SampleError(
-            f"expected {tree.describe()} as in sample 0, got {found.describe()}; {_ONE_FORM}",
+            f"expected {tree.describe()} as in sample 0, got {found.describe()}; {_ONE_SCHEMA}",
             dataset_index=filled,
         )
     parts = tree.flatten(batch)
@@ -173,22 +156,11 @@ def _check_alike(tree: Tree, arrays: Sequence[Array], batch: Any, filled: int) -
         if array.dtype != part.dtype or array.shape[1:] != part.shape[1:]:
             expected, got = (describe_field(one.shape[1:], one.dtype) for one in (array, part))
             raise SampleError(
-                f"expected {expected} as in sample 0, got {got}; {_ONE_FORM}",
+                f"expected {expected} as in sample 0, got {got}; {_ONE_SCHEMA}",
                 dataset_index=filled,
                 field=leaf.name,
             )
     return parts
-
-
-def _make_room(specs: Sequence[Spec], count: int) -> list[Array]:
-    nbytes = _count_bytes(specs)
-    available = available_memory()
-    if available is not None and nbytes > available:
-        raise StagingMemoryError(
-            f"{count:,} cached samples need {nbytes:,} bytes of host memory, but only {available:,} are "
-            "available; leave cache out, or cache a Subset"
-        )
-    return [np.empty(shape, dtype) for shape, dtype in specs]
 
 
 def _count_bytes(specs: Iterable[Spec]) -> int:
@@ -197,21 +169,9 @@ def _count_bytes(specs: Iterable[Spec]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The order of an epoch in device memory, and the programs with which one lane gathers batches by it.
+    """The order of an epoch in device memory, and the programs with which one lane gathers batches by it."""
 
-    Attributes
-    ----------
-    count : int
-        The entries of the order; 0 if the device holds none.
-    memory : DeviceMemory
-        The memory of the entries.
-    layout : Layout
-        The layout of that memory.
-    programmer : Programmer
-        Builds the programs that gather batches.
-    """
-
-    count: int
+    count: int  # the entries of the order; 0 if the device holds none
     memory: DeviceMemory
     layout: Layout
     programmer: Programmer
@@ -242,14 +202,7 @@ class Resident:
 
     If the loader itself determines an epoch's order, each lane computes it on its device before the first
     batch, and batches are gathered by their positions in it. With any other order, each batch carries its row
-    numbers.
-
-    Parameters
-    ----------
-    devices : sequence of Device
-        One per place; each distinct device gets one copy of the arrays.
-    transforms : sequence of Transform
-        The transforms to apply to gathered batches.
+    numbers. Each distinct device gets one copy of the arrays.
     """
 
     def __init__(self, devices: Sequence[Device], transforms: Sequence[Transform]) -> None:
@@ -261,13 +214,7 @@ class Resident:
         self._tables: LivingKeys[Lane, _Table] = LivingKeys()
 
     def reserve(self, specs: Sequence[Spec]) -> None:
-        """Allocate memory on every device for arrays of these shapes and dtypes.
-
-        Raises
-        ------
-        StagingMemoryError
-            A device has too little memory; the message gives the numbers.
-        """
+        """Allocate memory on every device for arrays of these shapes and dtypes."""
         for device in self._devices:
             if id(device) in self._room:
                 continue
@@ -298,39 +245,29 @@ class Resident:
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
-        order = plan.order if isinstance(plan, OrderedPlan | DividedPlan) else None
-        if isinstance(plan, DividedPlan) and plan.wraps:
+        order = plan.order if isinstance(plan, OrderedPlan) else None
+        if isinstance(plan, OrderedPlan) and plan.wraps:
             return None  # the last batch is not a stretch of the order
         if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
             return order
         return None
 
     def begin(self, order: InOrder | Shuffled | None, lanes: Sequence[Lane]) -> None:
-        """Make each lane compute an epoch's order on its device; None if batches carry their row numbers.
-
-        Raises
-        ------
-        StagingMemoryError
-            A device has too little memory for the order, which takes 8 bytes per sample.
-        """
+        """Make each lane compute an epoch's order on its device; None if batches carry their row numbers."""
+        count = 0
+        if isinstance(order, Shuffled):
+            # A small order is sorted, and so computed whole; of a large one, a stretch can be computed.
+            count = order.count if order.count <= SORTED_AT_MOST else len(order)
         for lane, gathers in zip(lanes, self._gathers, strict=True):
-            count = _count_entries(order)
             table = self._tables.get(lane)
             if table is None or table.count != count:
                 table = _Table.make(lane.device, count, partial(Programmer, self._transforms, gathers))
                 self._tables.set(lane, table)
             lane.programmer = table.programmer
-            lane.runs_only_ours = order is not None and all(map(_is_ours, self._transforms))
+            # Without code of the user between two batches, the current device stays the same, and a lane may
+            # issue the next batch without a second look at it.
+            lane.runs_only_ours = order is not None and all(
+                type(one).__module__.startswith("gpuloader.") for one in self._transforms
+            )
             if isinstance(order, Shuffled) and count:
                 lane.compute(table.permuting(order), table.memory)
-
-
-def _is_ours(transform: Transform) -> bool:
-    return type(transform).__module__.startswith("gpuloader.")
-
-
-def _count_entries(order: InOrder | Shuffled | None) -> int:
-    """Return the number of an order's entries on a device; a small order is sorted, and so computed whole."""
-    if not isinstance(order, Shuffled):
-        return 0
-    return order.count if order.count <= SORTED_AT_MOST else len(order)

@@ -7,9 +7,10 @@ import math
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
@@ -86,6 +87,7 @@ def find_slot(array: Any) -> DeviceSlot | None:
     return next((slot for slot in slots if slot.streams and slot.device.holds(slot.memory, array)), None)
 
 
+@dataclass(slots=True, eq=False)
 class DeviceSlots:
     """The device slots of one lane; their number follows the batches that the user holds.
 
@@ -96,15 +98,15 @@ class DeviceSlots:
     while an epoch runs.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.free: deque[DeviceSlot] = deque()
-        self.freed: deque[DeviceSlot] = deque()  # whose lease has ended since the last `drain`
-        self._device = device
-        self._is_full = False  # whether the device had no memory for another slot
-        self._nbytes = 0  # of each new slot
-        self._outgrown: list[DeviceSlot] = []  # too small for the batches of this epoch
-        self._out = 0  # slots in use now
-        self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
+    device: Device
+    free: deque[DeviceSlot] = field(default_factory=deque)
+    freed: deque[DeviceSlot] = field(default_factory=deque)  # whose lease has ended since the last `drain`
+    _is_full: bool = False  # whether the device had no memory for another slot
+    _nbytes: int = 0  # of each new slot
+    _outgrown: list[DeviceSlot] = field(default_factory=list)  # too small for the batches of this epoch
+    _out: int = 0  # slots in use now
+    _most: int = 0  # in use at once, at most, in this epoch
+    _most_before: int = 0  # and in the one before
 
     def take(self, nbytes: int, least: int) -> DeviceSlot:
         """Return a slot of at least `nbytes`, a new one if none is free or there are fewer than `least`.
@@ -123,15 +125,15 @@ class DeviceSlots:
             if nbytes > self._nbytes:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
             try:
-                memory = self._device.alloc(self._nbytes)
+                memory = self.device.alloc(self._nbytes)
             except StagingMemoryError:
                 if not self._outgrown:  # then no slot is free, not even one that is too small
                     raise
                 self.free = deque(slot for slot in self.free if slot.memory.nbytes >= self._nbytes)
                 self._outgrown.clear()
                 slot = None  # too small as well, and the last reference to its memory
-                memory = self._device.alloc(self._nbytes)
-            slot = DeviceSlot(self._device, memory)
+                memory = self.device.alloc(self._nbytes)
+            slot = DeviceSlot(self.device, memory)
         self._out += 1
         if self._out > self._most:
             self._most = self._out
@@ -142,7 +144,7 @@ class DeviceSlots:
         if self._is_full or nbytes > self._nbytes:
             return None
         try:
-            return DeviceSlot(self._device, self._device.alloc(self._nbytes))
+            return DeviceSlot(self.device, self.device.alloc(self._nbytes))
         except StagingMemoryError:
             self._is_full = True  # such a slot only saves time: the epoch goes on without it
             return None
@@ -154,11 +156,6 @@ class DeviceSlots:
             if slot is None:
                 return
             self.free.append(slot)
-
-    def lend(self, slot: DeviceSlot, stream: Stream) -> Lease:
-        """Return a lease of the slot to a user who computes on `stream`, which the device keeps."""
-        slot.streams = [stream]
-        return Lease(slot, self.freed)
 
     def give_back(self, slot: DeviceSlot) -> None:
         """Take back a slot that no user has; what runs in it lies on the copy stream."""
@@ -179,7 +176,8 @@ class DeviceSlots:
                 continue
             slot.release(device)  # if this raises, the slot stays for the next try
             freed.popleft()
-            self.give_back(slot)
+            self._out -= 1
+            self.free.append(slot)
 
     def trim(self, in_flight: int) -> None:
         """Free what neither this epoch nor the last one used; `in_flight` batches were copied at a time."""
@@ -291,9 +289,9 @@ class StaticSlot:
         names = None if staged.tree is None else staged.tree.array_names
         if len(fields) != len(self._layout.fields):
             raise _unlike(staged, f"{len(self._layout.fields)} arrays", f"{len(fields)} arrays")
-        for number, (first, field) in enumerate(zip(self._layout.fields, fields, strict=True)):
-            if (first.shape, first.dtype) != (field.shape, field.dtype):
-                expected, got = (describe_field(one.shape, one.dtype) for one in (first, field))
+        for number, (first, later) in enumerate(zip(self._layout.fields, fields, strict=True)):
+            if (first.shape, first.dtype) != (later.shape, later.dtype):
+                expected, got = (describe_field(one.shape, one.dtype) for one in (first, later))
                 raise _unlike(staged, expected, got, str(number) if names is None else names[number])
 
     def take_over(self, device: DeviceCalls, stream: Stream) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import Any, Protocol
 
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.device_slots import StaticSlot
@@ -68,13 +68,21 @@ class Iteration(Iterator[Any]):
     (array([0, 1]), 0, 2)
     """
 
-    def __init__(self, begin: Callable[[], Iteration] | None, length: Callable[[], int] | None) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Iteration] | None = None,
+        length: Callable[[], int] | None = None,
+        epoch: Epoch | None = None,
+        guard: Finalizer | None = None,
+    ) -> None:
         self._begin = begin  # None once the epoch has begun, or was closed before that
         self._length = length
-        self._epoch: Epoch | None = None
-        self._guard: Finalizer | None = None
+        self._epoch = epoch
+        self._guard = guard
         # Reentrant, because closing the fetch runs the user's code, which may close this iterator again.
         self._lock = threading.RLock()
+        if epoch is not None:
+            _running.add(self)
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch; raise `TypeError` if it is unknown."""
@@ -133,12 +141,9 @@ class Iteration(Iterator[Any]):
         epoch = begun._epoch
         if epoch is None or not epoch.is_running:
             raise StopIteration
-        self._hold(epoch, begun._guard)
-        return epoch
-
-    def _hold(self, epoch: Epoch, guard: Finalizer | None) -> None:
-        self._epoch, self._guard = epoch, guard
+        self._epoch, self._guard = epoch, begun._guard
         _running.add(self)
+        return epoch
 
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
@@ -286,63 +291,24 @@ Masking = Callable[[StagedBatch], Mask]
 """Returns the mask of a batch that may end in repeated samples; called once per batch, in order."""
 
 
-def open_epoch(
-    buffers: EpochBuffers,
-    fetch: Fetch,
-    present: Callable[[DeliveredStep], Any],
-    idle: deque[EpochBuffers],
-    *,
-    drop_last: bool,
-    meter: Meter,
-    ended: Callable[[], None] | None = None,
-    tuner: Autotuner | None = None,
-    apply: Callable[[Setting], int | None] | None = None,
-    masking: Masking | None = None,
-    guard: Finalizer | None = None,
-    kernels: KernelsAhead | None = None,
-) -> Iteration:
-    """Open an epoch over a fetch that fills the slots of `buffers`, and return its iterator.
+def open_epoch(epoch: Epoch, guard: Finalizer | None = None) -> Iteration:
+    """Return the iterator over an epoch, which ends if the user drops the iterator.
 
-    Parameters
-    ----------
-    present : callable
-        Converts a delivered step to what the user gets.
-    idle : deque of EpochBuffers
-        Where to leave the buffers after the epoch, if they can be reused.
-    drop_last : bool
-        Whether to leave out a last step that has no batch for every place.
-    ended : callable or None
-        Called when the last step has been delivered.
-    tuner, apply : Autotuner or None, callable or None
-        The tuner of the loader's 'auto' options, and what applies a setting to this epoch.
-    guard : Finalizer or None
-        A finalizer that is older than `fetch`; it ends the epoch if the user drops the iterator.
-    kernels : KernelsAhead or None
-        Compiles ahead what the first batch launches.
+    `guard` is a finalizer that is older than the epoch's fetch, so that the garbage collector ends the epoch
+    before the generators that it reads.
     """
-    epoch = Epoch(
-        buffers,
-        fetch,
-        present,
-        idle,
-        drop_last=drop_last,
-        meter=meter,
-        ended=ended,
-        masking=masking,
-        kernels=kernels,
-    )
     guard = guard or Finalizer()
     # The epoch knows neither the iterator nor the guard. If it did, they would be a cycle of garbage, and
     # workers would run on until Python collects it.
     guard.watch(epoch.close)
-    iteration = Iteration(None, None)
-    iteration._hold(epoch, guard)
-    if tuner is not None and apply is not None:  # only now, when the guard closes the fetch if that fails
-        tuner.begin(apply)
-        epoch.tuner, epoch.apply = tuner, apply
+    iteration = Iteration(epoch=epoch, guard=guard)
+    if epoch.tuner is not None:
+        # Only now, when the guard closes the fetch if there is too little memory for the setting.
+        epoch.tuner.begin(epoch.apply)
     return iteration
 
 
+@dataclass(eq=False)
 class Epoch:
     """Moves batches from a fetch over lanes to the consumer.
 
@@ -350,33 +316,22 @@ class Epoch:
     last step, or an error, every later `next_step` raises `QueueClosed`.
     """
 
-    def __init__(
-        self,
-        buffers: EpochBuffers,
-        fetch: Fetch,
-        present: Callable[[DeliveredStep], Any],
-        idle: deque[EpochBuffers],
-        *,
-        drop_last: bool,
-        meter: Meter,
-        ended: Callable[[], None] | None = None,
-        masking: Masking | None = None,
-        kernels: KernelsAhead | None = None,
-    ) -> None:
-        self.buffers = buffers
-        self.ended = ended
+    buffers: EpochBuffers  # used by this epoch alone until it closes
+    fetch: Fetch  # fills the slots of the buffers
+    present: Callable[[DeliveredStep], Any]  # converts a delivered step to what the user gets
+    idle: deque[EpochBuffers]  # where to leave the buffers, if they can be reused
+    meter: Meter
+    drop_last: bool  # whether to leave out a last step that has no batch for every place
+    ended: Callable[[], None] | None = None  # called when the last step has been delivered
+    masking: Masking | None = None  # None delivers no masks
+    kernels: KernelsAhead | None = None  # compiles ahead what the first batch launches
+    tuner: Autotuner | None = None  # that of the loader's 'auto' options
+    apply: Callable[[Setting], int | None] = lambda _: None  # applies a setting of the tuner to this epoch
+
+    def __post_init__(self) -> None:
         self.is_running = True
-        self.tuner: Autotuner | None = None
-        self.apply: Callable[[Setting], int | None] | None = None
-        self._fetch = fetch
-        self._present = present
-        self._idle = idle
-        self._drop_last = drop_last
-        self._masking = masking
-        self._kernels = kernels
-        self._meter = meter
-        self._ring = buffers.ring
-        self._lanes = lanes = buffers.lanes
+        self._ring = self.buffers.ring
+        self._lanes = lanes = self.buffers.lanes
         self._copying_lanes: list[Lane] = []
         self._statics: list[StaticSlot] = []
         for lane in lanes:
@@ -399,7 +354,7 @@ class Epoch:
         self._is_whole = False  # whether the fetch has ended in time, so that the buffers can be reused
         self._waited = 0  # nanoseconds in this step
         self._handed = 0  # when the latest step was handed over; 0 before the first
-        meter.ring = weakref.ref(self._ring)
+        self.meter.ring = weakref.ref(self._ring)
 
     def begin_step(self) -> LoaderError | None:
         """Begin a step; return the error if it must not be delivered, and change nothing then.
@@ -439,7 +394,7 @@ class Epoch:
         Raises `QueueClosed` if the epoch is over, or what the fetch has raised, once every step before it has
         been delivered.
         """
-        meter, traced, last = self._meter, is_tracing(), self._handed
+        meter, traced, last = self.meter, is_tracing(), self._handed
         if last:
             meter.compute += asked - last
             if traced:
@@ -458,22 +413,22 @@ class Epoch:
                     raise self._end()
                 begun = perf_counter_ns()
                 try:
-                    staged = self._fetch.get()
+                    staged = self.fetch.get()
                 except Exception:  # an interrupt does not end the epoch
                     self._end()
                     raise
                 fetched = perf_counter_ns()
                 self._waited = fetched - begun
-                mask = None if self._masking is None else self._mask(staged)
+                mask = None if self.masking is None else self._mask(staged)
                 step = [(staged, lane.lease(staged, mask))]
                 if traced:
                     mark("wait", begun, fetched)
                     mark("deliver", fetched, perf_counter_ns())
-            presented = self._present(step)
+            presented = self.present(step)
         finally:
             if nvtx is not None:
                 pop_range(nvtx)
-        if self._kernels is not None:
+        if self.kernels is not None:
             self._finish_kernels()
         self._handed = handed = perf_counter_ns()
         waited = self._waited
@@ -483,7 +438,7 @@ class Epoch:
         else:
             meter.startup += waited
         meter.transfer += handed - asked - waited
-        if self.tuner is not None and self.apply is not None and not self.tuner.after_step(self.apply):
+        if self.tuner is not None and not self.tuner.after_step(self.apply):
             self.tuner = None
         return presented
 
@@ -529,16 +484,16 @@ class Epoch:
         flying, count = self._flying, self.buffers.prefetch + (not delivered)
         while len(flying) < count and self._ending is None:
             try:
-                staged = self._fetch.get_nowait() if delivered or flying else self._wait()
+                staged = self.fetch.get_nowait() if delivered or flying else self._wait()
             except Exception as error:
                 # Only for an Exception: after an interrupt of this thread, the user may continue the epoch.
                 # The end of the epoch is kept without its traceback, whose frames refer to this object; an
                 # error keeps its own, which shows where the reader has failed.
                 is_end = isinstance(error, QueueClosed)
                 self._ending = error.with_traceback(None) if is_end else error
-                if is_end and self._group and not self._drop_last:
+                if is_end and self._group and not self.drop_last:
                     self._issue()
-                self._drop_group()
+                self._drop_group()  # what is left of a step that an error has cut, or that is not whole
                 return
             if staged is None:  # a step that is ready does not wait for the one behind it
                 return
@@ -550,11 +505,11 @@ class Epoch:
         """Wait for the fetch's next batch, and meanwhile free the host slots it may need."""
         begun = perf_counter_ns()
         try:
-            while (staged := self._fetch.get_nowait()) is None:
+            while (staged := self.fetch.get_nowait()) is None:
                 # The host runs ahead of the device: kernels are queued but have not run, so no host slot may
                 # be free. Only the oldest copy gives the reader one, so it is waited for before the reader.
                 if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._copying_lanes):
-                    return self._fetch.get()
+                    return self.fetch.get()
             return staged
         finally:
             now = perf_counter_ns()
@@ -567,7 +522,7 @@ class Epoch:
         batches: list[InFlightBatch] = []
         try:
             for lane, staged in zip(self._lanes, group):  # noqa: B905 - the last step may have fewer batches
-                mask = None if self._masking is None else self._mask(staged)
+                mask = None if self.masking is None else self._mask(staged)
                 batches.append(lane.issue(staged, mask))
         except BaseException as error:
             self._discard(batches)
@@ -581,9 +536,9 @@ class Epoch:
 
     def _mask(self, staged: StagedBatch) -> Mask | None:
         """Return a batch's mask; if that fails, the batch's slot returns to the ring."""
-        assert self._masking is not None
+        assert self.masking is not None
         try:
-            return self._masking(staged)
+            return self.masking(staged)
         except BaseException:
             self._ring.release(staged.slot)
             raise
@@ -617,7 +572,7 @@ class Epoch:
 
     def _finish_kernels(self) -> None:
         """Compile nothing more ahead, because the first step has been delivered, or never will be."""
-        kernels, self._kernels = self._kernels, None
+        kernels, self.kernels = self.kernels, None
         if kernels is not None:
             kernels.finish()
 
@@ -628,18 +583,17 @@ class Epoch:
         if self._begun is not None:
             self._begun.arrays = None
             self._begun = None
-        self._is_whole = self._fetch.close()  # calls no device
+        self._is_whole = self.fetch.close()  # calls no device
         self._drop_group()
-        if self._is_captured():
+        if self._copying_lanes and self._is_captured():
             postponed.append(self)  # waiting for the copies would end the user's capture
         else:
             self._finish()
 
     def _is_captured(self) -> bool:
-        try:
-            return bool(self._copying_lanes) and self._find_capture() is not None
-        except LoaderError:
-            return False  # the device has failed, as waiting for its copies will say
+        with contextlib.suppress(LoaderError):  # the device has failed, as waiting for its copies will say
+            return self._find_capture() is not None
+        return False
 
     def _finish(self) -> None:
         """Wait for copies in progress, take every slot back, and leave the buffers if they are whole."""
@@ -652,7 +606,7 @@ class Epoch:
             lane.close()
         self._drain()
         if self._is_whole and self._ring.rearm():
-            self._idle.append(self.buffers)
+            self.idle.append(self.buffers)
 
 
 postponed: deque[Epoch] = deque()
@@ -681,7 +635,10 @@ class KernelsAhead:
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = list({id(device): device for device in devices if not device.direct}.values())
+        self._devices: list[Device] = []
+        for device in devices:
+            if not (device.direct or device in self._devices):  # several places may share a device
+                self._devices.append(device)
         self._process = os.getpid()
         self._beginning = threading.Lock()
         self._has_begun = False

@@ -1,4 +1,4 @@
-"""Decodes the pictures of staged batches on a device, between the worker and the copy of the batch."""
+"""Decodes the images of staged batches on a device, between the worker and the copy of the batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batches.left_out import leave_out
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch, leave_out
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePicture, Stream
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.fields.image_regions import Code, read_codes
@@ -30,22 +29,14 @@ Pixels = DevicePicture | HostPixels
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The pictures of one field of a batch, in order."""
+    """The images of one field of a batch, in order."""
 
     decoding: Decoding
     pictures: list[Pixels]
 
 
 class BatchDecoder:
-    """Decodes on one device; only the consumer calls it, from one thread at a time.
-
-    Parameters
-    ----------
-    device : Device
-        The device.
-    urgent : bool
-        Whether kernels go ahead of those on streams of normal priority.
-    """
+    """Decodes on one device; only the consumer calls it, from one thread at a time."""
 
     def __init__(self, device: Device, *, urgent: bool) -> None:
         self._device = device
@@ -54,16 +45,10 @@ class BatchDecoder:
         self._event = device.event()
 
     def decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
-        """Return the pictures of each field; what the device cannot decode, the CPU's decoders do.
+        """Return the images of each field; what the device cannot decode, the CPU's decoders do.
 
-        Samples whose pictures cannot be decoded may be left out of the batch, whose layout changes then.
-
-        Raises
-        ------
-        PictureError
-            A picture cannot be decoded.
-        LoaderError
-            The device or the decoder has failed.
+        Samples whose images cannot be decoded may be left out of the batch, whose layout changes then. If
+        they may not, raises `PictureError`.
         """
         views = staged.slot.views(staged.layout)
         decoded: list[Decoded] = []
@@ -74,7 +59,10 @@ class BatchDecoder:
                 pictures, failures = self._decode(codes)
                 if failures and not decoding.skips:
                     position, error = failures[0]
-                    raise _locate(error, staged, position, codes[position], decoding.field)
+                    error.batch, error.index, error.field = staged.number, position, decoding.field
+                    number = codes[position].index
+                    error.dataset_index = None if number < 0 else number
+                    raise error
                 decoded.append(Decoded(decoding, pictures))
                 bad.update(position for position, _ in failures)
         except SampleError:
@@ -94,7 +82,8 @@ class BatchDecoder:
         return decoded
 
     def _decode(self, codes: Sequence[Code]) -> tuple[list[Pixels], list[tuple[int, PictureError]]]:
-        """Return all pictures, and the positions and errors of those that are missing, black there."""
+        """Return all images, and the positions and errors of those that are missing, empty there."""
+        # A worker sends pixels instead of a file where it knows that the device cannot decode that file.
         encoded = [code for code in codes if code.orientation]
         with self._device.current() as device:
             found = iter(self._codec.decode(encoded, self._stream) if encoded else ())
@@ -121,10 +110,8 @@ class BatchDecoder:
         memory: DeviceMemory,
         stream: Stream,
     ) -> None:
-        """Enqueue the copies of a batch, of its pictures to where the program reads them, on `stream`.
-
-        The pictures must be kept until the copies have run.
-        """
+        """Enqueue the copies of a batch on `stream`; the images must be kept until the copies have run."""
+        # The files stay in the host slot: a program names the pieces of the slot that it reads.
         for begin, end in program.pieces:
             source = HostPixels(staged.slot.bytes[begin:end]) if begin else staged.slot
             device.copy_async(memory, source, end - begin, stream, begin)
@@ -138,9 +125,3 @@ class BatchDecoder:
                     device.copy_async(memory, picture, picture.bytes.size, stream, start)
                 else:
                     self._codec.copy(memory, picture, stream, start)
-
-
-def _locate(error: PictureError, staged: StagedBatch, position: int, code: Code, field: str) -> PictureError:
-    error.batch, error.index, error.field = staged.number, position, field
-    error.dataset_index = None if code.index < 0 else code.index
-    return error

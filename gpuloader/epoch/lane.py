@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.outputs import NativeOutput, Output, find_capture
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.epoch.split import Mask
 from gpuloader.errors import LoaderError
 from gpuloader.staging.layout import FieldLayout, Layout, align
-from gpuloader.staging.ring import Ring, lease_views
+from gpuloader.staging.ring import Lease, Ring, lease_views
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
@@ -69,14 +69,6 @@ class InFlightBatch:
     ready: Event = None  # after which the batch can be used; None once the host knows that it is reached
     arrays: list[Any] | None = None  # what the user gets, once it has been delivered
     decoded: Sequence[Decoded] = ()  # the images that are copied in, until the host knows that they were
-
-    def find_layout(self) -> Layout:
-        """Return the layout of the arrays to deliver: the batch's fields, and its mask if it has one."""
-        layout = self.staged.layout
-        if self.mask is None:
-            return layout
-        mask = FieldLayout(self.mask_at, self.mask.array.shape, self.mask.array.dtype)
-        return Layout((*layout.fields, mask), self.mask_at + self.mask.bytes.size, layout.turned)
 
 
 class Lane:
@@ -321,13 +313,15 @@ class Lane:
             if batch.ready is not None:
                 device.wait(stream, batch.ready)  # the host does not wait
             stream = device.keep(stream)
-            layout = batch.find_layout()
+            staged, mask, layout = batch.staged, batch.mask, batch.staged.layout
+            if mask is not None:
+                last = FieldLayout(batch.mask_at, mask.array.shape, mask.array.dtype)
+                layout = Layout((*layout.fields, last), batch.mask_at + mask.bytes.size, layout.turned)
             if self.static is not None:
                 # The copy lies on the consumer's stream, behind all use of the batch before. What is slow,
                 # the copy over the bus and the transforms, has run ahead into the batch's own slot. A copy
                 # from the host straight into this memory would wait for the user's graph and never overlap
                 # with it; at 3 TB/s, this one takes 7 µs for 10 MB.
-                staged, mask = batch.staged, batch.mask
                 memory, fixed = self.static.fit(staged, None if mask is None else mask.array)
                 self.static.take_over(device, stream)
                 for nbytes, to, at in find_moves(layout, fixed):
@@ -335,10 +329,10 @@ class Lane:
         except BaseException:
             self._slots.give_back(slot)
             raise
+        slot.streams = [stream]
         if self.static is None:
-            arrays = device.views(slot.memory, layout, self._slots.lend(slot, stream))
+            arrays = device.views(slot.memory, layout, Lease(slot, self._slots.freed))
         else:
-            slot.streams = [stream]
             slot.release(device)
             self._slots.give_back(slot)
             arrays = device.views(memory, fixed, self.static.lend(staged.number, stream))
@@ -445,27 +439,26 @@ class Timing(NamedTuple):
     traced: bool
 
 
+@dataclass(slots=True, eq=False)
 class CopyTimer:
     """Times the copies of one copy stream: all of them while a trace runs, and ever fewer without one."""
 
-    def __init__(self, device: Device, stream: Stream, meter: Meter) -> None:
-        self._device = device
-        self._stream = stream
-        self._meter = meter
-        self._row = device.name + COPIES
-        self._untimed = 0  # copies since the last timed one, that one included
-        self._gap = 1
-        self._anchor: tuple[Event, int] | None = None  # an event, and the host's time at it, for a trace
-        self._spare: list[Event] = []
+    device: Device
+    stream: Stream
+    meter: Meter
+    _untimed: int = 0  # copies since the last timed one
+    _gap: int = 1
+    _anchor: tuple[Event, int] | None = None  # an event, and the host's time at it, for a trace
+    _spare: list[Event] = field(default_factory=list)
 
     def begin(self, device: DeviceCalls) -> Timing | None:
         """Record the start of the next copy, and return its timing, if it is timed."""
         self._untimed += 1
         if is_tracing():
             if self._anchor is None:  # the clocks of host and device meet once; waits for copies in progress
-                event = self._device.event(timed=True)
-                self._device.record(event, self._stream)
-                self._device.synchronize(event)
+                event = self.device.event(timed=True)
+                self.device.record(event, self.stream)
+                self.device.synchronize(event)
                 self._anchor = event, perf_counter_ns()
         else:
             self._anchor = None
@@ -475,17 +468,17 @@ class CopyTimer:
             self._gap = min(2 * self._gap, EVERY)
         weight, self._untimed = self._untimed, 0
         if not self._spare:
-            self._spare += self._device.event(timed=True), self._device.event(timed=True)
+            self._spare += self.device.event(timed=True), self.device.event(timed=True)
         timing = Timing(self._spare.pop(), self._spare.pop(), weight, self._anchor is not None)
-        device.record(timing.begun, self._stream)
+        device.record(timing.begun, self.stream)
         return timing
 
     def count(self, timing: Timing, device: DeviceCalls) -> None:
         """Count a timed copy whose last event has been reached."""
         seconds = device.elapsed(timing.begun, timing.done)
-        self._meter.copy += int(seconds * 1e9) * timing.weight
+        self.meter.copy += int(seconds * 1e9) * timing.weight
         if timing.traced and self._anchor is not None:
             event, time = self._anchor
             start = time + int(device.elapsed(event, timing.begun) * 1e9)
-            mark("copy", start, start + int(seconds * 1e9), self._row)
+            mark("copy", start, start + int(seconds * 1e9), self.device.name + COPIES)
         self._spare += timing.begun, timing.done

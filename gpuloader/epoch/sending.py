@@ -1,4 +1,4 @@
-"""Copies to a device outside the pipeline: a single batch, and whole arrays for programs to read."""
+"""Copies to a device outside an epoch: a single batch, and whole arrays for programs to read."""
 
 from __future__ import annotations
 
@@ -54,18 +54,13 @@ def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None 
     """Copy whole arrays to a device, in chunks, and return them there, for programs to read.
 
     They are placed in `memory` as `arrange` lays them out; None allocates memory for them.
-
-    Raises
-    ------
-    StagingMemoryError
-        The device has too little memory.
     """
     layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
     memory = device.alloc(layout.nbytes) if memory is None else memory
     stream = device.stream()
     staging = Arena(2 * UPLOAD_NBYTES, device.locker)
     slots = [Slot(staging.bytes[start : start + UPLOAD_NBYTES], staging) for start in (0, UPLOAD_NBYTES)]
-    done = [device.event(), device.event()]
+    done = [device.event(), device.event()]  # reached until they are recorded
     turn = 0
     for field, array in zip(layout.fields, arrays, strict=True):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

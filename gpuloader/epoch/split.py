@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,84 +11,11 @@ from numpy.typing import NDArray
 
 from gpuloader.checks import check_word
 from gpuloader.errors import LoaderError
-from gpuloader.fields.spec import Array, Indices
-from gpuloader.order.plan import DividedPlan, Plan, SampledPlan, part_of
+from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import Arena, PageLocker
 
 SPLITS = ("batches", "shards")
 REMAINDERS = ("error", "drop", "pad")
-
-
-def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
-    """Cut a batch into equal parts; return them, and how many samples of each are not padding.
-
-    `remainder` decides about samples that do not divide evenly: 'error' raises `LoaderError`, 'drop' leaves
-    them out. 'pad' makes parts that are one sample short repeat their last sample, or the batch's last one if
-    they have none.
-
-    >>> cut(range(6), 2, "error")
-    ([range(0, 3), range(3, 6)], [3, 3])
-    >>> cut([7, 8, 9, 4, 5], 2, "drop")
-    ([[7, 8], [9, 4]], [2, 2])
-    >>> cut([7, 8, 9, 4, 5], 2, "pad")
-    ([[7, 8, 9], [4, 5, 5]], [3, 2])
-    """
-    count = len(indices)
-    rest = count % shards
-    if rest and remainder == "error":
-        raise LoaderError(
-            f"a batch of {count} samples cannot be cut into {shards} equal parts; choose a batch_size that "
-            "the number of places divides, drop_last=True for the last batch, or remainder='drop' or 'pad'"
-        )
-    if rest and remainder == "pad":
-        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-        size = count // shards + 1
-        spans = [part_of(count, shards, part) for part in range(shards)]
-        pieces = [listed[begin : begin + own] for begin, own in spans]
-        parts: list[Indices] = [(piece + (piece or listed)[-1:])[:size] for piece in pieces]
-        return parts, [own for _, own in spans]
-    size = count // shards
-    return [indices[part * size : (part + 1) * size] for part in range(shards)], [size] * shards
-
-
-@dataclass(slots=True)
-class ShardedPlan:
-    """A plan that cuts each batch of another plan into parts, one per place."""
-
-    plan: Plan
-    shards: int
-    remainder: str  # as for `cut`
-    # For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
-    own: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of part `start` and of every later one.
-
-        Batches with fewer samples than there are parts are skipped if the remainder is dropped; their parts
-        get no numbers.
-        """
-        # A batch sampler may yield such a batch anywhere; otherwise only the last batch can be one.
-        entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
-        number = entered * self.shards
-        divided = self.plan if isinstance(self.plan, DividedPlan) else None
-        for entry, indices in enumerate(self.plan.batches(entered), entered):
-            parts, own = cut(indices, self.shards, self.remainder)
-            if not len(parts[0]):
-                continue
-            if divided is not None:  # whose batch may itself end in padding
-                counted, _ = divided.take_own(entry)
-                spans = [part_of(sum(own), self.shards, part) for part in range(self.shards)]
-                own = [min(max(counted - begin, 0), count) for begin, count in spans]
-            for part, count in zip(parts, own, strict=True):
-                if number >= start:
-                    if self.remainder == "pad" or (divided is not None and divided.pads):
-                        self.own[number] = count, len(part)
-                    yield part
-                number += 1
-
-    def take_own(self, number: int) -> tuple[int, int]:
-        """Remove and return how many samples of a part are not padding, and how many it has."""
-        return self.own.pop(number)
 
 
 def check_split(
@@ -167,6 +94,7 @@ class Mask:
     memory: object  # keeps it mapped
 
 
+@dataclass(slots=True, eq=False)
 class Masks:
     """The masks of one loader's batches; only the consumer calls it, from one thread at a time.
 
@@ -178,16 +106,15 @@ class Masks:
     # The memory holds as many True as False, so each mask is a window around the border between them and no
     # mask is ever written. Devices copy from it, so it is page-locked; it grows with the largest batch.
 
-    def __init__(self, locker: PageLocker | None = None) -> None:
-        self._locker = locker
-        self._longest = 0
-        self._arena: Arena | None = None
+    locker: PageLocker | None = None
+    _longest: int = 0
+    _arena: Arena | None = None
 
     def get(self, own: int, size: int) -> Mask:
         """Return the mask of a batch of `size` samples whose first `own` are not padding."""
         if self._arena is None or size > self._longest:
             self._longest = max(size, 2 * self._longest, 1)
-            self._arena = Arena(2 * self._longest, self._locker)
+            self._arena = Arena(2 * self._longest, self.locker)
             self._arena.bytes[: self._longest], self._arena.bytes[self._longest :] = 1, 0
         start = self._longest - own
         window = self._arena.bytes[start : start + size]

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuloader.batches.items import ItemState, Reading
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
 from gpuloader.fields.spec import Indices
-from gpuloader.order.plan import RankInfo
+from gpuloader.order.dividing import RankInfo
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import usable_cores
 from gpuloader.watch.autotuner import BUDGET

@@ -16,7 +16,7 @@ from gpuloader.fetch.base import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOpti
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
 from gpuloader.fetch.threads import PART_NBYTES, Threads, ThreadStreams, ThreadWorkers
-from gpuloader.order.plan import Division, RankInfo
+from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.interrupts import deferred_interrupt

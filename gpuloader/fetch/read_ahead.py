@@ -30,8 +30,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NoReturn
 
-from gpuloader.batches.assembly import Reserve
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed
 from gpuloader.fetch.base import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices

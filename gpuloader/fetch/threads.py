@@ -11,10 +11,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
 
 from gpuloader.batches.assembly import Assembler, Assembly
-from gpuloader.batches.blocks import BlockAssembly
 from gpuloader.batches.gathering import Gatherer, Gathering
 from gpuloader.batches.items import ItemStream, ShareStream
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.fetch.base import (
     CLOSING_TIME,
@@ -170,7 +169,7 @@ class _DividedJob:
     def __init__(
         self,
         job: Job,
-        assembly: Assembly | BlockAssembly | Gathering,
+        assembly: Assembly | Gathering,
         count: int,
         threads: Threads,
         tasks: Tasks,

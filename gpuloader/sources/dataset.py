@@ -19,8 +19,7 @@ from gpuloader.errors import BadType, BadValue
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
-from gpuloader.order.mixed import interleave
-from gpuloader.order.order import IndexArray, Shuffled, as_indices, check_whole
+from gpuloader.order.order import IndexArray, Shuffled, as_indices, check_whole, interleave
 from gpuloader.order.randomness import GeneratorLike, is_torch_generator
 from gpuloader.sources.array_rows import ArrayRows, check_index, check_rows, find_arrays, locate, own_method
 from gpuloader.sources.block import Block, each_row

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.checks import check_word
-from gpuloader.order.mixed import AT_END, MixSampler
-from gpuloader.order.order import as_weights
-from gpuloader.order.samplers import Sampler
+from gpuloader.order.order import AT_END, as_weights
+from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.sources.dataset import ConcatDataset
 from gpuloader.sources.dataset_base import MapStyle, S
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
@@ -77,12 +78,13 @@ class Slot:
             self._other = latest
         if layout is not self._layout:
             self._views = Views()
-            for field in layout.fields:
-                self._views.append(np.ndarray(field.shape, field.dtype, self.bytes, field.offset))
+            for part in layout.fields:
+                self._views.append(np.ndarray(part.shape, part.dtype, self.bytes, part.offset))
             self._layout = layout
         return self._views
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Ring:
     """A number of slots that circulate: free, filled, leased, free.
 
@@ -92,51 +94,27 @@ class Ring:
     Fetchers call `acquire` and `fit`, from any thread; `acquire` may wait. The consumer calls everything
     else, from one thread at a time. Only `freed` is different: a lease's finalizer appends to it from any
     thread, even one that holds a lock.
-
-    Parameters
-    ----------
-    count : int
-        Number of slots.
-    spare : int
-        Number of slots the user may hold at once; further batches are delivered as private copies.
-    locker : PageLocker or None
-        The device that page-locks the memory.
-    shared : bool
-        Whether worker processes map the memory and write into it.
-    stretch : int
-        Bytes within which small slots are more than `count`, `MOST_STRETCHED` at most.
-    near : set of int
-        The processor cores near which the memory is to lie; empty: wherever the system puts it.
     """
 
-    def __init__(
-        self,
-        count: int,
-        spare: int,
-        locker: PageLocker | None = None,
-        *,
-        shared: bool = False,
-        stretch: int = 0,
-        near: Cores = frozenset(),
-    ) -> None:
-        self.count = count
-        self.stretched = 0  # slots added because they are small
-        self.allocated = False  # whether the memory is reserved, which the first `acquire` does
-        self.slot_nbytes = 0  # initial size of each slot; single slots may have grown since
-        self.reserved_in = 0  # nanoseconds that reserving took, which are no time of the reader
-        self.freed: deque[Slot] = deque()  # whose lease has ended since the last `drain`
-        self.leased = 0
-        self._stretch = stretch
-        self._near = near
-        self._reserved = 0  # slots that have memory
-        self._spare = spare
-        self._locker = locker
-        self._shared = shared
-        self._allocating = threading.Lock()  # several threads may bring the first batches
-        # The slot freed last is taken first, because it is still in the processor's cache. For each free slot
-        # there is one credit in a C queue, which waits without a Python-level lock; False there means closed.
-        self._free: deque[Slot] = deque()
-        self._credits: SimpleQueue[bool] = SimpleQueue()
+    count: int
+    spare: int  # slots that the user may hold at once; further batches are delivered as private copies
+    locker: PageLocker | None = None  # the device that page-locks the memory
+    _: KW_ONLY
+    shared: bool = False  # whether worker processes map the memory and write into it
+    stretch: int = 0  # bytes within which small slots are more than `count`, `MOST_STRETCHED` at most
+    near: Cores = frozenset()  # near which the memory is to lie; empty: wherever the system puts it
+    stretched: int = 0  # slots added because they are small
+    allocated: bool = False  # whether the memory is reserved, which the first `acquire` does
+    slot_nbytes: int = 0  # initial size of each slot; single slots may have grown since
+    reserved_in: int = 0  # nanoseconds that reserving took, which are no time of the reader
+    leased: int = 0
+    freed: deque[Slot] = field(default_factory=deque)  # whose lease has ended since the last `drain`
+    _reserved: int = 0  # slots that have memory
+    _allocating: threading.Lock = field(default_factory=threading.Lock)  # several threads may be first
+    # The slot freed last is taken first, because it is still in the processor's cache. For each free slot
+    # there is one credit in a C queue, which waits without a Python-level lock; False there means closed.
+    _free: deque[Slot] = field(default_factory=deque)
+    _credits: SimpleQueue[bool] = field(default_factory=SimpleQueue)
 
     def acquire(self, nbytes: int) -> Slot:
         """Take a free slot of at least `nbytes`, waiting until there is one.
@@ -183,7 +161,7 @@ class Ring:
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
         if nbytes > slot.nbytes:
-            arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared, near=self._near)
+            arena = Arena(align(int(nbytes * GROWTH)), self.locker, shared=self.shared, near=self.near)
             slot.replace(Slot(arena.bytes, arena, in_ring=slot.in_ring))
 
     def _extend(self, nbytes: int) -> bool:
@@ -198,8 +176,8 @@ class Ring:
                 return more > 0
             begun = perf_counter_ns()
             size = self.slot_nbytes = align(max(nbytes, 1))
-            stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
-            first = max(FIRST_SLOTS, 2 * self._spare)
+            stretched = max(min(self.stretch // size, MOST_STRETCHED) - self.count, 0)
+            first = max(FIRST_SLOTS, 2 * self.spare)
             if self.count > first:
                 check_available(size * self.count)  # before the first batch, not in the middle of an epoch
             self._add(min(self.count + stretched, first))
@@ -211,7 +189,7 @@ class Ring:
 
     def _add(self, count: int) -> None:
         size = self.slot_nbytes
-        arena = Arena(size * count, self._locker, shared=self._shared, near=self._near)
+        arena = Arena(size * count, self.locker, shared=self.shared, near=self.near)
         for start in range(0, arena.nbytes, size):
             self._free.append(Slot(arena.bytes[start : start + size], arena))
             self._credits.put(True)
@@ -232,7 +210,7 @@ class Ring:
 
     def lend(self, slot: Slot, layout: Layout) -> Slot:
         """Return the slot to lease to the user: `slot` itself, or a private copy once `spare` are lent."""
-        if self.leased < self._spare:
+        if self.leased < self.spare:
             self.leased += 1
             return slot
         private = np.empty(max(layout.nbytes, 1), np.uint8)
@@ -314,6 +292,6 @@ def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[A
     """
     region = _asarray(Lease(slot, freed, slot.interface))
     arrays: list[NDArray[Any]] = []
-    for field in layout.fields:
-        arrays.append(_ndarray(field.shape, field.dtype, region, field.offset))
+    for part in layout.fields:
+        arrays.append(_ndarray(part.shape, part.dtype, region, part.offset))
     return arrays

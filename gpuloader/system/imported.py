@@ -35,3 +35,16 @@ def is_instance(value: object, module: str, *names: str) -> bool:
     (True, False)
     """
     return isinstance(value, find_classes(*names, modules=(module,)))
+
+
+def foreign_name(value: object) -> str:
+    """Return the name of a value's class if it is exactly one of PyTorch's or Paddle's for data, else ''.
+
+    >>> foreign_name([1, 2])
+    ''
+    """
+    kind = type(value)
+    for module in DATA_MODULES:
+        if getattr(sys.modules.get(module), kind.__name__, None) is kind:
+            return str(kind.__name__)
+    return ""

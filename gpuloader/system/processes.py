@@ -170,8 +170,8 @@ class StartedChild(ChildHandle):
 
     def exit_code(self, seconds: float) -> int | None:
         """Return the exit code, or None if the process does not end within `seconds`."""
-        # Not `join`: it waits for a pipe, and then without a limit for the process, which may only have closed
-        # that pipe.
+        # Not `join`: it waits for a pipe, and then without a limit for the process, which may only have
+        # closed that pipe.
         deadline = monotonic() + seconds
         wait([self.sentinel], seconds)
         code: int | None = self._process.exitcode

@@ -10,452 +10,16 @@ from gpuloader.system.platforms import has_gil
 from gpuloader.watch.read_ahead_policy import SURE, ReadAheadPolicy
 from gpuloader.watch.stats import LoaderStats, Meter
 
-# What to change if a loop waits for its input.
-
-BUSY_SHARE = 0.7
-SHORT = 0.5e-3
-"""In steps shorter than this, in seconds, the time to pass a batch between threads matters."""
-TOO_SHORT = 0.2e-3
-"""In steps shorter than this, in seconds, passing batches costs more than any worker or thread saves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The options of a loader that its explanation depends on.
-
-    Attributes
-    ----------
-    reads : str
-        The kind of data: 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable
-        dataset, 'reader', or 'batches' of another loader.
-    workers : int
-        The number of worker threads or processes; a reader thread counts as one.
-    worker_type : str
-        'process' or 'thread'.
-    cores : int
-        The CPU cores that this process may use.
-    places : int
-        Batches per step.
-    persistent : bool
-        Whether worker processes are kept between epochs.
-    tuned : str
-        A sentence about the options that are 'auto'; empty if none is.
-    most : int
-        The most workers that 'auto' may choose.
-    since : LoaderStats or None
-        The statistics when 'auto' settled, so that the search itself is not explained; None before that.
-    pace : Pace or None
-        Decides how batches are read ahead without workers; None if they are not.
-    """
-
-    reads: str
-    workers: int
-    worker_type: str
-    cores: int
-    places: int = 1
-    persistent: bool = False
-    tuned: str = ""
-    most: int = 0
-    since: LoaderStats | None = None
-    pace: ReadAheadPolicy | None = None
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether anything is read while the loop computes."""
-        return bool(self.workers) or (self.pace is not None and self.pace.threaded)
-
-    @property
-    def forced(self) -> bool:
-        """Whether the user demanded a reader thread."""
-        return self.pace is not None and self.pace.fixed
-
-
-def advise_on_input(
-    configuration: Configuration, parts: dict[str, float], loop: float, rest: float
-) -> list[str]:
-    """Return what to change if a loop waits for its input, the most promising change first.
-
-    Parameters
-    ----------
-    configuration : Configuration
-        The loader's options.
-    parts : dict of str to float
-        Seconds per step, as in an explanation.
-    loop : float
-        Seconds per step in all.
-    rest : float
-        Seconds per step without waiting.
-    """
-    work = parts["fetch"] + parts["stage"]
-    cores, workers = configuration.cores, configuration.workers
-    if configuration.reads == "reader":
-        return _advise_on_reader(configuration, parts, loop)
-    if configuration.reads == "batches":
-        return _advise_on_batches(configuration, parts, loop)
-    if configuration.tuned and configuration.since is None:
-        return []  # 'auto' is still searching
-    if configuration.reads == "arrays":
-        return [
-            "cache='device': keeps the arrays on the GPU; without a GPU, increase batch_size: a larger batch "
-            "costs less per sample"
-        ]
-    needed = math.ceil(work / rest) if rest * cores > work else cores
-    indexed = configuration.reads == "samples"  # an iterable dataset takes neither 'auto' nor a cache
-    auto = ", or num_workers='auto'" if indexed else ""
-    cheaper = "cache='host', or cheaper samples" if indexed else "cheaper samples"
-    if not workers:
-        if loop < TOO_SHORT:
-            return ["increase batch_size: in steps this short, workers cost more than they save"]
-        more = (
-            f"num_workers={max(min(needed, cores), 1)}{auto}: workers load the next batches while your "
-            "loop computes"
-        )
-        cache = "cache='host': reads each sample only once, if the data fits in RAM"
-        return [more, cache] if indexed else [more]
-    threads = configuration.worker_type == "thread"
-    python = [
-        "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
-    ] * (threads and has_gil())
-    busy = work / (workers * loop)
-    if busy < BUSY_SHARE:
-        told = f"the workers are busy only {busy:.0%} of the time"
-        if loop < TOO_SHORT:
-            return [f"num_workers=0: {told}, and in steps this short they cost more than they save"]
-        return [f"increase prefetch_factor: {told}; reading further ahead evens out slow batches", *python]
-    if configuration.tuned and workers >= configuration.most:
-        most = configuration.most
-        more = f"num_workers={2 * most}: 'auto' stops at {most} workers, and more may still help"
-    elif configuration.tuned:
-        more = f"{cheaper}: 'auto' tried more workers and gained nothing"
-    elif workers < cores:
-        more = f"num_workers={min(needed, cores)} (now {workers}){auto}: all workers are busy"
-    else:
-        waits = "worker_type='thread' with more workers"
-        if threads:
-            waits = "num_workers='auto'" if indexed else "more workers"
-        return [
-            f"{cheaper}, or transforms= for work that the device can do: all {cores} cores already "
-            "have a worker",
-            f"{waits}, if samples wait for a disk or a network: a waiting thread needs no core",
-            *python,
-        ]
-    return [more, *python]
-
-
-def _advise_on_reader(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
-    if not configuration.workers and loop < TOO_SHORT:
-        return ["increase batch_size: in steps this short, a reader thread costs more than it saves"]
-    if not configuration.workers and configuration.pace is None:
-        return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
-    busy = (parts["fetch"] + parts["stage"]) / loop
-    if busy < BUSY_SHARE:
-        told = f"the reader thread is busy only {busy:.0%} of the time"
-        if loop < SHORT and configuration.forced:
-            return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
-        return [f"increase capacity: {told}; reading further ahead evens out slow batches"]
-    advice = [
-        "reader.xmap_readers, to map samples in several threads, or use_multiprocess=True, to read in a "
-        "process: the reader thread is busy all the time"
-    ]
-    if parts["stage"] > parts["fetch"]:
-        advice.insert(
-            0,
-            "set_sample_generator: writes each sample straight into its slot; copying finished batches there "
-            "takes longer than reading them",
-        )
-    return advice
-
-
-def _advise_on_batches(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
-    if not configuration.workers and loop < TOO_SHORT:
-        return ["larger batches: in steps this short, a thread that reads them costs more than it saves"]
-    if configuration.pace is None:
-        return ["prefetch=2: reads and copies the next batches while your loop computes"]
-    busy = (parts["fetch"] + parts["stage"]) / loop
-    if busy < BUSY_SHARE:
-        told = f"batches are read only {busy:.0%} of the time"
-        return [f"increase prefetch: {told}; reading further ahead evens out slow batches"]
-    return [
-        "more workers in the wrapped loader, such as num_workers of PyTorch's: prefetch reads it all the "
-        "time, and cannot make it faster",
-        "gpuloader.DataLoader in its place: writes samples straight into the memory that is copied",
-    ]
-
+# When a part of the loop limits it. Shares are fractions of the loop's time, steps are in seconds.
 
 FEWEST_STEPS = 5
 INPUT_SHARE = 0.1
 COPY_SHARE = 0.9
 TRANSFER_SHARE = 0.3
 STARTUP_SHARE = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What limits a loop, and what to change; pass it to ``print``, or to the ``print`` of ``rich``.
-
-    Attributes
-    ----------
-    bound : str
-        The part that limits the loop: 'input', 'copy', 'handing over' or 'compute'; 'unknown' after too few
-        steps.
-    share : float
-        The fraction of the loop's time that this part takes, 0 to 1.
-    summary : str
-        The bound in a sentence, with its numbers.
-    parts : dict of str to float
-        Seconds per step: wait, transfer and compute make up the loop; fetch, stage and copy may overlap it.
-    notes : tuple of str
-        Further facts: how much faster the other parts could go, and what 'auto' has chosen.
-    advice : tuple of str
-        The parameters to change and why, the most promising first; empty if no change would help.
-    """
-
-    bound: str
-    share: float
-    summary: str
-    parts: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [self.summary, *self.notes, *(f"→ {one}" for one in self.advice)]
-        return "\n".join(lines)
-
-    def __rich__(self) -> Any:
-        return _render(self)
-
-
-def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
-    """Explain what limits the loop that these statistics describe.
-
-    The bound is the first of these that applies. 'copy': the copy stream is busy nine tenths of the time.
-    'input': the loop waits for a tenth of its time. 'handing over': delivering batches takes three tenths,
-    because they are too small. 'compute': none of these.
-
-    Examples
-    --------
-    >>> from gpuloader import DataLoader
-    >>> print(explain(DataLoader([1], places="cpu").stats(), Configuration("samples", 0, "process", 2)))
-    0 steps so far; an explanation needs at least 5.
-    """
-    tuned = (configuration.tuned,) if configuration.tuned else ()
-    if configuration.pace is not None:
-        tuned = (*tuned, describe_pace(configuration.pace))
-    if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
-        steps = "1 step" if stats.steps == 1 else f"{stats.steps} steps"
-        told = f"{steps} so far; an explanation needs at least {FEWEST_STEPS}."
-        return Explanation("unknown", 0.0, told, notes=tuned)
-    parts = {
-        name: getattr(stats, name) / stats.steps
-        for name in ("wait", "transfer", "compute", "fetch", "stage", "copy")
-    }
-    loop = parts["wait"] + parts["transfer"] + parts["compute"]
-    copying = parts["copy"] / configuration.places
-    if copying >= COPY_SHARE * loop:
-        found = _explain_copy(stats, copying, loop)
-    elif parts["wait"] >= INPUT_SHARE * loop:
-        found = _explain_input(configuration, parts, loop)
-    elif parts["transfer"] >= TRANSFER_SHARE * loop:
-        found = _explain_transfer(stats, configuration, parts, loop)
-    else:
-        found = _explain_compute(configuration, parts, copying / loop, loop)
-    bound, share, summary, notes, advice = found
-    startup = _startup_advice(stats, configuration)
-    return Explanation(bound, share, summary, parts, (*notes, *tuned), (*advice, *startup))
-
-
-Found = tuple[str, float, str, list[str], list[str]]
-
-
-def _explain_copy(stats: LoaderStats, copying: float, loop: float) -> Found:
-    share = min(copying / loop, 1.0)
-    rate = stats.nbytes / stats.copy / 1e9
-    return (
-        "copy",
-        share,
-        f"Bound by copying: copies take {_time(copying)} of each {_time(loop)} step ({share:.0%}), at "
-        f"{rate:.1f} GB/s.",
-        [],
-        [
-            "transforms=[Normalize(...)]: copy fields in a small dtype such as uint8 and convert them on the "
-            "device, so that fewer bytes are copied",
-            "cache='device': copies the data only once, if it fits in the device's memory",
-        ],
-    )
-
-
-def _explain_input(configuration: Configuration, parts: dict[str, float], loop: float) -> Found:
-    rest = parts["transfer"] + parts["compute"]
-    share = parts["wait"] / loop
-    faster = f" Faster input could make steps up to {loop / rest:.1f} times as fast." if rest else ""
-    summary = (
-        f"Bound by input: your loop waits for data {_time(parts['wait'])} of each {_time(loop)} step "
-        f"({share:.0%}).{faster}"
-    )
-    return (
-        "input",
-        share,
-        summary,
-        _input_notes(configuration, parts),
-        advise_on_input(configuration, parts, loop, rest),
-    )
-
-
-def _input_notes(configuration: Configuration, parts: dict[str, float]) -> list[str]:
-    work = parts["fetch"] + parts["stage"]
-    who = (
-        f"{configuration.workers} {_name_workers(configuration)}"
-        if configuration.workers
-        else "a reader thread"
-        if configuration.overlaps
-        else "your loop's own thread"
-    )
-    return [f"Loading one step takes {_time(work)} of work, done by {who}."]
-
-
-def _name_workers(configuration: Configuration) -> str:
-    if configuration.reads in ("reader", "batches"):
-        return "reader thread"
-    names = {"thread": ("thread", "threads"), "process": ("process", "processes")}
-    return f"worker {names[configuration.worker_type][configuration.workers > 1]}"
-
-
-def _explain_transfer(
-    stats: LoaderStats, configuration: Configuration, parts: dict[str, float], loop: float
-) -> Found:
-    share = parts["transfer"] / loop
-    size = stats.nbytes / max(stats.batches, 1)
-    advice = ["increase batch_size, if the model allows: delivery costs about the same for larger batches"]
-    if configuration.forced:
-        advice.append(
-            f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"
-        )
-    return (
-        "handing over",
-        share,
-        f"Bound by handing over: delivering batches of {_bytes(size)} takes {_time(parts['transfer'])} of "
-        f"each {_time(loop)} step ({share:.0%}).",
-        [],
-        advice,
-    )
-
-
-def _explain_compute(
-    configuration: Configuration, parts: dict[str, float], copying: float, loop: float
-) -> Found:
-    share = parts["compute"] / loop
-    ahead = configuration.workers or configuration.pace
-    notes = []
-    work = (parts["fetch"] + parts["stage"]) / max(configuration.workers, 1)
-    if configuration.overlaps and work:
-        notes.append(f"The input could supply steps {loop / work:.1f} times as fast.")
-    if copying:
-        overlap = ", in parallel with your code" if configuration.overlaps else ""
-        notes.append(f"Copies take {copying:.0%} of the time{overlap}.")
-    return (
-        "compute",
-        share,
-        f"Bound by compute: your code takes {_time(parts['compute'])} of each {_time(loop)} step "
-        f"({share:.0%}); the loader keeps up.",
-        notes,
-        [] if ahead or copying < INPUT_SHARE else [_copy_ahead(configuration)],
-    )
-
-
-def _copy_ahead(configuration: Configuration) -> str:
-    """Return advice for a loop that issues a copy only when it asks for the batch."""
-    return (
-        f"{_switch(configuration)}: copies batches ahead; without it, a step that waits for the device, for "
-        "example to read a loss, also waits for the copy of its batch"
-    )
-
-
-def _switch(configuration: Configuration) -> str:
-    """Return the option with which the loader itself chooses how to read ahead."""
-    if configuration.reads == "batches":
-        return "prefetch=2"
-    return f"use_{'double_buffer' if configuration.reads == 'reader' else 'buffer_reader'}=True"
-
-
-def describe_pace(pace: ReadAheadPolicy) -> str:
-    """Tell how batches are read ahead without workers, and why.
-
-    >>> describe_pace(ReadAheadPolicy(read=12_000, step=30_000))
-    "Batches are read in your loop's thread: reading takes 12 µs and your step 30 µs, too little to hide."
-    >>> print(describe_pace(ReadAheadPolicy(read=1_000_000, step=1_000_000)).partition(", and ")[2])
-    a thread hid nothing of it, as with Python code on both sides.
-    """
-    if pace.fixed:
-        return "Batches are read ahead in a thread, because the option is 'thread'."
-    if not (pace.read and pace.step):
-        return "Batches are read ahead in a thread where that pays; nothing has been measured yet."
-    told = f"reading takes {_time(pace.read * 1e-9)} and your step {_time(pace.step * 1e-9)}"
-    if pace.threaded:
-        return f"Batches are read ahead in a thread: {told}, and the shorter hides behind the longer."
-    why = "too little to hide"
-    if min(pace.read, pace.step) >= SURE:
-        why = "and a thread hid nothing of it, as with Python code on both sides"
-    return f"Batches are read in your loop's thread: {told}, {why}."
-
-
-def _startup_advice(stats: LoaderStats, configuration: Configuration) -> list[str]:
-    if stats.startup < STARTUP_SHARE * stats.seconds:
-        return []
-    share = stats.startup / stats.seconds
-    told = f"starting epochs takes {share:.0%} of the time"
-    if (
-        configuration.workers
-        and configuration.worker_type == "process"
-        and not configuration.persistent
-        and configuration.reads != "reader"
-    ):
-        return [f"persistent_workers=True: {told}, and this keeps the worker processes between epochs"]
-    return [f"longer epochs, or a faster first batch: {told}"]
-
-
-def _time(seconds: float) -> str:
-    """Format a time in a suitable unit.
-
-    >>> _time(0.0000042), _time(0.0313), _time(2.5)
-    ('4.2 µs', '31 ms', '2.5 s')
-    """
-    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-    unit = next((unit for unit, size in units.items() if seconds >= size), "µs")
-    value = seconds / units[unit]
-    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
-_COLOURS = {"wait": "yellow", "transfer": "magenta", "compute": "green"}
-
-
-def _render(explanation: Explanation, width: int = 40) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    parts = explanation.parts
-    longest = max(parts.values(), default=0.0)
-    for name, seconds in parts.items():
-        if not seconds and name not in _COLOURS:
-            continue
-        bar = Text("█" * max(round(width * seconds / longest), 1 if seconds else 0) if longest else "")
-        bar.stylize(_COLOURS.get(name, "blue"))
-        where = "" if name in _COLOURS else "may overlap the loop"
-        table.add_row(name, _time(seconds), bar, Text(where, style="dim"))
-    texts = [Text(explanation.summary, style="bold"), *(Text(note) for note in explanation.notes)]
-    advice = [Text("→ ", style="cyan") + Text(one) for one in explanation.advice]
-    return Group(texts[0], table, *texts[1:], *advice) if parts else Group(*texts, *advice)
-
-
-# The methods `stats` and `explain`, which every loader has.
+BUSY_SHARE = 0.7  # workers that are busy for less wait for slots or for the loop: more of them gain nothing
+SHORT = 0.5e-3  # below it, the time to pass a batch between threads matters
+TOO_SHORT = 0.2e-3  # below it, passing batches costs more than any worker or thread saves
 
 
 class Measured:
@@ -508,3 +72,345 @@ class Measured:
                 "belongs to another"
             )
         return explain(passed, configuration)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What limits a loop, and what to change; pass it to ``print``, or to the ``print`` of ``rich``.
+
+    Attributes
+    ----------
+    bound : str
+        The part that limits the loop: 'input', 'copy', 'handing over' or 'compute'; 'unknown' after too few
+        steps.
+    share : float
+        The fraction of the loop's time that this part takes, 0 to 1.
+    summary : str
+        The bound in a sentence, with its numbers.
+    parts : dict of str to float
+        Seconds per step: wait, transfer and compute make up the loop; fetch, stage and copy may overlap it.
+    notes : tuple of str
+        Further facts: how much faster the other parts could go, and what 'auto' has chosen.
+    advice : tuple of str
+        The parameters to change and why, the most promising first; empty if no change would help.
+    """
+
+    bound: str
+    share: float
+    summary: str
+    parts: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *self.notes, *(f"→ {one}" for one in self.advice)])
+
+    def __rich__(self) -> Any:
+        return _render(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The options of a loader that its explanation depends on."""
+
+    # 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable dataset, 'reader',
+    # or 'batches' of another loader.
+    reads: str
+    workers: int  # threads or processes; a reader thread counts as one
+    worker_type: str  # 'process' or 'thread'
+    cores: int  # that this process may use
+    places: int = 1  # batches per step
+    persistent: bool = False  # whether worker processes are kept between epochs
+    tuned: str = ""  # a sentence about the options that are 'auto'; empty if none is
+    most: int = 0  # the most workers that 'auto' may choose
+    since: LoaderStats | None = None  # when 'auto' settled: the search itself is not explained
+    policy: ReadAheadPolicy | None = None  # decides how batches are read ahead without workers, if they are
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether anything is read while the loop computes."""
+        return bool(self.workers) or (self.policy is not None and self.policy.threaded)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the user demanded a reader thread."""
+        return self.policy is not None and self.policy.fixed
+
+
+def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
+    """Explain what limits the loop that these statistics describe.
+
+    >>> from gpuloader import DataLoader
+    >>> print(explain(DataLoader([1], places="cpu").stats(), Configuration("samples", 0, "process", 2)))
+    0 steps so far; an explanation needs at least 5.
+    """
+    tuned = [configuration.tuned] if configuration.tuned else []
+    if configuration.policy is not None:
+        tuned.append(describe_policy(configuration.policy))
+    if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
+        steps = "1 step" if stats.steps == 1 else f"{stats.steps} steps"
+        told = f"{steps} so far; an explanation needs at least {FEWEST_STEPS}."
+        return Explanation("unknown", 0.0, told, notes=tuple(tuned))
+    parts = {
+        name: getattr(stats, name) / stats.steps
+        for name in ("wait", "transfer", "compute", "fetch", "stage", "copy")
+    }
+    wait, transfer, compute = parts["wait"], parts["transfer"], parts["compute"]
+    loop = wait + transfer + compute
+    work = parts["fetch"] + parts["stage"]
+    copying = parts["copy"] / configuration.places
+    notes: list[str] = []
+    # The bound is the first that applies. Copies come first: a loop that they limit waits for its input, too,
+    # because slots return only after their copy.
+    if copying >= COPY_SHARE * loop:
+        bound, share = "copy", min(copying / loop, 1.0)
+        summary = (
+            f"Bound by copying: copies take {_time(copying)} of each {_time(loop)} step ({share:.0%}), at "
+            f"{stats.nbytes / stats.copy / 1e9:.1f} GB/s."
+        )
+        advice = [
+            "transforms=[Normalize(...)]: copy fields in a small dtype such as uint8 and convert them on the "
+            "device, so that fewer bytes are copied",
+            "cache='device': copies the data only once, if it fits in the device's memory",
+        ]
+    elif wait >= INPUT_SHARE * loop:
+        bound, share, rest = "input", wait / loop, transfer + compute
+        faster = f" Faster input could make steps up to {loop / rest:.1f} times as fast." if rest else ""
+        summary = (
+            f"Bound by input: your loop waits for data {_time(wait)} of each {_time(loop)} step "
+            f"({share:.0%}).{faster}"
+        )
+        notes = [f"Loading one step takes {_time(work)} of work, done by {_name_readers(configuration)}."]
+        advice = advise_on_input(configuration, parts, loop, rest)
+    elif transfer >= TRANSFER_SHARE * loop:
+        bound, share = "handing over", transfer / loop
+        size = _bytes(stats.nbytes / max(stats.batches, 1))
+        summary = (
+            f"Bound by handing over: delivering batches of {size} takes {_time(transfer)} of "
+            f"each {_time(loop)} step ({share:.0%})."
+        )
+        advice = [
+            "increase batch_size, if the model allows: delivery costs about the same for larger batches"
+        ]
+        if configuration.forced:
+            advice.append(
+                f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"
+            )
+    else:
+        bound, share = "compute", compute / loop
+        summary = (
+            f"Bound by compute: your code takes {_time(compute)} of each {_time(loop)} step "
+            f"({share:.0%}); the loader keeps up."
+        )
+        busy, copied = work / max(configuration.workers, 1), copying / loop
+        if configuration.overlaps and busy:
+            notes.append(f"The input could supply steps {loop / busy:.1f} times as fast.")
+        if copied:
+            overlap = ", in parallel with your code" if configuration.overlaps else ""
+            notes.append(f"Copies take {copied:.0%} of the time{overlap}.")
+        ahead = configuration.workers or configuration.policy
+        # A loop that reads nothing ahead issues a copy only when it asks for the batch.
+        advice = [
+            f"{_switch(configuration)}: copies batches ahead; without it, a step that waits for the device, "
+            "for example to read a loss, also waits for the copy of its batch"
+        ] * (not ahead and copied >= INPUT_SHARE)
+    startup = stats.startup / stats.seconds
+    if startup >= STARTUP_SHARE:
+        told = f"starting epochs takes {startup:.0%} of the time"
+        processes = configuration.workers and configuration.worker_type == "process"
+        if processes and not configuration.persistent and configuration.reads != "reader":
+            advice.append(
+                f"persistent_workers=True: {told}, and this keeps the worker processes between epochs"
+            )
+        else:
+            advice.append(f"longer epochs, or a faster first batch: {told}")
+    return Explanation(bound, share, summary, parts, (*notes, *tuned), tuple(advice))
+
+
+def _name_readers(configuration: Configuration) -> str:
+    if not configuration.workers:
+        return "a reader thread" if configuration.overlaps else "your loop's own thread"
+    if configuration.reads in ("reader", "batches"):
+        return f"{configuration.workers} reader thread"
+    names = {"thread": ("thread", "threads"), "process": ("process", "processes")}
+    return f"{configuration.workers} worker {names[configuration.worker_type][configuration.workers > 1]}"
+
+
+def _switch(configuration: Configuration) -> str:
+    """Return the option with which the loader itself chooses how to read ahead."""
+    if configuration.reads == "batches":
+        return "prefetch=2"
+    return f"use_{'double_buffer' if configuration.reads == 'reader' else 'buffer_reader'}=True"
+
+
+def describe_policy(policy: ReadAheadPolicy) -> str:
+    """Tell how batches are read ahead without workers, and why.
+
+    >>> describe_policy(ReadAheadPolicy(read=12_000, step=30_000))
+    "Batches are read in your loop's thread: reading takes 12 µs and your step 30 µs, too little to hide."
+    >>> print(describe_policy(ReadAheadPolicy(read=1_000_000, step=1_000_000)).partition(", and ")[2])
+    a thread hid nothing of it, as with Python code on both sides.
+    """
+    if policy.fixed:
+        return "Batches are read ahead in a thread, because the option is 'thread'."
+    if not (policy.read and policy.step):
+        return "Batches are read ahead in a thread where that pays; nothing has been measured yet."
+    told = f"reading takes {_time(policy.read * 1e-9)} and your step {_time(policy.step * 1e-9)}"
+    if policy.threaded:
+        return f"Batches are read ahead in a thread: {told}, and the shorter hides behind the longer."
+    why = "too little to hide"
+    if min(policy.read, policy.step) >= SURE:
+        why = "and a thread hid nothing of it, as with Python code on both sides"
+    return f"Batches are read in your loop's thread: {told}, {why}."
+
+
+# What to change if a loop waits for its input.
+
+
+def advise_on_input(
+    configuration: Configuration, parts: dict[str, float], loop: float, rest: float
+) -> list[str]:
+    """Return what to change if a loop waits for its input, the most promising change first.
+
+    `loop` are the seconds per step in all, and `rest` those without waiting.
+    """
+    work = parts["fetch"] + parts["stage"]
+    cores, workers = configuration.cores, configuration.workers
+    if configuration.reads == "reader":
+        return _advise_on_reader(configuration, parts, loop)
+    if configuration.reads == "batches":
+        return _advise_on_batches(configuration, parts, loop)
+    if configuration.tuned and configuration.since is None:
+        return []  # 'auto' is still searching
+    if configuration.reads == "arrays":
+        return [
+            "cache='device': keeps the arrays on the GPU; without a GPU, increase batch_size: a larger batch "
+            "costs less per sample"
+        ]
+    # So many workers load a step while the loop computes one; with a loop that does nothing else, all cores.
+    needed = math.ceil(work / rest) if rest * cores > work else cores
+    indexed = configuration.reads == "samples"  # an iterable dataset takes neither 'auto' nor a cache
+    auto = ", or num_workers='auto'" if indexed else ""
+    cheaper = "cache='host', or cheaper samples" if indexed else "cheaper samples"
+    if not workers:
+        if loop < TOO_SHORT:
+            return ["increase batch_size: in steps this short, workers cost more than they save"]
+        more = (
+            f"num_workers={max(min(needed, cores), 1)}{auto}: workers load the next batches while your "
+            "loop computes"
+        )
+        cache = "cache='host': reads each sample only once, if the data fits in RAM"
+        return [more, cache] if indexed else [more]
+    threads = configuration.worker_type == "thread"
+    python = [
+        "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
+    ] * (threads and has_gil())
+    busy = work / (workers * loop)
+    if busy < BUSY_SHARE:
+        told = f"the workers are busy only {busy:.0%} of the time"
+        if loop < TOO_SHORT:
+            return [f"num_workers=0: {told}, and in steps this short they cost more than they save"]
+        return [f"increase prefetch_factor: {told}; reading further ahead evens out slow batches", *python]
+    if configuration.tuned and workers >= configuration.most:
+        most = configuration.most
+        more = f"num_workers={2 * most}: 'auto' stops at {most} workers, and more may still help"
+    elif configuration.tuned:
+        more = f"{cheaper}: 'auto' tried more workers and gained nothing"  # so it need not be tried again
+    elif workers < cores:
+        more = f"num_workers={min(needed, cores)} (now {workers}){auto}: all workers are busy"
+    else:
+        waits = "worker_type='thread' with more workers"
+        if threads:
+            waits = "num_workers='auto'" if indexed else "more workers"
+        return [
+            f"{cheaper}, or transforms= for work that the device can do: all {cores} cores already "
+            "have a worker",
+            f"{waits}, if samples wait for a disk or a network: a waiting thread needs no core",
+            *python,
+        ]
+    return [more, *python]
+
+
+def _advise_on_reader(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
+    if not configuration.workers and loop < TOO_SHORT:
+        return ["increase batch_size: in steps this short, a reader thread costs more than it saves"]
+    if not configuration.workers and configuration.policy is None:
+        return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
+    busy = (parts["fetch"] + parts["stage"]) / loop
+    if busy < BUSY_SHARE:
+        told = f"the reader thread is busy only {busy:.0%} of the time"
+        if loop < SHORT and configuration.forced:
+            return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
+        return [f"increase capacity: {told}; reading further ahead evens out slow batches"]
+    advice = [
+        "reader.xmap_readers, to map samples in several threads, or use_multiprocess=True, to read in a "
+        "process: the reader thread is busy all the time"
+    ]
+    if parts["stage"] > parts["fetch"]:
+        advice.insert(
+            0,
+            "set_sample_generator: writes each sample straight into its slot; copying finished batches there "
+            "takes longer than reading them",
+        )
+    return advice
+
+
+def _advise_on_batches(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
+    if not configuration.workers and loop < TOO_SHORT:
+        return ["larger batches: in steps this short, a thread that reads them costs more than it saves"]
+    if configuration.policy is None:
+        return ["prefetch=2: reads and copies the next batches while your loop computes"]
+    busy = (parts["fetch"] + parts["stage"]) / loop
+    if busy < BUSY_SHARE:
+        told = f"batches are read only {busy:.0%} of the time"
+        return [f"increase prefetch: {told}; reading further ahead evens out slow batches"]
+    return [
+        "more workers in the wrapped loader, such as num_workers of PyTorch's: prefetch reads it all the "
+        "time, and cannot make it faster",
+        "gpuloader.DataLoader in its place: writes samples straight into the memory that is copied",
+    ]
+
+
+# Formatting.
+
+
+def _time(seconds: float) -> str:
+    """Format a time in a suitable unit.
+
+    >>> _time(0.0000042), _time(0.0313), _time(2.5)
+    ('4.2 µs', '31 ms', '2.5 s')
+    """
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    unit = next((unit for unit, size in units.items() if seconds >= size), "µs")
+    value = seconds / units[unit]
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+_COLOURS = {"wait": "yellow", "transfer": "magenta", "compute": "green"}
+
+
+def _render(explanation: Explanation, width: int = 40) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    parts = explanation.parts
+    longest = max(parts.values(), default=0.0)
+    for name, seconds in parts.items():
+        if not seconds and name not in _COLOURS:
+            continue
+        bar = Text("█" * max(round(width * seconds / longest), 1 if seconds else 0) if longest else "")
+        bar.stylize(_COLOURS.get(name, "blue"))
+        where = "" if name in _COLOURS else "may overlap the loop"
+        table.add_row(name, _time(seconds), bar, Text(where, style="dim"))
+    texts = [Text(explanation.summary, style="bold"), *(Text(note) for note in explanation.notes)]
+    advice = [Text("→ ", style="cyan") + Text(one) for one in explanation.advice]
+    return Group(texts[0], table, *texts[1:], *advice) if parts else Group(*texts, *advice)

@@ -11,8 +11,8 @@ import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryError
 from gpuloader.batches import items
-from gpuloader.batches import reader_batches as samples
-from gpuloader.batches import varying as gradual
+from gpuloader.batches import readers as samples
+from gpuloader.batches import rows as gradual
 from gpuloader.fetch.processes.fork_server import prepare_server
 from gpuloader.testing import simulated_places
 from tests.ahead import Ahead

@@ -10,9 +10,9 @@ from gpuloader import (
     data,
     sample_rng,
 )
-from gpuloader.epoch.split import ShardedPlan
+from gpuloader.order.dividing import Division
 from gpuloader.order.order import InOrder
-from gpuloader.order.plan import DividedPlan, Division
+from gpuloader.order.plan import OrderedPlan, ShardedPlan
 from gpuloader.transforms import RandomCropFlip
 from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers
 from tests.sample_sets import PROCESSES, Made
@@ -49,7 +49,7 @@ class TestContents:
             (45, "pad", False, 12),
             (45, "repeat", False, 0),
         ]:
-            rank = DividedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
+            rank = OrderedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
             plan = ShardedPlan(rank, 2, "drop")
             assert len(list(plan.batches(0))) == (10 if drop_last else 12)
             assert len(plan.own) == noted

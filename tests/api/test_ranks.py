@@ -267,7 +267,10 @@ class TestDefaultPlaces:
     )
     def test_follow_the_local_rank(self, visible, local, index, monkeypatch):
         self.show(monkeypatch, visible, local)
-        assert gpuloader.devices.opening.default_place(gpuloader.order.ranks.find_local_rank()).index == index
+        assert (
+            gpuloader.devices.opening.default_place(gpuloader.order.worker_info.find_local_rank()).index
+            == index
+        )
 
     def test_are_refused_where_there_are_fewer_than_processes(self, monkeypatch):
         self.show(monkeypatch, 4, "5")

@@ -198,7 +198,7 @@ def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
 def test_declared_feeds_need_no_first_sample():
     feeds = (data("x", [None, 2]), data("y", [None, 1], "int64"))
     assembler = Assembler(describe([([1, 2], 3)]), Collation(feeds=feeds))
-    assert assembler.schemas.declared.schema.declared
+    assert assembler.schemas.declared.declared
     staged = assembler.assemble(0, [0, 0], make_slot)
     assert [view.tolist() for view in staged.slot.views(staged.layout)] == [[[1, 2], [1, 2]], [[3], [3]]]
 

@@ -1,14 +1,20 @@
-"""Columns: fields whose samples have all been fetched, written once into their slot."""
+"""Columns: fields of samples that were kept, and of blocks that a source hands over."""
+
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import SampleError, data
+from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, get_worker_info
 from gpuloader.batches.columns import Column, lay_out, split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.fields.image_regions import NUMBERS, Encoded, Region, read_codes
+from gpuloader.sources.block import Block, Part
+from gpuloader.sources.describing import describe
+from gpuloader.transforms import OneHot, Resize
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
 
 def columns_of(samples, feeds, pads=None, strict=False):
@@ -125,3 +131,336 @@ def test_strictness():
         1,
         0,
     ]
+
+
+class Names:
+    """A column of text."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values, object)
+
+    def take(self, rows):
+        return self.values[rows].tolist()
+
+
+def make_columns(start, stop):
+    numbers = np.arange(start, stop)
+    lengths = numbers % 3
+    return {
+        "image": np.repeat(numbers, 4).reshape(-1, 2, 2).astype(np.float32),
+        "label": numbers,
+        "words": Ragged(np.repeat(numbers, lengths), (np.array([0, *np.cumsum(lengths)]),)),
+        "name": Names([f"sample {number}" for number in numbers]),
+    }
+
+
+class Columns(IterableDataset):
+    """Samples 0 to `count`, in columns of ten rows; every second part uses row numbers, not a slice."""
+
+    def __init__(self, count=25, names=("image", "label", "name")):
+        self.count = count
+        self.names = names
+
+    def __iter__(self):
+        for block in self.iter_blocks(1):
+            yield from block
+
+    def iter_blocks(self, size):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for turn, start in enumerate(range(0, self.count, size)):
+            if turn % step == first:
+                yield Block(self.parts(start, min(start + size, self.count)))
+
+    def parts(self, start, stop):
+        parts = []
+        while start < stop:
+            base = start // 10 * 10
+            end = min(stop, base + 10)
+            columns = make_columns(base, base + 10)
+            columns = {name: columns[name] for name in self.names}
+            rows = slice(start - base, end - base)
+            parts.append(Part(columns, np.arange(rows.start, rows.stop) if base % 20 else rows))
+            start = end
+        return parts
+
+
+def check(batch):
+    labels = batch["label"]
+    if "image" in batch:
+        assert (batch["image"] == labels[:, None, None]).all()
+        assert batch["image"].dtype == np.float32
+    if "name" in batch:
+        assert batch["name"] == [f"sample {label}" for label in labels]
+    return labels.tolist()
+
+
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
+def test_batches_are_those_of_the_samples(workers):
+    loader = DataLoader(Columns(), places="cpu", batch_size=7, **workers)
+    for _ in range(2):
+        labels = [check(batch) for batch in loader]
+        assert sorted(itertools.chain(*labels)) == list(range(25))
+        assert [len(one) for one in labels].count(7) == 3
+
+
+def test_no_sample_is_made_but_the_one_that_settles_the_form(monkeypatch):
+    made = []
+    iterate = Block.__iter__
+
+    def count(block):
+        for sample in iterate(block):
+            made.append(sample)
+            yield sample
+
+    monkeypatch.setattr(Block, "__iter__", count)
+    loader = DataLoader(Columns(), places="cpu", batch_size=7)
+    assert [len(batch["label"]) for batch in loader] == [7, 7, 7, 4]
+    assert [int(sample["label"]) for sample in made] == [0]
+
+
+def test_an_incomplete_last_batch_may_be_left_out():
+    loader = DataLoader(Columns(), places="cpu", batch_size=7, drop_last=True)
+    assert [check(batch) for batch in loader] == np.arange(21).reshape(3, 7).tolist()
+
+
+def test_columns_of_varying_length_are_ragged_or_padded():
+    names = ("label", "words")
+    (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, ragged=["words"])
+    lengths = [number % 3 for number in range(25)]
+    assert batch["words"].recursive_sequence_lengths() == [lengths]
+    assert batch["words"].values.tolist() == np.repeat(np.arange(25), lengths).tolist()
+    (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, pad={"words": -1})
+    assert batch["words"].shape == (25, 2)
+    assert batch["words"][4].tolist() == [4, -1]
+    with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
+        list(DataLoader(Columns(25, names), places="cpu", batch_size=25))
+
+
+def test_transforms_run_over_them():
+    loader = DataLoader(Columns(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
+    assert np.concatenate([batch["label"] for batch in loader]).tolist() == np.eye(25).tolist()
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
+@pytest.mark.parametrize("received", [1, 2, 3])
+def test_a_loader_goes_on_where_another_was(workers, received):
+    options = {"places": "cpu", "batch_size": 4, "seed": 1, **workers}
+    whole = [check(batch) for batch in DataLoader(Columns(), **options)]
+    first = DataLoader(Columns(), **options)
+    batches = iter(first)
+    for _ in range(received):
+        next(batches)
+    state = first.state_dict()
+    batches.close()
+    second = DataLoader(Columns(), **options)
+    second.load_state_dict(state)
+    assert [check(batch) for batch in second] == whole[received:]
+
+
+def test_a_collate_fn_gets_samples():
+    loader = DataLoader(
+        Columns(5),
+        places="cpu",
+        batch_size=5,
+        collate_fn=lambda samples: np.array([s["label"] for s in samples]),
+    )
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+    assert [sample["name"] for sample in DataLoader(Columns(2), places="cpu", batch_size=None)] == [
+        "sample 0",
+        "sample 1",
+    ]
+
+
+class Tenfold(Columns):
+    def __iter__(self):
+        for sample in super().__iter__():
+            yield int(sample["label"]) * 10
+
+
+def test_samples_of_a_derived_class_are_its_own():
+    assert describe(Columns()).in_blocks
+    assert not describe(Tenfold()).in_blocks
+    assert [batch.tolist() for batch in DataLoader(Tenfold(4), places="cpu", batch_size=4)] == [
+        [0, 10, 20, 30]
+    ]
+
+
+class Changing(Columns):
+    def __init__(self, name, column):
+        super().__init__(6)
+        self.name, self.column = name, column
+
+    def iter_blocks(self, size):
+        yield Block([Part(make_columns(0, 3), slice(0, 3))])
+        yield Block([Part({**make_columns(3, 6), self.name: self.column}, slice(0, 3))])
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("image", np.arange(18, dtype=np.float32).reshape(3, 2, 3)),
+        ("label", np.array([3.0, 4.5, 5.0])),
+        ("label", Names(["a", "b", "c"])),
+        ("name", np.arange(3)),
+        ("more", np.zeros(3)),
+    ],
+)
+def test_a_column_may_change_from_block_to_block(name, column):
+    """Each block is a batch of its own form; the columns of the second one are copied, too."""
+    loader = DataLoader(Changing(name, column), places="cpu", batch_size=3, ragged=["words"])
+    for _ in range(2):
+        first, second = loader
+        assert check(first) == [0, 1, 2]
+        wanted = column.take(slice(0, 3)) if isinstance(column, Names) else column
+        np.testing.assert_array_equal(second[name], wanted)
+        assert list(second) == [*first, *({name} - set(first))]
+        assert isinstance(second[name], list if isinstance(column, Names) else np.ndarray)
+
+
+class Mixed:
+    """A column of objects some of which are numbers."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def take(self, rows):
+        return [self.values[row] for row in range(rows.start, rows.stop)]
+
+
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+def test_the_first_sample_of_a_block_decides_about_a_column_of_objects(workers):
+    """Not the form of the block before it, which another worker may have read."""
+
+    class Objects(IterableDataset):
+        def __iter__(self):
+            for block in self.iter_blocks(2):
+                yield from block
+
+        def iter_blocks(self, size):
+            info = get_worker_info()
+            for column in (["a", "b"], [1, 2], [None, 3], [4, 5])[
+                (info.id if info else 0) :: 2 if info else 1
+            ]:
+                yield Block([Part({"x": Mixed(column)}, slice(0, 2))])
+
+    loader = DataLoader(Objects(), places="cpu", batch_size=2, **workers)
+    found = [batch["x"] for batch in loader]
+    assert [list(one) for one in found] == [["a", "b"], [1, 2], [None, 3], [4, 5]]
+    assert [type(one) for one in found] == [list, np.ndarray, list, np.ndarray]
+
+
+def test_a_block_that_is_too_long_is_an_error():
+    class Long(Columns):
+        def iter_blocks(self, size):
+            yield Block(self.parts(0, size + 1))
+
+    with pytest.raises(SampleError, match=r"iter_blocks\(4\) yielded a block of 5 samples"):
+        list(DataLoader(Long(), places="cpu", batch_size=4))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 2), np.array([1, 0])], ids=["slice", "rows"])
+def test_a_block_whose_objects_are_of_another_form_than_the_last_one_has_its_own(rows):
+    class Mixed(IterableDataset):
+        def __iter__(self):
+            return itertools.chain.from_iterable(self.iter_blocks(2))
+
+        def iter_blocks(self, size):
+            for values in (["a", "b"], [{"x": 1}, {"x": 2}], ["c", "d"]):
+                yield Block([Part({"name": Names(values)}, rows)])
+
+    found = list(DataLoader(Mixed(), places="cpu", batch_size=2))
+    wanted = list(DataLoader(list(Mixed()), places="cpu", batch_size=2))
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+    assert found[1]["name"]["x"].tolist() in ([1, 2], [2, 1])
+
+
+class Taken:
+    """Samples 0 to 25 by index, in columns; notes what it was asked for. `changes` replaces later rows."""
+
+    def __init__(self, changes=()):
+        self.samples = [{"label": np.int64(number), "name": f"sample {number}"} for number in range(25)]
+        for number, sample in dict(changes).items():
+            self.samples[number] = sample
+        self.blocks, self.rows = [], []
+
+    def __len__(self):
+        return 25
+
+    def __getitem__(self, index):
+        self.rows.append(index)
+        return self.samples[index]
+
+    def take_block(self, indices):
+        self.blocks.append(list(indices))
+        samples = [self.samples[index] for index in indices]
+        return Block([Part(self.column(sample), slice(0, 1)) for sample in samples])
+
+    @staticmethod
+    def column(sample):
+        return {name: Names([one]) if name == "name" else np.array([one]) for name, one in sample.items()}
+
+
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
+def test_samples_are_taken_in_columns_by_their_indices(workers):
+    dataset = Taken()
+    loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle=True, seed=3, **workers)
+    wanted = DataLoader(dataset.samples, places="cpu", batch_size=7, shuffle=True, seed=3)
+    for found, other in zip(loader, wanted, strict=True):
+        assert_same(found, other)
+    assert dataset.rows == []
+    if workers is not PROCESSES:
+        assert sorted(itertools.chain(*dataset.blocks)) == list(range(25))
+
+
+def test_columns_are_transformed():
+    loader = DataLoader(Taken(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
+    assert np.concatenate([batch["label"] for batch in loader]).tolist() == np.eye(25).tolist()
+
+
+def test_a_batch_whose_columns_differ_is_read_by_sample():
+    dataset = Taken({5: {"label": np.int32(50), "name": "sample 5"}})
+    first, second, *_ = DataLoader(dataset, places="cpu", batch_size=4)
+    assert (first["label"].tolist(), second["label"].tolist()) == ([0, 1, 2, 3], [4, 50, 6, 7])
+    assert second["label"].dtype == np.int64
+    assert dataset.rows == [4, 5, 6, 7]
+
+
+def test_a_sample_that_does_not_fit_is_named():
+    dataset = Taken({5: {"label": np.zeros(2, np.int64), "name": "sample 5"}})
+    with pytest.raises(SampleError, match="label") as caught:
+        list(DataLoader(dataset, places="cpu", batch_size=4))
+    assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 1, 5)
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+def test_an_error_of_take_block_says_which_batch(workers):
+    class Faulty(Taken):
+        def take_block(self, indices):
+            if 9 in indices:
+                raise KeyError("no such row")
+            return super().take_block(indices)
+
+    message = r"take_block raised KeyError: 'no such row' for the indices \[.*9"
+    with pytest.raises(SampleError, match=message) as caught:
+        list(DataLoader(Faulty(), places="cpu", batch_size=4, **workers))
+    assert caught.value.batch == 2
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_collate_fn_gets_samples_that_are_read_one_by_one():
+    dataset = Taken()
+    loader = DataLoader(dataset, places="cpu", batch_size=5, collate_fn=lambda samples: samples[0]["label"])
+    assert [int(np.asarray(batch)) for batch in loader] == [0, 5, 10, 15, 20]
+    assert dataset.blocks == []
+
+
+def test_pictures_are_transformed_one_by_one():
+    dataset = Taken()
+    dataset.samples = [{"image": np.full((4, 5, 3), number, np.uint8)} for number in range(25)]
+    loader = DataLoader(dataset, places="cpu", batch_size=5, transforms=[Resize("image", (2, 2))])
+    for number, batch in enumerate(loader):
+        wanted = np.arange(5 * number, 5 * number + 5)[:, None, None, None]
+        assert (batch["image"] == np.broadcast_to(wanted, (5, 2, 2, 3))).all()
+    assert dataset.blocks == []

@@ -11,7 +11,7 @@ import pytest
 from gpuloader import CPUPlace, DataLoader, LoaderError
 from gpuloader.devices.places import Place
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import open_epoch, take_buffers
+from gpuloader.epoch.epoch import Epoch, open_epoch, take_buffers
 from gpuloader.system import interrupts as exiting
 from gpuloader.testing import simulated_places
 from gpuloader.watch.stats import Meter
@@ -30,7 +30,7 @@ class Loop:
         self.buffers = take_buffers(deque(), delivery, 4, meter)
         self.fetch = Staged(self.buffers.ring, entries)
         self.idle, self.ended = deque(), []
-        self.epoch = open_epoch(
+        epoch = Epoch(
             self.buffers,
             self.fetch,
             present,
@@ -39,6 +39,7 @@ class Loop:
             meter=meter,
             ended=lambda: self.ended.append(1),
         )
+        self.epoch = open_epoch(epoch)
 
 
 @pytest.fixture(params=PLACES.values(), ids=PLACES)

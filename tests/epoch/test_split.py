@@ -8,10 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
-from gpuloader.epoch.split import Masks, ShardedPlan, add_mask, cut
+from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import LoaderError
+from gpuloader.order.dividing import Division, cut
 from gpuloader.order.order import InOrder
-from gpuloader.order.plan import DividedPlan, Division, OrderedPlan, SampledPlan
+from gpuloader.order.plan import OrderedPlan, SampledPlan, ShardedPlan
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind
 from tests.sample_sets import Pair
@@ -391,7 +392,7 @@ class TestThePlan:
         """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
         counted = []
         for rank in range(world_size):
-            ranks = DividedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
+            ranks = OrderedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
             plan = ShardedPlan(ranks, shards, "pad")
             for number, part in enumerate(plan.batches(0)):
                 own, length = plan.take_own(number)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloader import LoaderError
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.host import HostDevice
 from gpuloader.epoch.epoch import Epoch, EpochBuffers
 from gpuloader.epoch.lane import Lane, count_slots

@@ -10,25 +10,20 @@ MORE: dict[str, str] = {
     "api/loading.py": "api/undivided",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
-    "batches/assembly.py": "sources/sample_fields api/forms api/pictures",
-    "batches/blocks.py": "sources/tables/table",
-    "batches/columns.py": "api/forms api/generator_loader",
-    "batches/gathering.py": "batches/gather epoch/cache transforms/transforms",
+    "batches/assembly.py": "sources/sample_fields api/forms api/pictures api/options",
+    "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/staging "
+    "sources/tables/table",
+    "batches/gathering.py": "epoch/cache transforms/transforms",
     "batches/image_samples.py": "api/pictures transforms/staging epoch/image_decoding",
-    "batches/items.py": "batches/shares batches/blocks api/endings api/pictures batches/assembly "
+    "batches/items.py": "batches/columns api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
-    "batches/left_out.py": "batches/gaps api/pictures epoch/image_decoding",
-    "batches/reader_batches.py": "batches/samples api/generator_loader bad_input",
-    "batches/rows.py": "batches/samples batches/items api/exact_values batches/columns "
-    "api/generator_loader bad_input",
-    "batches/schema.py": "batches/form batches/known batches/assembly batches/items "
-    "transforms/transforms api/prefetching api/forms",
-    "batches/stream.py": "api/generator_loader api/endings",
-    "batches/tree.py": "batches/structure batches/leaves api/forms batches/form",
-    "batches/varying.py": "batches/gradual batches/samples api/options_and_memory "
-    "api/generator_loader transforms/staging api/forms",
-    "batches/whole.py": "api/forms",
-    "batches/wrapped.py": "api/prefetching torch/prefetch torch/formats",
+    "batches/kept.py": "api/forms api/prefetching torch/prefetch torch/formats",
+    "batches/readers.py": "api/generator_loader api/endings bad_input",
+    "batches/rows.py": "batches/readers batches/items api/exact_values batches/columns "
+    "api/generator_loader api/options_and_memory bad_input",
+    "batches/schema.py": "batches/assembly batches/items transforms/transforms api/prefetching api/forms",
+    "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/transforms",
+    "batches/tree.py": "api/forms batches/schema",
     "devices/outputs.py": "devices/interop",
     "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
     "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",

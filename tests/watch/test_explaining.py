@@ -168,9 +168,9 @@ def test_readers_are_advised_of_what_readers_have():
     advice = explain(slow, with_workers(1, "reader")).advice
     assert "use_double_buffer=False" not in advice[0]
     short = times(wait=0.05, compute=0.1, fetch=0.09)
-    forced = with_workers(1, "reader", pace=ReadAheadPolicy(fixed=True))
+    forced = with_workers(1, "reader", policy=ReadAheadPolicy(fixed=True))
     assert "use_double_buffer=True" in explain(short, forced).advice[0]
-    chosen = with_workers(1, "reader", pace=ReadAheadPolicy())
+    chosen = with_workers(1, "reader", policy=ReadAheadPolicy())
     assert "use_double_buffer" not in str(explain(short, chosen))
     uneven = times(wait=2.0, compute=3.0, fetch=2.5)
     assert "capacity" in explain(uneven, with_workers(1, "reader")).advice[0]
@@ -256,10 +256,11 @@ class TestReadingAhead:
     def test_a_forced_thread_in_short_steps_is_one_too_many(self):
         tiny = times(nbytes=64, wait=0.001, transfer=0.02, compute=0.01)
         for reads, option in (("reader", "use_double_buffer"), ("samples", "use_buffer_reader")):
-            advice = explain(tiny, with_workers(0, reads, pace=ReadAheadPolicy(fixed=True))).advice
+            advice = explain(tiny, with_workers(0, reads, policy=ReadAheadPolicy(fixed=True))).advice
             assert any(one.startswith(f"{option}=True") for one in advice)
             assert not any(
-                option in one for one in explain(tiny, with_workers(0, reads, pace=ReadAheadPolicy())).advice
+                option in one
+                for one in explain(tiny, with_workers(0, reads, policy=ReadAheadPolicy())).advice
             )
 
     def test_it_says_what_was_chosen_and_why(self):

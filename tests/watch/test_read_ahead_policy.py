@@ -13,14 +13,14 @@ MILLISECOND = 1_000_000
 class Loop:
     """A loop whose reads and steps take given nanoseconds, where a thread hides a share of the shorter."""
 
-    def __init__(self, pace, *, hides=1.0):
-        self.pace, self.hides = pace, hides
+    def __init__(self, policy, *, hides=1.0):
+        self.policy, self.hides = policy, hides
 
     def run(self, steps, read, step, *, odd=()):
         """Return, for each step, whether a thread read beside it; `odd` steps take 5 ms longer to read."""
         chosen = []
         for number in range(steps):
-            beside = self.pace.beside
+            beside = self.policy.beside
             reading = read + 5 * MILLISECOND * (number in odd)
             chosen.append(beside)
             if beside:
@@ -29,11 +29,11 @@ class Loop:
                     reading, step_seen = cycle, cycle // 2
                 else:
                     step_seen = step
-                self.pace.note_read(reading, self.pace.changes)
-                self.pace.note_step(step_seen, cycle - step_seen, True)
+                self.policy.note_read(reading, self.policy.changes)
+                self.policy.note_step(step_seen, cycle - step_seen, True)
             else:
-                self.pace.see_early(reading)
-                self.pace.note_step(step, reading, False)
+                self.policy.see_early(reading)
+                self.policy.note_step(step, reading, False)
         return chosen
 
 
@@ -77,17 +77,17 @@ def test_a_thread_that_hides_nothing_is_given_up(time):
 
 def test_threads_that_fight_for_the_lock_in_turns_are_seen_as_a_whole():
     """Most groups of steps are fast then, because the reader has read ahead; a few slow ones pay for them."""
-    pace = ReadAheadPolicy()
-    Loop(pace).run(9, SURE, SURE)
-    while not pace.trying:
-        Loop(pace).run(1, SURE, SURE)
-    while not pace.beside:
-        Loop(pace).run(1, SURE, SURE)
+    policy = ReadAheadPolicy()
+    Loop(policy).run(9, SURE, SURE)
+    while not policy.trying:
+        Loop(policy).run(1, SURE, SURE)
+    while not policy.beside:
+        Loop(policy).run(1, SURE, SURE)
     for is_slow in (False, True, False, False, True, False):
         for _ in range(3 if is_slow else 8):
-            pace.note_read(SURE, pace.changes)
-            pace.note_step(SURE, MILLISECOND - SURE if is_slow else SURE // 3, True)
-    assert not pace.beside
+            policy.note_read(SURE, policy.changes)
+            policy.note_step(SURE, MILLISECOND - SURE if is_slow else SURE // 3, True)
+    assert not policy.beside
 
 
 def test_a_thread_that_began_to_hide_something_is_found_again():
@@ -110,25 +110,25 @@ def test_a_useful_thread_is_hardly_ever_given_up_to_measure(hides):
 
 
 def test_a_single_long_read_decides_nothing():
-    pace = ReadAheadPolicy()
-    assert not any(Loop(pace).run(400, SHORT, 2 * SHORT, odd=range(50, 400, 50)))
-    assert pace.changes == 0
+    policy = ReadAheadPolicy()
+    assert not any(Loop(policy).run(400, SHORT, 2 * SHORT, odd=range(50, 400, 50)))
+    assert policy.changes == 0
 
 
 def test_a_read_that_began_under_another_decision_is_not_counted():
-    pace = ReadAheadPolicy(beside=True)
-    pace.note_read(MILLISECOND, pace.changes - 1)
+    policy = ReadAheadPolicy(beside=True)
+    policy.note_read(MILLISECOND, policy.changes - 1)
     for _ in range(8):
-        pace.note_step(MILLISECOND, 0, True)
-    assert pace.read == 0
+        policy.note_step(MILLISECOND, 0, True)
+    assert policy.read == 0
 
 
 def test_a_forced_thread_stays_and_is_measured():
-    pace = ReadAheadPolicy(fixed=True)
-    assert all(Loop(pace).run(50, SHORT, SHORT))
-    assert pace.changes == 0
-    assert (pace.read, pace.step) == (SHORT, SHORT)
-    assert pace.threaded
+    policy = ReadAheadPolicy(fixed=True)
+    assert all(Loop(policy).run(50, SHORT, SHORT))
+    assert policy.changes == 0
+    assert (policy.read, policy.step) == (SHORT, SHORT)
+    assert policy.threaded
 
 
 def test_a_thread_that_may_pay_is_tried_after_a_while():
@@ -143,30 +143,30 @@ def test_a_source_that_would_stay_in_the_thread_is_tried_much_later():
 
 
 def test_a_thread_notes_its_reads_while_the_loop_decides():
-    pace, stop = ReadAheadPolicy(fixed=True), threading.Event()
+    policy, stop = ReadAheadPolicy(fixed=True), threading.Event()
 
     def read():
         while not stop.is_set():
-            pace.note_read(MILLISECOND, pace.changes)
+            policy.note_read(MILLISECOND, policy.changes)
 
     reader = threading.Thread(target=read)
     reader.start()
     try:
         for _ in range(20_000):
-            pace.note_step(MILLISECOND, SHORT, True)
+            policy.note_step(MILLISECOND, SHORT, True)
     finally:
         stop.set()
         reader.join(10)
-    assert pace.read == MILLISECOND
+    assert policy.read == MILLISECOND
 
 
 def test_two_loops_may_decide_at_once():
-    pace, wrong = ReadAheadPolicy(), []
+    policy, wrong = ReadAheadPolicy(), []
 
     def loop():
         try:
             for _ in range(20_000):
-                pace.note_step(MILLISECOND, MILLISECOND, False)
+                policy.note_step(MILLISECOND, MILLISECOND, False)
         except BaseException as error:
             wrong.append(error)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.items import ItemState
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.base import WorkerSetup, as_failure
 from gpuloader.fetch.processes.messages import (

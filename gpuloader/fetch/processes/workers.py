@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.batches.items import ItemState
-from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError
 from gpuloader.fetch.base import (
     DEFAULT_METHOD,

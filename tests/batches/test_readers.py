@@ -1,4 +1,4 @@
-"""Batches of a reader's samples: the first settles the fields, and no slot is lost."""
+"""Batches of a reader: samples one by one or in lists, and the loop around them."""
 
 import itertools
 
@@ -6,10 +6,57 @@ import numpy as np
 import pytest
 
 from gpuloader import SampleError, data
-from gpuloader.batches import reader_batches as module
-from gpuloader.batches.reader_batches import SampleListStager, SampleStager
+from gpuloader.batches import readers as module
+from gpuloader.batches import rows
+from gpuloader.batches.readers import Reached, SampleListStager, SampleStager, stage_all
+from gpuloader.batches.staged import fill_slot
+from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
+
+LAYOUT = arrange((((2, 3), np.dtype("int64")),))
+
+
+def test_a_batch_that_cannot_be_written_costs_no_slot():
+    ring, meter = Ring(2, 1), Meter()
+
+    def fail(views):
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        fill_slot(fail, LAYOUT, ring, meter, 0)
+    assert (ring.free, meter.batches) == (2, 0)
+    slot = fill_slot(lambda views: views[0].fill(3), LAYOUT, ring, meter, 0)
+    assert slot.views(LAYOUT)[0].tolist() == [[3] * 3] * 2
+    assert (ring.free, meter.batches, meter.nbytes) == (1, 1, LAYOUT.nbytes)
+
+
+@pytest.mark.parametrize(("reached", "fails_at", "batch"), [(0, None, 0), (0, 2, 2), (3, 4, 4)])
+def test_an_error_of_the_reader_names_the_batch(reached, fails_at, batch):
+    closed = []
+
+    def reader():
+        if fails_at is None:
+            raise OSError("cannot open")
+        return items()
+
+    def items():
+        try:
+            for number in range(9):
+                if number == fails_at:
+                    raise OSError("cannot read")
+                yield number
+        finally:
+            closed.append(1)
+
+    class Staged:
+        state = None
+
+    staged = stage_all(reader, lambda items, _: next(items) is not None and Staged(), Reached(reached))
+    with pytest.raises(OSError, match="cannot") as caught:
+        list(staged)
+    assert f"batch {batch}" in caught.value.__notes__[0]
+    assert closed == [1] * (fails_at is not None)
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "gradually"])
@@ -19,7 +66,7 @@ def gradually(request, monkeypatch):
     return request.param
 
 
-def stage_all(stager, items):
+def batches_of(stager, items):
     """Return the arrays of all batches, whose slots go back at once."""
     items, found = iter(items), []
     while (staged := stager(items, len(found))) is not None:
@@ -38,7 +85,7 @@ def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, last):
     ring, meter = Ring(2, 1), Meter()
     stager = SampleStager(None, ring, meter, 2, drop_last=drop_last)
     whole = [[[[0, 0], [1, 1]], [0, 1]], [[[2, 2], [3, 3]], [2, 3]]]
-    assert stage_all(stager, pairs(5)) == whole + last
+    assert batches_of(stager, pairs(5)) == whole + last
     assert ring.free == 2
     assert meter.batches == 2 + len(last)
 
@@ -47,16 +94,16 @@ def test_a_batch_that_is_not_full_is_all_there_is(gradually):
     for drop_last, wanted in [(False, [[[[0, 0], [1, 1]], [0, 1]]]), (True, [])]:
         ring = Ring(2, 1)
         stager = SampleStager(None, ring, Meter(), 1000, drop_last=drop_last)
-        assert stage_all(stager, pairs(2)) == wanted
+        assert batches_of(stager, pairs(2)) == wanted
         assert ring.free == (2 if ring.allocated else 0)
 
 
 def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypatch):
-    written, original = [], module.write_gradually
+    written, original = [], rows.write_gradually
     monkeypatch.setattr(module, "AT_ONCE", 0)
-    monkeypatch.setattr(module, "write_gradually", lambda *given: written.append(1) or original(*given))
+    monkeypatch.setattr(rows, "write_gradually", lambda *given: written.append(1) or original(*given))
     stager = SampleStager(None, Ring(2, 1), Meter(), 2, drop_last=False)
-    assert len(stage_all(stager, pairs(7))) == 4
+    assert len(batches_of(stager, pairs(7))) == 4
     assert len(written) == 1
 
 
@@ -104,7 +151,7 @@ def test_without_feeds_every_batch_has_the_fields_of_its_own_first_sample(size):
 )
 def test_numbers_and_lists_of_them_are_written_behind_one_another(fields, column):
     stager = SampleStager(None, Ring(2, 1), Meter(), len(column), drop_last=False)
-    assert stage_all(stager, [(value,) * fields for value in column]) == [[column] * fields]
+    assert batches_of(stager, [(value,) * fields for value in column]) == [[column] * fields]
 
 
 @pytest.mark.parametrize("fields", [1, 2, 3])
@@ -129,7 +176,7 @@ def test_every_sample_has_one_value_per_field(fields):
     good = tuple(range(fields))
     stager = SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)
     kinds = [good, [*good], Named(good), tuple(np.array(value) for value in good)]
-    assert stage_all(stager, kinds) == [[[value] * 4 for value in good]]
+    assert batches_of(stager, kinds) == [[[value] * 4 for value in good]]
     for bad, message in [
         (good[:-1], f"expected {fields} fields .* got {fields - 1}"),
         ((*good, 0), f"expected {fields} fields .* got {fields + 1}"),
@@ -170,7 +217,7 @@ def test_samples_of_varying_length_are_kept_until_their_batch_is_complete(drop_l
 
     ring = Ring(2, 1)
     stager = SampleStager([data("x", [None, 1], "float64", 1)], ring, Meter(), 2, drop_last=drop_last)
-    found = stage_all(stager, reuse())
+    found = batches_of(stager, reuse())
     assert found[0] == [[[1.0], [2.0], [2.0]], [0, 1, 3]]
     assert len(found) == count
     assert ring.free == 2

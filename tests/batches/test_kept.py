@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpuloader import Ragged, SampleError, data
+from gpuloader.batches.kept import stage_whole
 from gpuloader.batches.schema import Collation, build_batch
-from gpuloader.batches.whole import stage_whole
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Pair, assert_same
 

@@ -1,7 +1,13 @@
-"""Stages ready batches of any nesting, as other loaders yield them; what is no array is handed through."""
+"""Keep objects: values of any tree come in ready, and only what is an array is staged.
+
+`stage_whole` stages the result of a ``collate_fn`` or an unbatched sample. A `NestedStager` stages the
+batches of another loader, which may differ from one another in everything. Both take a value apart by its
+tree, write its arrays into a slot, and hand everything else through as it is.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,22 +16,167 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.schema import Collation, complete, complete_apart, list_draws, room_for
-from gpuloader.batches.stream import Apart, StagedBatch, fill_slot, write_arrays
-from gpuloader.batches.tree import Branch, Leaf, Node, Tree
-from gpuloader.batches.whole import Parts, open_flat, take_apart
+from gpuloader.batches.schema import Collation
+from gpuloader.batches.staged import (
+    Apart,
+    Reserve,
+    StagedBatch,
+    complete,
+    complete_apart,
+    fill_slot,
+    list_draws,
+    room_for,
+    write_arrays,
+)
+from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value, open_flat
 from gpuloader.devices.foreign import is_on_host
 from gpuloader.devices.outputs import find_library
 from gpuloader.errors import SampleError
+from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import Array, is_stageable
-from gpuloader.fields.tensors import can_stage, is_tensor
+from gpuloader.fields.spec import Array, FeedSpec, is_stageable
+from gpuloader.fields.tensors import can_stage, is_tensor, needs_gradient
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
-# The signature of batches without nesting: one that looks like the batch before it is taken apart at once.
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A value in parts: the arrays of its array fields, several for a ragged one, and the other values."""
+
+    tree: Tree
+    arrays: list[Array]
+    levels: tuple[int, ...]
+    objects: tuple[Any, ...]
+
+
+def take_apart(tree: Tree, value: Any, convert: Callable[[int, Any], Any] | None = None) -> Parts:
+    """Return the parts of a value of this tree.
+
+    `convert` takes the number and the value of each array field, and returns what to stage.
+
+    Raises
+    ------
+    SampleError
+        The value has another tree, or an array field does not hold numbers.
+    """
+    arrays: list[Array] = []
+    levels: list[int] = []
+    objects: list[Any] = []
+    for field, (leaf, entry) in enumerate(zip(tree.leaves, tree.flatten(value), strict=True)):
+        if not leaf.is_array:
+            objects.append(entry)
+            continue
+        try:
+            found = entry if convert is None else convert(field, entry)
+            parts = (found.values, *found.row_splits) if isinstance(found, Ragged) else (found,)
+            arrays += map(as_numbers, parts)
+        except SampleError as error:
+            error.field = leaf.name
+            raise
+        levels.append(len(parts) - 1)
+    return Parts(tree, arrays, tuple(levels), tuple(objects))
+
+
+def stage_whole(value: Any, collation: Collation, number: int, reserve: Reserve) -> StagedBatch:
+    """Stage the arrays of a value; everything else stays a Python object.
+
+    With feeds, the value is a tuple or list with one entry per feed. An unbatched sample is converted to its
+    feeds; the batch of a ``collate_fn`` keeps its dtypes.
+
+    Without feeds, Python's numbers stay what they are, such as a count that a ``collate_fn`` returns along
+    with its arrays, and so do tensors that are not dense, and those that require a gradient if the collation
+    keeps it. NumPy's numbers stay in the result of a ``collate_fn``, and are arrays without dimensions in an
+    unbatched sample. Containers keep their classes, except that tuples in an unbatched sample become lists.
+
+    Raises
+    ------
+    SampleError
+        The value's fields are not those declared, or one of them does not hold numbers.
+    """
+    plain = _take_plain_apart(value, collation)
+    if plain is not None:
+        parts, layout = plain
+    else:
+        parts = _take_any_apart(value, collation)
+        layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
+    slot = reserve(layout.nbytes)
+    write_arrays(parts.arrays, slot.views(layout))
+    return StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
+
+
+def _take_any_apart(value: Any, collation: Collation) -> Parts:
+    feeds, by_user = collation.feeds, collation.function is not None
+    if feeds is None:
+        staged = _find_staged(collation)
+        return take_apart(Tree.of(value, staged=staged, may_be_empty=True, keeps_tuples=by_user), value)
+    tree = Tree.flat([feed.name for feed in feeds])
+    if collation.batched or by_user:
+        return take_apart(tree, value)
+    return take_apart(tree, value, lambda field, entry: _convert_sample(entry, feeds[field]))
+
+
+def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] | None:
+    """Return parts and layout of arrays without nesting; None for all other values."""
+    if collation.feeds is not None or (flat := open_flat(value)) is None:
+        return None
+    keys, entries = flat
+    fields = []
+    for entry in entries:
+        if type(entry) is not np.ndarray:
+            return None
+        fields.append((entry.shape, entry.dtype))
+    kind: Any = type(value)
+    known = _plan_plain(kind, keys, tuple(fields), collation.function is not None)
+    if known is None:
+        return None
+    tree, layout = known
+    return Parts(tree, [*entries], (0,) * len(fields), ()), layout
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_plain(
+    kind: Any,
+    keys: tuple[str, ...] | None,
+    fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...],
+    keeps_tuples: bool,
+) -> tuple[Tree, Layout] | None:
+    if not all(is_stageable(dtype) and dtype.isnative for _, dtype in fields):
+        return None
+    arrays = [np.empty(0, dtype) for _, dtype in fields]
+    value = kind(arrays) if keys is None else dict(zip(keys, arrays, strict=True))
+    tree = Tree.of(value, staged=is_proper_array, may_be_empty=True, keeps_tuples=keeps_tuples)
+    return tree, arrange(fields)
+
+
+def _find_staged(collation: Collation) -> Callable[[Any], bool]:
+    """Return a function that says whether a value is staged, or stays a Python object."""
+    if collation.function is None:
+        return is_proper_value
+    if not collation.keeps_gradients:
+        return is_proper_array
+    return lambda value: not needs_gradient(value) and is_proper_array(value)
+
+
+def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
+    """Return a sample's value converted to its feed: an array, or `Ragged` for a feed of lod_level 2.
+
+    As in Paddle, the samples may be whole batches, which then have the shape of the feed itself.
+    """
+    if isinstance(value, Ragged):
+        return value
+    if feed.lod_level == 2:
+        return Ragged.from_samples(value, feed.dtype, feed.sample_shape)
+    array = cast(as_numbers(value, feed.dtype), feed.dtype)
+    batch = (None, *feed.sample_shape)
+    if feed.lod_level or matches(array.shape, batch):
+        return fit(array, batch)
+    return (fit_if_alike if feed.keeps_shapes else fit)(array, feed.sample_shape)
+
+
+# Batches of other loaders. One with the signature of the batch before is taken apart without a walk.
 
 PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
@@ -35,16 +186,9 @@ PLAIN = (str, int, float, bool, type(None), bytes)
 class BatchSignature:
     """The signature of a batch that was staged: a dict, tuple or list of arrays, tensors and plain values.
 
-    Attributes
-    ----------
-    kind : type
-        The class of the batch.
-    keys : tuple of str or None
-        The keys of a dict.
-    fields : tuple of (type, numpy.dtype or None, tuple of int, bool)
-        For each entry its class, and for one that is staged its dtype, its shape, and whether it is large.
-    tree, layout, levels : Tree, Layout, tuple of int
-        What such a batch is staged with.
+    `kind` is the class of the batch, and `keys` those of a dict. `fields` has for each entry its class, and
+    for one that is staged its dtype, its shape, and whether it is large. The rest is what such a batch is
+    staged with.
     """
 
     kind: Any
@@ -58,20 +202,10 @@ class BatchSignature:
     def of(
         cls, batch: Any, staged: StagedBatch, arrays: Sequence[Array], host: Collection[str], large: int
     ) -> BatchSignature | None:
-        """Return the signature of a batch; None if batches must be looked at one by one.
+        """Return the signature of a batch that was staged without transforms; None if each must be walked.
 
-        Parameters
-        ----------
-        batch : object
-            The batch.
-        staged : StagedBatch
-            The same batch in its slot, without transforms.
-        arrays : sequence of numpy.ndarray
-            The arrays that were written there.
-        host : collection of str
-            The names of fields that are never staged.
-        large : int
-            The bytes from which on an array is large.
+        `arrays` were written into the slot, fields in `host` are never staged, and an array is large from so
+        many bytes on.
         """
         flat, tree = open_flat(batch), staged.tree
         if flat is None or tree is None or any(staged.levels):
@@ -112,8 +246,13 @@ class BatchSignature:
                 continue
             if type(entry) is not kind:
                 return None
-            array = entry if kind is np.ndarray else _as_it_lies(entry)
-            if array is None or array.dtype is not dtype or array.shape != shape:
+            array = entry
+            if kind is not np.ndarray:
+                try:
+                    array = entry.numpy()
+                except (RuntimeError, TypeError):  # its numbers are not what lies in its memory
+                    return None
+            if array.dtype is not dtype or array.shape != shape:
                 return None
             if not array.flags.c_contiguous:
                 return None
@@ -121,15 +260,6 @@ class BatchSignature:
             if is_large:
                 large.append(array)
         return arrays, tuple(objects), large
-
-
-def _as_it_lies(tensor: Any) -> Array | None:
-    """Return a tensor's memory as an array; None for a tensor that takes more than that."""
-    try:
-        array: Array = tensor.numpy()
-    except (RuntimeError, TypeError):
-        return None
-    return array
 
 
 SMALL = 32 << 10
@@ -172,19 +302,7 @@ class Intake:
 
 
 class NestedStager:
-    """Stages the batches of one pass. Batches may differ from one another in everything.
-
-    Parameters
-    ----------
-    intake : Intake
-        What happens to the parts of a batch.
-    ring : Ring
-        The source of slots.
-    meter : Meter
-        Counts where the time goes.
-    draw : Draw
-        The seed and the epoch, for transforms that draw random numbers.
-    """
+    """Stages the batches of one pass; `draw` holds seed and epoch for transforms with random numbers."""
 
     def __init__(self, intake: Intake, ring: Ring, meter: Meter, draw: Draw) -> None:
         self._intake = intake
@@ -337,7 +455,11 @@ class NestedStager:
             if not apart:
                 return complete(collation, staged, keys)
             staged.apart = tuple(
-                Apart(_as_bytes(parts.arrays[one]), _address(parts.arrays[one]), whole.fields[one].offset)
+                Apart(
+                    parts.arrays[one].reshape(-1).view(np.uint8),
+                    _address(parts.arrays[one]),
+                    whole.fields[one].offset,
+                )
                 for one in apart
             )
             staged.in_slot = inside.nbytes
@@ -417,7 +539,3 @@ def _list_names(node: Node) -> Iterator[str]:
 def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _as_bytes(array: Array) -> Any:
-    return array.reshape(-1).view(np.uint8)

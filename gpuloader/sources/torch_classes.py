@@ -1,25 +1,27 @@
-"""The samplers of `gpuloader.torch`, derived from PyTorch's samplers of the same names.
+"""The datasets and samplers of `gpuloader.torch`: PyTorch's classes, and this package's derived from them.
 
-So code that asks whether something is PyTorch's ``Sampler``, or whether a loader's sampler is PyTorch's
-``RandomSampler``, gets the answer that it expects. Outside a loader, ``torch.manual_seed`` determines the
-order of the random ones. Importing this module imports PyTorch. Where PyTorch is missing, the base classes
-are this package's.
+So code that asks whether something is PyTorch's ``Dataset`` or ``Sampler``, or whether a loader's sampler is
+PyTorch's ``RandomSampler``, gets the answer that it expects, and PyTorch's own loader reads the datasets.
+Outside a loader, ``torch.manual_seed`` determines the order of the random samplers. Importing this module
+imports PyTorch. Where PyTorch is missing, the base classes are this package's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from types import SimpleNamespace
+from typing import Any
 
-from gpuloader.order import batch_samplers as batch_sampler
 from gpuloader.order import samplers as sampler
 from gpuloader.order.randomness import GeneratorLike, draw_seed
+from gpuloader.sources import dataset
+from gpuloader.sources.dataset import MapStyle, S
 
 try:
     import torch.utils.data as theirs
-    from torch.utils.data import Sampler
+    from torch.utils.data import Dataset, IterableDataset, Sampler
 except ImportError:
-    Sampler = sampler.Sampler
+    Dataset, IterableDataset, Sampler = dataset.Dataset, dataset.IterableDataset, sampler.Sampler
     theirs = SimpleNamespace(
         SequentialSampler=Sampler,
         BatchSampler=Sampler,
@@ -27,6 +29,62 @@ except ImportError:
         WeightedRandomSampler=Sampler,
         SubsetRandomSampler=Sampler,
     )
+
+
+class _Summand:
+    """What makes ``a + b`` one of the datasets below, too."""
+
+    def __add__(self, other: MapStyle[Any]) -> ConcatDataset[Any]:
+        return ConcatDataset([self, other])  # type: ignore[list-item]  # map-style by its other base class
+
+
+class TensorDataset(_Summand, dataset.TensorDataset, Dataset[Any]):  # type: ignore[misc]
+    """A `gpuloader.TensorDataset` that is also PyTorch's ``Dataset``; parameters and errors are the same.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> TensorDataset(np.array([5, 6, 7]))[-1]
+    (np.int64(7),)
+    """
+
+
+class ConcatDataset(_Summand, dataset.ConcatDataset[S], Dataset[Any]):  # type: ignore[misc]
+    """A `gpuloader.ConcatDataset` that is also PyTorch's ``Dataset``; parameters and errors are the same.
+
+    Examples
+    --------
+    >>> ConcatDataset(["ab", "cde"])[2]
+    'c'
+    """
+
+
+class Subset(_Summand, dataset.Subset[S], Dataset[Any]):  # type: ignore[misc]
+    """A `gpuloader.Subset` that is also PyTorch's ``Dataset``; parameters and errors are the same.
+
+    Examples
+    --------
+    >>> list(Subset("abcde", [4, 0]))
+    ['e', 'a']
+    """
+
+
+class ChainDataset(dataset.ChainDataset[S], IterableDataset[Any]):  # type: ignore[misc]
+    """A `gpuloader.ChainDataset` that is also PyTorch's ``IterableDataset``.
+
+    Parameters and errors are the same.
+
+    Examples
+    --------
+    >>> class Letters(IterableDataset):
+    ...     def __iter__(self):
+    ...         return iter("ab")
+    >>> list(ChainDataset([Letters(), Letters()]))
+    ['a', 'b', 'a', 'b']
+    """
+
+    def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]  # as in PyTorch
+        return ChainDataset([self, other])
 
 
 class SequentialSampler(sampler.SequenceSampler, theirs.SequentialSampler):  # type: ignore[misc]
@@ -39,7 +97,7 @@ class SequentialSampler(sampler.SequenceSampler, theirs.SequentialSampler):  # t
     """
 
 
-class BatchSampler(batch_sampler.BatchSampler, theirs.BatchSampler):  # type: ignore[misc]
+class BatchSampler(sampler.BatchSampler, theirs.BatchSampler):  # type: ignore[misc]
     """A `gpuloader.BatchSampler` that is also PyTorch's; parameters and errors are the same.
 
     Examples

@@ -1,4 +1,4 @@
-"""Structures: a sample is flattened, and a batch is built in the same tree."""
+"""Trees: a sample is flattened, a batch is built in the same tree, and objects are put aside."""
 
 import collections
 import dataclasses
@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import Ragged, SampleError
-from gpuloader.batches.tree import Leaf, Tree, is_array, is_proper_array
+from gpuloader.batches.tree import (
+    Leaf,
+    Tree,
+    all_leaves,
+    array_leaves,
+    is_array,
+    is_proper_array,
+    object_columns,
+)
 from tests.sample_sets import Pair
 
 leaves = st.one_of(
@@ -284,3 +292,38 @@ def test_fields_of_a_dataclass_are_fields_of_a_batch_that_is_taken_apart():
     assert list(opened.flatten(sample)) == [words, "cat", 2]
     assert opened.build(["w", "x", "y"]) == {"a": Located("w", ["x", "y"])}
     assert [(leaf.name, leaf.is_array) for leaf in Tree.of(sample).leaves] == [("a", False)]
+
+
+def test_objects_are_put_aside_from_a_row_on():
+    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
+    objects = object_columns(tree, 4)
+    assert objects == {1: [None] * 4, 3: [None] * 4}
+    samples = [{"a": index, "b": (f"{index}", -index), "c": ...} for index in range(2)]
+    assert list(array_leaves(tree, iter(samples), 1, objects)) == [[0, 0], [1, -1]]
+    assert objects == {1: [None, "0", "1", None], 3: [None, ..., ..., None]}
+
+
+def test_flat_samples_of_arrays_pass_untouched():
+    samples = iter([(1, 2), (3,)])
+    assert array_leaves(Tree.of((1, 2)), samples, 0, {}) is samples
+
+
+def test_samples_of_one_value():
+    assert list(array_leaves(Tree.of(1), iter([5, 6]), 0, {})) == [(5,), (6,)]
+    objects = object_columns(Tree.of("a"), 2)
+    assert list(array_leaves(Tree.of("a"), iter("bc"), 0, objects)) == [[], []]
+    assert objects == {0: ["b", "c"]}
+
+
+def test_a_sample_of_another_form_says_which():
+    tree = Tree.of({"a": 1})
+    samples = [{"a": 1}, {"b": 1}]
+    for leaves, index in (
+        (array_leaves(tree, iter(samples), 5, {}), 6),
+        (all_leaves(tree, samples, 5), 6),
+        (all_leaves(tree, samples), 1),
+    ):
+        assert list(next(leaves)) == [1]
+        with pytest.raises(SampleError) as caught:
+            next(leaves)
+        assert caught.value.index == index

@@ -1,0 +1,352 @@
+"""Batches of a reader: one loop reads, stages, names the batch in errors, and closes the reader at the end.
+
+`stage_all` is the loop. What a reader yields decides how one batch is staged: `SampleStager` takes single
+samples, `SampleListStager` lists of samples, and `BatchStager` ready batches: arrays that share their first
+dimension. Samples are tuples with one value per field, whether the fields are declared or not; so they need
+no tree, and the reader's own exception reaches the user as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gpuloader.batches.columns import lay_out, split_columns
+from gpuloader.batches.rows import AT_ONCE, SampleRows, fill_rows
+from gpuloader.batches.staged import StagedBatch, fill_slot, write_arrays
+from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
+from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
+from gpuloader.fields.ragged import Ragged, as_ragged
+from gpuloader.fields.spec import Array, FeedSpec, describe
+from gpuloader.order.samplers import skip
+from gpuloader.sources.readers.decorators import Reader, iterate
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.ring import Ring, Slot
+from gpuloader.system.threads import this_thread
+from gpuloader.watch.stats import Meter
+
+_END = object()
+
+Stager = Callable[[Iterator[Any], int], StagedBatch | None]
+"""Reads and stages the batch of the given number; returns None at the end of the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The point of a reader's epoch at which to resume.
+
+    The user has received `batches`, of `items` each. `state` is what the reader's own ``state_dict`` returned
+    after them; with it, no item is read again.
+    """
+
+    batches: int = 0
+    items: int = 1
+    state: Any = None
+
+
+def stage_all(
+    reader: Reader, stage: Stager, reached: Reached | None = None, owner: object = None
+) -> Iterator[StagedBatch]:
+    """Yield the staged batches of one epoch of the loader `owner`; reads in the thread that iterates.
+
+    Raises
+    ------
+    SampleError
+        A value does not fit its field; the error names the batch.
+    ValueError
+        The reader is not the one that the point to resume at belongs to.
+    BaseException
+        Whatever the reader raised, with a note that names the batch.
+    """
+    reached = reached or Reached()
+    own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
+    place = _Place(owner)
+    with place:
+        if reached.state is not None:
+            check_takes_state(reader)
+            reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
+        items = iterate(reader)
+        if reached.state is None:
+            skip(items, reached.batches * reached.items, reached.items, "the reader")
+    try:
+        for number in itertools.count(reached.batches):
+            place.number = number
+            with place:
+                staged = stage(items, number)
+                if staged is not None and own_state is not None:
+                    staged.state = own_state()
+            if staged is None:
+                return
+            yield staged
+    finally:
+        close_items(items)
+
+
+def close_items(items: object) -> None:
+    """Close an iterator that can be closed, such as a generator."""
+    close = getattr(items, "close", None)
+    if callable(close):
+        close()
+
+
+def check_takes_state(reader: object) -> None:
+    """Raise `ValueError` unless a reader can load its own state."""
+    if not callable(getattr(reader, "load_state_dict", None)):
+        raise BadValue(
+            "the state holds the own state of another reader, but this reader has no load_state_dict; "
+            "resume with a reader of the same kind"
+        )
+
+
+class _Place:
+    """A context that adds the current batch's number to every exception raised within it."""
+
+    __slots__ = ("_outer", "_owner", "number")
+
+    def __init__(self, owner: object) -> None:
+        self.number = 0
+        self._owner = owner
+        self._outer: object = None
+
+    def __enter__(self) -> None:
+        self._outer, this_thread.reads_for = this_thread.reads_for, self._owner
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        this_thread.reads_for = self._outer
+        if error is None:
+            return
+        if isinstance(error, SampleError):
+            error.batch = self.number
+        elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
+            raise LoaderError(
+                f"the reader raised {describe_error(error)} while it produced batch {self.number}"
+            ) from error
+        elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
+            note_batch(error, self.number)
+
+
+# Samples, one by one or in lists.
+
+
+class SampleStager:
+    """Stages single samples, `batch_size` at a time; each is written before the next is read.
+
+    So a reader may reuse one buffer for all samples. Samples with a field of varying length are copied and
+    kept until their batch is complete, because only then is the position of each one known.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[FeedSpec] | None,
+        ring: Ring,
+        meter: Meter,
+        batch_size: int = 0,
+        *,
+        drop_last: bool = False,
+    ) -> None:
+        self._rows = SampleRows(feeds)
+        self._ring = ring
+        self._meter = meter
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._has_been_full = False
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read a batch of samples into a slot; return None at the end."""
+        begun = perf_counter_ns()
+        first = next(items, _END)
+        if first is _END:
+            return None
+        rows, size = self._rows, self._batch_size
+        rows.begin(first)
+        samples = itertools.chain((first,), itertools.islice(items, size - 1))
+        if rows.ragged:
+            kept = [copy.deepcopy(sample) for sample in samples]
+            if len(kept) < size and self._drop_last:
+                return None
+            return self._stage_ragged(kept, number, begun)
+        is_known = self._has_been_full or rows.count == size
+        gradually = not is_known and rows.layout_of(size).nbytes > AT_ONCE
+        least = size if self._drop_last else 1
+        staged, count = self._stage_dense(samples, size, least, number, begun, gradually=gradually)
+        if gradually:
+            self._has_been_full = count == size
+        return staged
+
+    def _stage_dense(
+        self,
+        samples: Iterator[Any],
+        size: int,
+        least: int,
+        number: int,
+        begun: int,
+        *,
+        gradually: bool = False,
+    ) -> tuple[StagedBatch | None, int]:
+        """Write at most `size` samples into a slot; return None if there are fewer than `least`."""
+        rows, ring = self._rows, self._ring
+        slot: Slot | None = None
+        fetched = ready = 0
+
+        def reserve(layout: Layout) -> Slot:
+            nonlocal slot, fetched, ready
+            fetched = perf_counter_ns()
+            slot = ring.acquire(layout.nbytes)
+            ready = perf_counter_ns()
+            return slot
+
+        def arranged(count: int) -> SampleRows:
+            rows.arrange(count)
+            return rows
+
+        try:
+            filled = fill_rows(arranged, samples, size, least, reserve, gradually=gradually)
+        except BaseException:
+            if slot is not None:
+                ring.release(slot)
+            raise
+        if filled is None:
+            if slot is not None:
+                ring.release(slot)
+            return None, 0
+        slot, layout, count = filled
+        self._meter.staged(begun, fetched, ready, layout.nbytes)
+        return StagedBatch(slot, layout, rows.levels, number), count
+
+    def _stage_ragged(self, samples: Sequence[Any], number: int, begun: int) -> StagedBatch:
+        """Write samples that have a field of varying length into a slot."""
+        columns = split_columns(samples, self._rows)
+        layout = lay_out(columns)
+
+        def write(views: list[Array]) -> None:
+            for view, column in zip(views, columns, strict=True):
+                column.write(view)
+
+        slot = fill_slot(write, layout, self._ring, self._meter, begun)
+        return StagedBatch(slot, layout, self._rows.levels, number)
+
+
+class SampleListStager(SampleStager):
+    """Stages the batches of a reader that yields lists of samples, such as `gpuloader.batch`."""
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read the next list and stage it; return None at the end."""
+        begun = perf_counter_ns()
+        samples = next(items, _END)
+        if samples is _END:
+            return None
+        if not isinstance(samples, list | tuple):
+            raise SampleError(f"expected a list of samples, got {type(samples).__name__}")
+        if not samples:
+            raise SampleError("expected a list of samples, got an empty one")
+        self._rows.begin(samples[0])
+        if self._rows.ragged:
+            return self._stage_ragged(samples, number, begun)
+        return self._stage_dense(iter(samples), len(samples), 0, number, begun)[0]
+
+
+# Ready batches.
+
+
+class BatchStager:
+    """Stages the batches that a batch generator yields.
+
+    Dtypes stay as they are. With feeds, every array must fit its feed's shape. Without feeds, each batch may
+    have other arrays than the one before.
+    """
+
+    def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
+        self._feeds = feeds
+        self._ring = ring
+        self._meter = meter
+        self._layout = arrange(())
+        self._levels: tuple[int, ...] = ()
+
+    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+        """Read the next item and stage it; return None at the end."""
+        begun = perf_counter_ns()
+        item: Any = next(items, _END)
+        if item is _END:
+            return None
+        arrays = item if self._is_like_last(item) else self._check(item)
+        slot = fill_slot(partial(write_arrays, arrays), self._layout, self._ring, self._meter, begun)
+        return StagedBatch(slot, self._layout, self._levels, number)
+
+    def _is_like_last(self, item: Any) -> bool:
+        fields = self._layout.fields
+        if not (type(item) is list or type(item) is tuple) or len(item) != len(fields):
+            return False
+        for value, field in zip(item, fields):  # noqa: B905 - strict= costs time
+            if type(value) is not np.ndarray or value.dtype is not field.dtype or value.shape != field.shape:
+                return False
+        return bool(fields)
+
+    def _check(self, item: Any) -> list[Array]:
+        """Return the arrays of a batch, and take its layout and its levels for the batches to come."""
+        feeds = self._feeds
+        if not isinstance(item, list | tuple):
+            hint = "; yield its values in feed_list order" if isinstance(item, dict) else ""
+            raise SampleError(f"expected a list or tuple of arrays, got {type(item).__name__}{hint}")
+        if not item:
+            raise SampleError("expected one array per field, got an empty batch")
+        if feeds is not None and len(item) != len(feeds):
+            names = ", ".join(feed.name for feed in feeds)
+            raise SampleError(f"expected {len(feeds)} fields ({names}), got {len(item)}")
+        arrays: list[Array] = []
+        levels: list[int] = []
+        counts: dict[str, int] = {}
+        for index, given in enumerate(item):
+            feed = None if feeds is None else feeds[index]
+            name = str(index) if feed is None else feed.name
+            value = as_ragged(given)
+            try:
+                pieces = self._check_value(value, feed)
+            except SampleError as error:
+                error.field = name
+                raise
+            arrays += pieces
+            levels.append(len(pieces) - 1)
+            # The steps of a ragged feed may come without their division into sequences; they say nothing
+            # about the number of samples.
+            if isinstance(value, Ragged):
+                counts[name] = len(value)
+            elif feed is None or not feed.lod_level:
+                counts[name] = len(pieces[0])
+        if len(set(counts.values())) > 1:
+            raise SampleError(f"all fields of a batch must have the same number of samples, got {counts}")
+        self._levels = tuple(levels)
+        self._layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
+        return arrays
+
+    def _check_value(self, value: Any, feed: FeedSpec | None) -> list[Array]:
+        """Return the arrays of one field: its values, and the row splits of a ragged one."""
+        if isinstance(value, Ragged):
+            pieces = [as_numbers(value.values), *map(as_numbers, value.row_splits)]
+            level = len(pieces) - 1
+            if level and feed is not None and feed.lod_level != level:
+                raise SampleError(
+                    f"expected a field of lod_level {feed.lod_level}, got level {level}; "
+                    "yield gpuloader.Ragged for a ragged feed, an array for a dense one"
+                )
+            return pieces
+        array = as_numbers(value)
+        if array.ndim == 0:
+            raise SampleError(f"expected an array with a batch dimension, got the number {array}")
+        if feed is None:
+            return [array]
+        shape = feed.sample_shape
+        try:
+            return [(fit_if_alike if feed.keeps_shapes else fit)(array, (len(array), *shape))]
+        except SampleError:
+            expected, got = describe((None, *shape)), describe(array.shape)
+            raise SampleError(f"expected shape {expected}, got {got}") from None

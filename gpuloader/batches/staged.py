@@ -1,0 +1,314 @@
+"""A batch in its slot: what is known of it, what its transforms need, and how samples are left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.batches.schema import Collation
+from gpuloader.batches.tree import Tree
+from gpuloader.errors import SampleError
+from gpuloader.fields.image_regions import Encoded
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.order import Stretch
+from gpuloader.staging.layout import Layout
+from gpuloader.staging.ring import Ring, Slot
+from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.program import Program, Spec
+
+Reserve = Callable[[int], Slot]
+"""Reserves a slot of at least the given number of bytes; called once per batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """An array of a batch that is not in the slot, because a device can copy it from where it lies.
+
+    `bytes` is the array's page-locked memory as uint8, which it keeps; `address` is where that begins, and
+    `offset` where the array lies in the device slot, in bytes.
+    """
+
+    bytes: NDArray[np.uint8]
+    address: int
+    offset: int
+
+
+@dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
+class StagedBatch:
+    """A batch in a slot; not changed once it has been handed on.
+
+    Attributes
+    ----------
+    slot : Slot
+        The slot with the batch's bytes. The holder of the batch must return the slot to the ring.
+    layout : Layout
+        Where each array lies in the slot.
+    levels : tuple of int
+        One lod_level per field; a ragged field takes 1 + lod_level arrays of the layout.
+    number : int
+        The batch's position in the epoch, from 0.
+    tree : Tree or None
+        How the fields make up the batch that the user receives; None means a tuple.
+    objects : tuple of list
+        The fields of the tree that are not arrays; each list has one value per sample.
+    state : object
+        The source's own state after this batch, if it has one.
+    apart : tuple of Apart
+        The arrays that a device copies from elsewhere.
+    in_slot : int or None
+        The bytes that it copies from the slot; None means the whole layout.
+    skipped : int
+        The number of samples left out, because their pictures cannot be decoded.
+    """
+
+    slot: Slot
+    layout: Layout
+    levels: tuple[int, ...]
+    number: int
+    tree: Tree | None = None
+    objects: tuple[Any, ...] = ()
+    state: Any = None
+    apart: tuple[Apart, ...] = ()
+    in_slot: int | None = None
+    skipped: int = 0
+
+
+def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
+    """Write arrays into as many views of a slot, which have their shapes and dtypes; others may follow.
+
+    >>> view = np.zeros(2)
+    >>> write_arrays([np.ones(2)], [view]); view
+    array([1., 1.])
+    """
+    for array, view in zip(arrays, views):  # noqa: B905 - see above
+        view[...] = array  # np.copyto takes longer for small arrays
+
+
+def fill_slot(
+    write: Callable[[list[Array]], None],
+    layout: Layout,
+    ring: Ring,
+    meter: Meter,
+    begun: int,
+    room: int | None = None,
+) -> Slot:
+    """Wait for a free slot and return it filled by `write`, which is given the slot's views.
+
+    The meter receives the times of reading, waiting and writing: `begun` is when the reader was asked for the
+    batch, in nanoseconds of `time.perf_counter_ns`. `room` is the bytes that the slot must have, if that is
+    more than the layout's.
+    """
+    fetched = perf_counter_ns()
+    slot = ring.acquire(layout.nbytes if room is None else room)
+    ready = perf_counter_ns()
+    try:
+        write(slot.views(layout))
+    except BaseException:
+        ring.release(slot)
+        raise
+    meter.staged(begun, fetched, ready, layout.nbytes)
+    return slot
+
+
+# Transforms: room for their results, their random draws, and on a CPU place their work.
+
+
+def find_program(
+    collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout, *, drawn: bool = False
+) -> Program | None:
+    """Return what the transforms do to a batch of this layout; None without transforms."""
+    if collation.programmer is None:
+        return None
+    return collation.programmer.program(tree.array_names, levels, layout, drawn=drawn)
+
+
+def room_for(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> int:
+    """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
+    program = find_program(collation, tree, levels, layout)
+    if program is None:
+        return layout.nbytes
+    return (program.room if collation.on_host else program.copied).nbytes
+
+
+def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
+    """Write the transforms' random draws for the samples with these keys; on a CPU place, run the transforms.
+
+    Raises
+    ------
+    SampleError
+        A transform does not accept its field.
+    """
+    assert staged.tree is not None
+    program = find_program(collation, staged.tree, staged.levels, staged.layout)
+    if program is None or collation.programmer is None:
+        return staged
+    arrays = staged.slot.views(program.room if collation.on_host else program.copied)
+    program.check(arrays)
+    collation.programmer.fill_draws(program, arrays, keys)
+    if collation.on_host:
+        program.run_on_host(arrays)
+        staged.layout, staged.levels = program.delivered, program.levels
+    else:
+        staged.layout = program.copied
+    return staged
+
+
+def list_draws(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> tuple[Spec, ...]:
+    """Return the shapes and dtypes of the random draws that are copied with a batch of this layout."""
+    program = find_program(collation, tree, levels, layout)
+    drawn = () if program is None else program.copied.fields[len(layout.fields) :]
+    return tuple((one.shape, one.dtype) for one in drawn)
+
+
+def complete_apart(
+    collation: Collation, staged: StagedBatch, arrays: list[Array], keys: Indices
+) -> StagedBatch:
+    """Write the transforms' random draws for a batch of which a device copies some arrays from elsewhere.
+
+    The arrays are the batch's, wherever they lie, and those of `list_draws`; raises like `complete`.
+    """
+    assert staged.tree is not None
+    program = find_program(collation, staged.tree, staged.levels, staged.layout, drawn=True)
+    if program is not None and collation.programmer is not None:
+        program.check(arrays)
+        collation.programmer.fill_draws(program, arrays, keys)
+    return staged
+
+
+# Samples that are left out: while a batch is written, and after it was staged.
+
+
+class Gaps:
+    """The samples left out of one batch of `size` samples; the others of a part lie at its beginning.
+
+    Each part may be written by another thread, so a part closes its own gaps, and `close_up` those between
+    the parts.
+
+    >>> gaps = Gaps(6)
+    >>> gaps.begin(0, 3).append(1), gaps.begin(3, 6).append(5)
+    (None, None)
+    >>> gaps.keys("abcdef"), gaps.close_up(["a", "c", None, "d", "e", None])
+    (['a', 'c', 'd', 'e'], ['a', 'c', 'd', 'e'])
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._parts: dict[int, tuple[int, list[int]]] = {}
+
+    def begin(self, start: int, stop: int) -> list[int]:
+        """Return the list for the positions that are left out of a part."""
+        bad: list[int] = []
+        self._parts[start] = stop, bad
+        return bad
+
+    @property
+    def count(self) -> int:
+        """The number of samples left out."""
+        return sum(len(bad) for _, bad in self._parts.values())
+
+    @property
+    def left(self) -> int:
+        """The number of samples that the batch has."""
+        return self._size - self.count
+
+    def check(self) -> None:
+        """Raise `SampleError` if no sample is left."""
+        _refuse_empty(self.left, self._size)
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """Leave out further samples, given their numbers among those that are left."""
+        left = self.keys(range(self._size))
+        for position in [left[row] for row in rows]:
+            start = max(start for start in self._parts if start <= position)
+            self._parts[start][1].append(position)
+
+    def keys(self, indices: Sequence[Any]) -> list[Any]:
+        """Return the indices of the samples that are left."""
+        bad = {position for _, part in self._parts.values() for position in part}
+        return [index for position, index in enumerate(indices) if position not in bad]
+
+    def close_up(self, rows: Any) -> Any:
+        """Return the rows that are left, one behind the other; those of an array move within it."""
+        taken = [
+            row for start, (stop, bad) in sorted(self._parts.items()) for row in range(start, stop - len(bad))
+        ]
+        if not isinstance(rows, np.ndarray):
+            return [rows[row] for row in taken]
+        for to, row in enumerate(taken):
+            if to != row:
+                rows[to] = rows[row]
+        return rows
+
+    def locate(self, error: SampleError) -> None:
+        """Make the position of a sample from the row that an error names."""
+        if error.index is None or error.dataset_index is not None:
+            return
+        row = error.index
+        start = max(start for start in self._parts if start <= row)
+        stop, bad = self._parts[start]
+        good = [position for position in range(start, stop) if position not in bad]
+        error.index = good[row - start] if row - start < len(good) else row
+
+
+def _refuse_empty(left: int, size: int) -> None:
+    if not left:
+        raise SampleError(
+            f"none of the batch's {size} samples can be decoded, so on_bad='skip' leaves nothing; "
+            "check the files, or use larger batches"
+        )
+
+
+def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
+    """Leave the samples at these positions out of a batch of `count`: its rows move up within the slot.
+
+    The bytes of `Encoded` pictures stay where they are; only their pixels are counted again. Random numbers
+    that were drawn once for the whole batch stay the same.
+
+    Raises
+    ------
+    SampleError
+        No sample is left.
+    """
+    fields = list(staged.layout.fields)
+    views: list[Array] = staged.slot.views(staged.layout)
+    rows = np.array([row for row in range(count) if row not in bad], np.int64)
+    _refuse_empty(len(rows), count)
+    changed: list[Array | None] = []
+    first = 0
+    for level in staged.levels:
+        arrays = views[first : first + 1 + level]
+        first += 1 + level
+        changed += _take_encoded(arrays, rows) if level == Encoded.level else _take_ragged(arrays, rows)
+    changed += [view[rows] for view in views[first:]]  # random draws
+    for number, (view, array) in enumerate(zip(views, changed, strict=True)):
+        if array is not None:
+            fields[number] = replace(fields[number], shape=array.shape)
+            view.reshape(-1)[: array.size] = array.reshape(-1)
+    staged.layout = Layout(tuple(fields), staged.layout.nbytes, staged.layout.turned)
+    staged.objects = tuple([column[row] for row in rows.tolist()] for column in staged.objects)
+    staged.skipped += len(bad)
+
+
+def _take_encoded(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:
+    _, splits, geometry, room = arrays
+    counts = np.diff(splits)[rows]
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return [None, ends, geometry[rows], np.empty((int(ends[-1]), *room.shape[1:]), room.dtype)]
+
+
+def _take_ragged(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:
+    """Return some rows of a dense field, or of one of sequences."""
+    values, *levels = arrays
+    taken: list[Array | None] = []
+    for splits in levels:
+        parts = [np.arange(splits[row], splits[row + 1], dtype=np.int64) for row in rows.tolist()]
+        taken.append(np.cumsum([0, *map(len, parts)], dtype=np.int64))
+        rows = np.concatenate(parts) if parts else rows[:0]
+    return [values[rows], *taken]
