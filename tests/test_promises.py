@@ -152,7 +152,7 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     if bound:
         loader = DataLoader.from_generator(capacity=2, return_list=True, drop_last=False)
         loader.set_batch_generator(lambda: ([expected(n)[None]] for n in range(count)), places=where)
-        loader._pace, loading = Erratic().decide_by(drawn), loader
+        loader._policy, loading = Erratic().decide_by(drawn), loader
     else:
         loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
         loading = loader._loading

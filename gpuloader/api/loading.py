@@ -1,4 +1,4 @@
-"""What happens inside a `DataLoader`: the fetch, the road and the cache of its epochs."""
+"""What happens inside a `DataLoader`: the fetch, the buffers and the cache of its epochs."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ class PrefetchedLoader(Measured):
             _settle_weakly(weakref.ref(self)),
             None if delivery.has_host else delivery.devices[0].is_page_locked,
         )
-        self._pace = ReadAheadPolicy(bound=True)
+        self._policy = ReadAheadPolicy(bound=True)
         self._meter = Meter()
         self._token = object()
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
@@ -422,8 +422,8 @@ class PrefetchedLoader(Measured):
         fetch: Fetch = InlineFetch(batches)
         if self._ahead:
             # What a loader announces while it is read must not be seen before `next` returns.
-            pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._pace
-            fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
+            policy = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._policy
+            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
         epoch = Epoch(
             buffers,
             fetch,
@@ -450,10 +450,10 @@ class PrefetchedLoader(Measured):
         end_epoch(progress, partial(find_spent_batches, self._batches, drops=self._delivery.drop_last))
 
     def _configuration(self) -> Configuration:
-        pace = self._pace if self._ahead else None
-        threads = int(pace is not None and pace.threaded)
+        policy = self._policy if self._ahead else None
+        threads = int(policy is not None and policy.threaded)
         places = len(self._delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=policy)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.

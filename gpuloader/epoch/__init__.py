@@ -2,5 +2,5 @@
 
 In: staged batches from a `fetch.base.Fetch`, and the slots they lie in.
 Out: steps, each with one batch per place, as a list of arrays that hold a lease on the batch's memory.
-Callers: `loader`, which runs one pipeline per epoch in the consumer's thread.
+Callers: `api`, which opens one epoch after another in the consumer's thread.
 """

@@ -428,8 +428,9 @@ class Epoch:
         finally:
             if nvtx is not None:
                 pop_range(nvtx)
-        if self.kernels is not None:
-            self._finish_kernels()
+        if self.kernels is not None:  # the first step has launched what is to be launched
+            self.kernels.finish()
+            self.kernels = None
         self._handed = handed = perf_counter_ns()
         waited = self._waited
         meter.steps += 1
@@ -477,7 +478,9 @@ class Epoch:
         if self._flying:
             for lane, batch in zip(self._lanes, self._flying[0]):  # noqa: B905 - as above
                 lane.settle(batch)
-        self._finish_kernels()
+        if self.kernels is not None:
+            self.kernels.finish()
+            self.kernels = None
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
@@ -570,12 +573,6 @@ class Epoch:
                 return error
         return None
 
-    def _finish_kernels(self) -> None:
-        """Compile nothing more ahead, because the first step has been delivered, or never will be."""
-        kernels, self.kernels = self.kernels, None
-        if kernels is not None:
-            kernels.finish()
-
     def close(self) -> None:
         """Stop fetching, wait for copies, and leave the buffers; may be called again if it was cut short."""
         self.is_running = False
@@ -585,23 +582,23 @@ class Epoch:
             self._begun = None
         self._is_whole = self.fetch.close()  # calls no device
         self._drop_group()
-        if self._copying_lanes and self._is_captured():
-            postponed.append(self)  # waiting for the copies would end the user's capture
-        else:
-            self._finish()
+        self.finish()
 
-    def _is_captured(self) -> bool:
+    def finish(self) -> None:
+        """Wait for copies in progress, take every slot back, and leave the buffers if they are whole.
+
+        If this thread captures a graph, that is postponed: waiting for a copy would end the capture.
+        """
         with contextlib.suppress(LoaderError):  # the device has failed, as waiting for its copies will say
-            return self._find_capture() is not None
-        return False
-
-    def _finish(self) -> None:
-        """Wait for copies in progress, take every slot back, and leave the buffers if they are whole."""
+            if self._copying_lanes and self._find_capture() is not None:
+                postponed.append(self)
+                return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
         while self._flying:
             self._discard(self._flying.popleft())
-        self._finish_kernels()
+        if self.kernels is not None:
+            self.kernels.finish()
         for lane in self._lanes:
             lane.close()
         self._drain()
@@ -617,11 +614,7 @@ def finish_postponed() -> None:
     """Wait for the copies of epochs that were closed where waiting would have ended a capture."""
     for _ in range(len(postponed)):
         with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
-            epoch = postponed.popleft()
-            if epoch._is_captured():
-                postponed.append(epoch)
-            else:
-                epoch._finish()
+            postponed.popleft().finish()
 
 
 # Compiling what the first batches of a loader will launch, while they are still being fetched.

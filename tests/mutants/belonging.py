@@ -25,11 +25,11 @@ MORE: dict[str, str] = {
     "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/transforms",
     "batches/tree.py": "api/forms batches/schema",
     "devices/outputs.py": "devices/interop",
-    "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
-    "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",
-    "epoch/epoch.py": "epoch/steps epoch/closing epoch/kernels_ahead epoch/lane epoch/split "
+    "epoch/delivery.py": "epoch/lane epoch/device_slots api/numa api/options epoch/split devices/cuda",
+    "epoch/device_slots.py": "epoch/lane epoch/epoch devices/cuda promises",
+    "epoch/epoch.py": "epoch/lane epoch/split "
     "kernels/on_streams api/iteration api/warm_up devices/cuda promises watch/stats watch/autotuner",
-    "epoch/lane.py": "watch/stats watch/tracing epoch/steps devices/cuda "
+    "epoch/lane.py": "watch/stats watch/tracing epoch/epoch devices/cuda "
     "devices/cuda_programs promises epoch/split",
     "epoch/sending.py": "epoch/cache api/feeder devices/cuda devices/cuda_programs promises",
     "errors.py": "system/installing",
@@ -45,13 +45,13 @@ MORE: dict[str, str] = {
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths fetch/starting",
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
-    "fetch/threads.py": "epoch/closing api/rank_streams fetch/timeouts fetch/leaving "
+    "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
     "fields/spec.py": "fields/declaring",
     "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
     "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
-    "order/bucket_sampler epoch/static torch/ranks sources/mix torch/mixing",
+    "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
     "order/mixed.py": "order/interleave sources/mix",
     "order/order.py": "order/stretch order/permutation order/sampler",
     "order/permutation.py": "order/order",
@@ -70,9 +70,9 @@ MORE: dict[str, str] = {
     "sources/images/resampling.py": "sources/images/compiling",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
-    "staging/ring.py": "staging/lease",
-    "system/processes.py": "fetch/starting fetch/leaving sources/readers/processes system/interrupts",
-    "system/threads.py": "fetch/starting",
+    "system/cores.py": "system/control_group system/numa",
+    "system/finalizers.py": "system/living",
+    "system/interrupts.py": "system/exiting",
     "transforms/erasing.py": "transforms/mixing",
     "transforms/image_staging.py": "transforms/staging",
     "transforms/image_transforms.py": "transforms/resizing",
