@@ -27,7 +27,7 @@ from gpuloader.devices.places import Place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, EpochBuffers, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.base import Fetch
+from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds

@@ -34,7 +34,7 @@ from gpuloader.epoch.epoch import (
 )
 from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
-from gpuloader.fetch.base import EpochRequest, WorkerOptions, check_worker_init
+from gpuloader.fetch.contract import EpochRequest, WorkerOptions, check_worker_init
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec

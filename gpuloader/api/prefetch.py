@@ -32,7 +32,7 @@ from gpuloader.epoch.epoch import (
     take_buffers,
 )
 from gpuloader.errors import BadType
-from gpuloader.fetch.base import Fetch
+from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw

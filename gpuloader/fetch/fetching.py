@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuloader.batches.gathering import Gatherer, tree_of
 from gpuloader.batches.items import ItemState, ItemStream, Reading, ShareStream
 from gpuloader.checks import THREAD
-from gpuloader.fetch.base import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOptions, WorkerSetup
+from gpuloader.fetch.contract import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
 from gpuloader.fetch.threads import PART_NBYTES, Threads, ThreadStreams, ThreadWorkers

@@ -32,7 +32,7 @@ from typing import NoReturn
 
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed
-from gpuloader.fetch.base import CLOSING_TIME, EpochRequest, interrupted
+from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot

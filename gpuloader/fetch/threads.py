@@ -15,7 +15,7 @@ from gpuloader.batches.gathering import Gatherer, Gathering
 from gpuloader.batches.items import ItemStream, ShareStream
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, SampleError
-from gpuloader.fetch.base import (
+from gpuloader.fetch.contract import (
     CLOSING_TIME,
     EpochRequest,
     WorkerSetup,

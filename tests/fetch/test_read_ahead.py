@@ -18,7 +18,7 @@ from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import read_ahead
 from gpuloader.fetch import read_ahead as relay
-from gpuloader.fetch.base import EpochRequest
+from gpuloader.fetch.contract import EpochRequest
 from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
 from gpuloader.order.randomness import current_draw
 from gpuloader.staging.ring import Ring

@@ -35,7 +35,7 @@ MORE: dict[str, str] = {
     "errors.py": "system/installing",
     "fetch/fetching.py": "fetch/threads fetch/read_ahead api/numa api/state api/late_ranks "
     "api/attributes api/options watch/autotuner",
-    "fetch/base.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
+    "fetch/contract.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
     "api/dataset_loader api/endings",
     "fetch/processes/fork_server.py": "fetch/processes/deaths fetch/starting",
     "fetch/processes/messages.py": "fetch/processes/objects fetch/processes/failures",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError
-from gpuloader.fetch.base import WorkerSetup, as_failure
+from gpuloader.fetch.contract import WorkerSetup, as_failure
 from gpuloader.fetch.processes.messages import (
     NO_BATCH,
     NO_ROW,

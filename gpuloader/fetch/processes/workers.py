@@ -24,7 +24,7 @@ import numpy as np
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError
-from gpuloader.fetch.base import (
+from gpuloader.fetch.contract import (
     DEFAULT_METHOD,
     EpochRequest,
     WorkerOptions,
