@@ -214,7 +214,7 @@ def test_make_installs_the_extras_that_the_driver_needs(tmp_path, version, demo,
     else:  # an empty name hides a real driver
         (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-    command = ["make", "-n", "-W", "pyproject.toml", "demo", "test"]
+    command = ["make", "-n", "-W", "pyproject.toml", f"PYTHON={sys.executable}", "demo", "test"]
     shown = run(*command, cwd=ROOT, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert [line.split("'")[1] for line in shown.splitlines() if "pip install" in line] == [
         f".[{demo}]",
