@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.measure import Candidate, Result, interleave
 from gpuloader import DataLoader
-from gpuloader.batch.rows import SampleRows
+from gpuloader.batches.rows import SampleRows
 from gpuloader.staging.ring import Ring
 
 SIZE, WIDTH, BATCHES = 32, 784, 400

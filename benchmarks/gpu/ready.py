@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from gpuloader import CUDAPlace
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, build_buffers
 from gpuloader.errors import QueueClosed

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpuloader.batch.columns import lay_out, split_columns
-from gpuloader.batch.rows import SampleRows
+from gpuloader.batches.columns import lay_out, split_columns
+from gpuloader.batches.rows import SampleRows
 from gpuloader.checks import check_count
 from gpuloader.devices.opening import cuda_places, open_device
 from gpuloader.devices.places import (

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol, Self, runtime_checkable
 
 from gpuloader.api.state import Cursor, Progress, end_epoch, find_spent_reader, read_state
-from gpuloader.batch.reader_batches import BatchStager, SampleListStager, SampleStager
-from gpuloader.batch.stream import Reached, StagedBatch, check_takes_state, stage_all
+from gpuloader.batches.reader_batches import BatchStager, SampleListStager, SampleStager
+from gpuloader.batches.stream import Reached, StagedBatch, check_takes_state, stage_all
 from gpuloader.checks import THREAD, check_count, check_flags, check_read_ahead
 from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.outputs import check_output

@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from gpuloader.api.state import Progress, end_epoch, find_spent
-from gpuloader.batch.gathering import Gatherer, RowStager
-from gpuloader.batch.items import ItemState, Reading
-from gpuloader.batch.schema import Collation, build_batch
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.gathering import Gatherer, RowStager
+from gpuloader.batches.items import ItemState, Reading
+from gpuloader.batches.schema import Collation, build_batch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Autotuner, Epoch, EpochBuffers, Resizable, build_buffers, take_buffers
@@ -150,9 +150,9 @@ class Presenter:
         batches: list[Any] = []
         for staged, arrays in step:
             progress.received(staged)
-            assert staged.structure is not None
+            assert staged.tree is not None
             mask = arrays.pop() if masked else None
-            batch = build_batch(staged.structure, staged.levels, arrays, staged.objects)
+            batch = build_batch(staged.tree, staged.levels, arrays, staged.objects)
             if self.feeds is not None:
                 batch = {feed.name: field for feed, field in zip(self.feeds, batch, strict=True)}
             if masked:
@@ -164,14 +164,14 @@ class Presenter:
 def _check_alike(parts: Sequence[StagedBatch]) -> None:
     """Raise `SampleError` unless the parts of a batch have the same fields, shapes and dtypes."""
     first, *others = parts
-    assert first.structure is not None
+    assert first.tree is not None
     for part in others:
-        assert part.structure is not None
+        assert part.tree is not None
         if part.layout is first.layout:
             continue
-        if part.structure != first.structure:
-            raise _unlike(part, first.structure.describe(), part.structure.describe())
-        names = first.structure.array_names
+        if part.tree != first.tree:
+            raise _unlike(part, first.tree.describe(), part.tree.describe())
+        names = first.tree.array_names
         for name, one, other in zip(names, first.layout.fields, part.layout.fields, strict=True):
             if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
                 expected, got = (describe_field(each.shape[1:], each.dtype) for each in (one, other))
@@ -512,19 +512,19 @@ class Loading:
         """
         collation, workers = self._collation, self.workers
         if not resident or self._delivery.has_host:
-            gatherer = Gatherer(source.arrays, source.rows, collation, source.structure)
+            gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
             source = source.compact()
             transforms = self._transforms
             there, self._promised = self._promised or Resident(self._delivery.devices, transforms), None
-            Gatherer(source.arrays, None, collation, source.structure).check_all()
+            Gatherer(source.arrays, None, collation, source.tree).check_all()
             there.bring(source)
             self._resident = there
             native = collation.programmer is not None and collation.programmer.native
             programmer = Programmer(transforms, source.gathers(), native=native)
             collation = replace(collation, programmer=programmer)
             outline = source.outline()  # holds one row of each array, so that the host's can be freed
-            gatherer = RowStager(outline.arrays, None, collation, outline.structure)
+            gatherer = RowStager(outline.arrays, None, collation, outline.tree)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
         self._fetching = self._make_fetching(collation, workers, gatherer)
         self._climb = self._fetching.climb(self._delivery.prefetch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloader.api.state import OF_DATASETS
-from gpuloader.batch.schema import Collation, check_fill
+from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO, check_count, check_word
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import check_output
@@ -31,7 +31,7 @@ from gpuloader.system.rereading import refuse_read
 from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
-    from gpuloader.batch.image_samples import PictureStage
+    from gpuloader.batches.image_samples import PictureStage
 
 
 # The options of a loader that are about pictures: which transforms are done to each, and who decodes.
@@ -54,7 +54,7 @@ def find_stage(
     if not (pictures or decode or holds_pictures(dataset)):
         return None
     # Imported late, because only loaders of pictures need it.
-    from gpuloader.batch.image_samples import PictureStage
+    from gpuloader.batches.image_samples import PictureStage
     from gpuloader.sources.images.decoding import load_pillow
 
     load_pillow()

@@ -13,9 +13,9 @@ import numpy as np
 
 from gpuloader.api.options import check_collation, check_seed, check_transform_places, check_transforms
 from gpuloader.api.state import OF_BATCHES, Cursor, Progress, end_epoch, find_spent_batches, read_state
-from gpuloader.batch.schema import build_batch
-from gpuloader.batch.stream import Reached, StagedBatch, close_items, stage_all
-from gpuloader.batch.wrapped import Intake, NestedStager
+from gpuloader.batches.schema import build_batch
+from gpuloader.batches.stream import Reached, StagedBatch, close_items, stage_all
+from gpuloader.batches.wrapped import Intake, NestedStager
 from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput, check_output
@@ -434,8 +434,8 @@ class PrefetchedLoader(Measured):
         for staged, arrays in step:
             source.delivered(staged)
             progress.received(staged)
-            assert staged.structure is not None
-            batches.append(build_batch(staged.structure, staged.levels, arrays, staged.objects))
+            assert staged.tree is not None
+            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
         return batches[0] if len(self._delivery.devices) == 1 else batches
 
     def _end(self, progress: Progress, source: PrefetchedSource) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gpuloader.batch.items import ItemState
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.items import ItemState
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching, find_classes
 from gpuloader.order.samplers import Sampler

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batch.gathering import structure_of
-from gpuloader.batch.tree import Tree
+from gpuloader.batches.gathering import tree_of
+from gpuloader.batches.tree import Tree
 from gpuloader.checks import check_word
 from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.epoch.lane import Lane
@@ -45,13 +45,13 @@ class ArraySource:
         One array per field, with the samples along the first axis.
     rows : Rows or None
         The row of each sample in the arrays; None if sample i is row i.
-    structure : Structure
+    tree : Tree
         How the fields make up a sample.
     """
 
     arrays: tuple[Array, ...]
     rows: IndexedRows | None
-    structure: Tree
+    tree: Tree
 
     @classmethod
     def of(cls, dataset: object) -> ArraySource | None:
@@ -59,20 +59,20 @@ class ArraySource:
         found = array_source(dataset)
         if found is None:
             return None
-        return cls(found.arrays, found.rows, structure_of(found))
+        return cls(found.arrays, found.rows, tree_of(found))
 
     def compact(self) -> ArraySource:
         """Return a source whose arrays hold its samples and nothing else."""
         if self.rows is None:
             return self
         rows = self.rows[:]
-        return ArraySource(tuple(array[rows] for array in self.arrays), None, self.structure)
+        return ArraySource(tuple(array[rows] for array in self.arrays), None, self.tree)
 
     def outline(self) -> ArraySource:
         """Return a source with the same shapes and dtypes but no data: each array stores one row of zeros."""
         rows = [np.zeros((1, *array.shape[1:]), array.dtype) for array in self.arrays]
         arrays = [np.broadcast_to(row, array.shape) for row, array in zip(rows, self.arrays, strict=True)]
-        return ArraySource(tuple(arrays), self.rows, self.structure)
+        return ArraySource(tuple(arrays), self.rows, self.tree)
 
     def gathers(self, resident: Sequence[Any] | None = None) -> list[GatherRows]:
         """Return operations that gather rows of the arrays, or of their device copies in `resident`."""
@@ -119,35 +119,35 @@ def materialise(
     StagingMemoryError
         The arrays need more memory than the host has; the message gives both numbers.
     SampleError
-        A sample has another structure, or a field of another shape or dtype, than the first one.
+        A sample has another tree, or a field of another shape or dtype, than the first one.
     LoaderError
         A sample has a field that is not an array, or the dataset is empty.
     """
     arrays: list[Array] = []
-    structure: Tree | None = None
+    tree: Tree | None = None
     filled = 0
     for batch in _advise(batches):
-        if structure is None:
-            structure = Tree.of(batch)
-            if others := [leaf.name for leaf in structure.leaves if not leaf.is_array]:
+        if tree is None:
+            tree = Tree.of(batch)
+            if others := [leaf.name for leaf in tree.leaves if not leaf.is_array]:
                 # In a batch such a field is a list with one entry per sample.
                 names = list(dict.fromkeys(name.rpartition(".")[0] for name in others))
                 raise LoaderError(
                     f"the dataset has fields that are not arrays and cannot be cached: {names}; leave them "
                     "out of the samples, or leave cache out"
                 )
-            specs = [((count, *part.shape[1:]), part.dtype) for part in structure.flatten(batch)]
+            specs = [((count, *part.shape[1:]), part.dtype) for part in tree.flatten(batch)]
             if reserve is not None:
                 reserve(specs)
             arrays = _make_room(specs, count)
-        parts = _check_alike(structure, arrays, batch, filled)
+        parts = _check_alike(tree, arrays, batch, filled)
         size = len(parts[0])
         for array, part in zip(arrays, parts, strict=True):
             array[filled : filled + size] = part
         filled += size
-    if structure is None:
+    if tree is None:
         raise LoaderError("the dataset is empty: there is nothing to cache")
-    return ArraySource(tuple(arrays), None, structure)
+    return ArraySource(tuple(arrays), None, tree)
 
 
 def _advise(batches: Iterable[Any]) -> Iterator[Any]:
@@ -159,16 +159,16 @@ def _advise(batches: Iterable[Any]) -> Iterator[Any]:
         raise
 
 
-def _check_alike(structure: Tree, arrays: Sequence[Array], batch: Any, filled: int) -> Sequence[Any]:
+def _check_alike(tree: Tree, arrays: Sequence[Array], batch: Any, filled: int) -> Sequence[Any]:
     """Return the fields of a batch whose samples have the form of the `filled` samples before them."""
     found = Tree.of(batch)
-    if found != structure:
+    if found != tree:
         raise SampleError(
-            f"expected {structure.describe()} as in sample 0, got {found.describe()}; {_ONE_FORM}",
+            f"expected {tree.describe()} as in sample 0, got {found.describe()}; {_ONE_FORM}",
             dataset_index=filled,
         )
-    parts = structure.flatten(batch)
-    for leaf, array, part in zip(structure.leaves, arrays, parts, strict=True):
+    parts = tree.flatten(batch)
+    for leaf, array, part in zip(tree.leaves, arrays, parts, strict=True):
         if array.dtype != part.dtype or array.shape[1:] != part.shape[1:]:
             expected, got = (describe_field(one.shape[1:], one.dtype) for one in (array, part))
             raise SampleError(
@@ -293,7 +293,7 @@ class Resident:
         """Return the order whose consecutive positions make up the plan's batches, if devices can compute it.
 
         >>> resident = Resident([], [])
-        >>> resident.bring(ArraySource((np.zeros(9),), None, Structure.flat(["0"])))
+        >>> resident.bring(ArraySource((np.zeros(9),), None, Tree.flat(["0"])))
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """

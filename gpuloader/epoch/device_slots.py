@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
@@ -331,7 +331,7 @@ class StaticSlot:
 
     def _check(self, staged: StagedBatch) -> None:
         fields = staged.layout.fields
-        names = None if staged.structure is None else staged.structure.array_names
+        names = None if staged.tree is None else staged.tree.array_names
         if len(fields) != len(self._layout.fields):
             raise _unlike(staged, f"{len(self._layout.fields)} arrays", f"{len(fields)} arrays")
         for number, (first, field) in enumerate(zip(self._layout.fields, fields, strict=True)):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batch.left_out import leave_out
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.left_out import leave_out
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePicture, Stream
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.fields.image_regions import Code, read_codes

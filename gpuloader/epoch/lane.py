@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.outputs import NativeOutput, Output, find_capture
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
@@ -478,9 +478,9 @@ class Lane:
         landing.staged.layout, landing.staged.levels = program.delivered, program.levels
 
     def _program(self, staged: StagedBatch) -> Program | None:
-        if self.programmer is None or staged.structure is None:
+        if self.programmer is None or staged.tree is None:
             return None
-        names = staged.structure.array_names
+        names = staged.tree.array_names
         return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
     def deliver(self, landing: InFlightBatch) -> list[Any]:

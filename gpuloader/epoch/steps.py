@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.lane import InFlightBatch, Lane, Mask
 from gpuloader.errors import LoaderError, QueueClosed, SampleError

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.batch.gathering import Gatherer, structure_of
-from gpuloader.batch.items import ItemState, ItemStream, Reading, ShareStream
+from gpuloader.batches.gathering import Gatherer, tree_of
+from gpuloader.batches.items import ItemState, ItemStream, Reading, ShareStream
 from gpuloader.checks import AUTO, THREAD, check_count, check_flags, check_read_ahead, check_word
 from gpuloader.errors import BadValue
 from gpuloader.fetch.inline import Fetch, InlineFetch, stage_inline
@@ -299,7 +299,7 @@ class Fetching:
         source = array_source(self._reading.dataset) if plain else None
         if source is None:
             return None
-        return Gatherer(source.arrays, source.rows, collation, structure_of(source))
+        return Gatherer(source.arrays, source.rows, collation, tree_of(source))
 
     def _renew_assembler(self) -> None:
         self._assembler = self._reading.make_assembler()

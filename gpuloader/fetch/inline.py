@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuloader.batch.assembly import Reserve
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.assembly import Reserve
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NoReturn
 
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed
 from gpuloader.fetch.inline import interrupted
 from gpuloader.staging.ring import Ring

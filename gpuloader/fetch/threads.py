@@ -12,11 +12,11 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
 from typing import Any
 
-from gpuloader.batch.assembly import Assembler, Assembly
-from gpuloader.batch.blocks import BlockAssembly
-from gpuloader.batch.gathering import Gatherer, Gathering
-from gpuloader.batch.items import ItemStream, ShareStream
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.assembly import Assembler, Assembly
+from gpuloader.batches.blocks import BlockAssembly
+from gpuloader.batches.gathering import Gatherer, Gathering
+from gpuloader.batches.items import ItemStream, ShareStream
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import LoaderError, SampleError, WorkerTimeout
 from gpuloader.fetch.inline import as_failure, plain_indices, set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver

@@ -70,7 +70,7 @@ class HillClimb:
 
     Examples
     --------
-    >>> climb = Climb(Setting(1, 2, 1), most_workers=8)
+    >>> climb = HillClimb(Setting(1, 2, 1), most_workers=8)
     >>> for rate in (100.0, 200.0, 390.0, 395.0):
     ...     climb.measured(rate, waiting=0.5)
     >>> climb.settled, climb.setting.workers

@@ -380,9 +380,9 @@ def _switch(configuration: Configuration) -> str:
 def describe_pace(pace: ReadAheadPolicy) -> str:
     """Tell how batches are read ahead without workers, and why.
 
-    >>> describe_pace(Pace(read=12_000, step=30_000))
+    >>> describe_pace(ReadAheadPolicy(read=12_000, step=30_000))
     "Batches are read in your loop's thread: reading takes 12 µs and your step 30 µs, too little to hide."
-    >>> print(describe_pace(Pace(read=1_000_000, step=1_000_000)).partition(", and ")[2])
+    >>> print(describe_pace(ReadAheadPolicy(read=1_000_000, step=1_000_000)).partition(", and ")[2])
     a thread hid nothing of it, as with Python code on both sides.
     """
     if pace.fixed:

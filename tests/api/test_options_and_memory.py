@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryError
-from gpuloader.batch import items
-from gpuloader.batch import reader_batches as samples
-from gpuloader.batch import varying as gradual
+from gpuloader.batches import items
+from gpuloader.batches import reader_batches as samples
+from gpuloader.batches import varying as gradual
 from gpuloader.fetch.processes.fork_server import prepare_server
 from gpuloader.testing import simulated_places
 from tests.ahead import Ahead

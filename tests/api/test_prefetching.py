@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import gpuloader
 from gpuloader import DataLoader, LoaderError, PlaceError, Ragged, ReaderError, SampleError
-from gpuloader.batch import wrapped as nested
+from gpuloader.batches import wrapped as nested
 from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, StepReader, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip, Resize
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy

@@ -8,8 +8,8 @@ import pytest
 
 from gpuloader import DataLoader, SampleError, sample_rng
 from gpuloader.api.state import Cursor, Progress, read_state
-from gpuloader.batch.items import ItemState
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.items import ItemState
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.testing import simulated_places
 from tests.sample_sets import (
     INLINE,

@@ -95,7 +95,7 @@ def test_the_readers_serve_the_reader_decorators():
 
 
 def test_importing_the_package_reads_no_digits():
-    code = "import gpuloader, sys; print('gpuloader.sources.mnist.mnist' in sys.modules)"
+    code = "import gpuloader, sys; print('gpuloader.sources.mnist.digits' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

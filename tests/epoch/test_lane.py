@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuloader import CUDAPlace, LoaderError
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.opening import open_device
 from gpuloader.epoch.lane import Lane
 from gpuloader.staging.layout import arrange

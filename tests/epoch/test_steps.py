@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import LoaderError
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.devices.host import HostDevice
 from gpuloader.epoch.lane import Lane, count_slots
 from gpuloader.epoch.steps import Pipeline

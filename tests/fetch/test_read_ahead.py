@@ -291,7 +291,7 @@ def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
 
 
 def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
-    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, pace.Pace(), bound=False)
+    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, pace.ReadAheadPolicy(), bound=False)
 
     class Late(deque):
         """Batches of a thread that brings the last one, and ends, just after the consumer has found none."""

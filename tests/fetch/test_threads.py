@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
-from gpuloader.batch.assembly import Assembler
-from gpuloader.batch.schema import Collation
+from gpuloader.batches.assembly import Assembler
+from gpuloader.batches.schema import Collation
 from gpuloader.fetch import threads as crew
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.threads import _Parts

@@ -10,25 +10,25 @@ MORE: dict[str, str] = {
     "api/loading.py": "api/undivided",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
-    "batch/assembly.py": "sources/sample_fields api/forms api/pictures",
-    "batch/blocks.py": "sources/tables/table",
-    "batch/columns.py": "api/forms api/generator_loader",
-    "batch/gathering.py": "batch/gather epoch/cache transforms/transforms",
-    "batch/image_samples.py": "api/pictures transforms/staging epoch/decoding",
-    "batch/items.py": "batch/shares batch/blocks api/endings api/pictures batch/assembly "
+    "batches/assembly.py": "sources/sample_fields api/forms api/pictures",
+    "batches/blocks.py": "sources/tables/table",
+    "batches/columns.py": "api/forms api/generator_loader",
+    "batches/gathering.py": "batches/gather epoch/cache transforms/transforms",
+    "batches/image_samples.py": "api/pictures transforms/staging epoch/decoding",
+    "batches/items.py": "batches/shares batches/blocks api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
-    "batch/left_out.py": "batch/gaps api/pictures epoch/decoding",
-    "batch/reader_batches.py": "batch/samples api/generator_loader bad_input",
-    "batch/rows.py": "batch/samples batch/items api/exact_values batch/columns "
+    "batches/left_out.py": "batches/gaps api/pictures epoch/decoding",
+    "batches/reader_batches.py": "batches/samples api/generator_loader bad_input",
+    "batches/rows.py": "batches/samples batches/items api/exact_values batches/columns "
     "api/generator_loader bad_input",
-    "batch/schema.py": "batch/form batch/known batch/assembly batch/items "
+    "batches/schema.py": "batches/form batches/known batches/assembly batches/items "
     "transforms/transforms api/prefetching api/forms",
-    "batch/stream.py": "api/generator_loader api/endings",
-    "batch/tree.py": "batch/structure batch/leaves api/forms batch/form",
-    "batch/varying.py": "batch/gradual batch/samples api/options_and_memory "
+    "batches/stream.py": "api/generator_loader api/endings",
+    "batches/tree.py": "batches/structure batches/leaves api/forms batches/form",
+    "batches/varying.py": "batches/gradual batches/samples api/options_and_memory "
     "api/generator_loader transforms/staging api/forms",
-    "batch/whole.py": "api/forms",
-    "batch/wrapped.py": "api/prefetching torch/prefetch torch/formats",
+    "batches/whole.py": "api/forms",
+    "batches/wrapped.py": "api/prefetching torch/prefetch torch/formats",
     "devices/outputs.py": "devices/interop",
     "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
     "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",

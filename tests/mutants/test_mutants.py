@@ -20,7 +20,7 @@ def test_every_module_has_tests_and_every_test_named_for_one_exists():
     modules = [module.relative_to("gpuloader").as_posix() for module in list_modules("gpuloader")]
     assert set(MORE) <= set(modules)
     for module in list_modules("gpuloader"):
-        if module.parts[1] in ("batch", "epoch", "fetch", "order", "staging"):
+        if module.parts[1] in ("batches", "epoch", "fetch", "order", "staging"):
             assert [test for test in find_tests(module) if not (ROOT / test).exists()] == []
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import gpuloader.batch.image_samples as collate_pictures
+import gpuloader.batches.image_samples as collate_pictures
 from gpuloader import DataLoader, IterableDataset
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.fields.image_regions import NUMBERS

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpuloader.batch.items import ItemState
+from gpuloader.batches.items import ItemState
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.process import GRACE, WorkerProcess, close_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuloader.batch.items import Reading
+from gpuloader.batches.items import Reading
 from gpuloader.order.plan import RankInfo
 from gpuloader.system.cores import Cores
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.batch.items import ItemState
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.items import ItemState
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.inline import as_failure
 from gpuloader.fetch.processes.reporting import flush_output, pack_failure
@@ -212,7 +212,7 @@ class _Worker:
 
     def _describe(self, staged: StagedBatch) -> bytes:
         """Pickle the facts about a batch that are new to the loader; return nothing if there are none."""
-        look = staged.layout, staged.levels, staged.structure
+        look = staged.layout, staged.levels, staged.tree
         is_new = look != self._told
         if not is_new and not staged.objects and staged.state is None and not staged.skipped:
             return b""

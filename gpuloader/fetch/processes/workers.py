@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from gpuloader.batch.items import ItemState
-from gpuloader.batch.stream import StagedBatch
+from gpuloader.batches.items import ItemState
+from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.inline import set_up_failed, timed_out
 from gpuloader.fetch.jobs import Job, Window, deliver
@@ -264,8 +264,8 @@ class ProcessWorkers:
             if isinstance(state, ItemState):
                 self._reached[worker.number] = state
             assert job.slot is not None
-            layout, levels, structure = worker.look
-            staged = StagedBatch(job.slot, layout, levels, job.number, structure, objects, state)
+            layout, levels, tree = worker.look
+            staged = StagedBatch(job.slot, layout, levels, job.number, tree, objects, state)
             staged.skipped = skipped
             job.finish(staged)
 

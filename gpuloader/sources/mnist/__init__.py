@@ -5,10 +5,8 @@ Out: sets of digits, and readers of them.
 Callers: users, `demo` and `cli`.
 """
 
-from gpuloader.sources.mnist.digits import DigitSet, Mnist
-from gpuloader.sources.mnist.idx import load_idx, read_idx
-from gpuloader.sources.mnist.mnist import load, reader, sample, sample_reader
-from gpuloader.sources.mnist.mnist_json import read_json
+from gpuloader.sources.mnist.digits import DigitSet, Mnist, reader, sample, sample_reader
+from gpuloader.sources.mnist.mnist_files import load, load_idx, read_idx, read_json
 
 __all__ = [
     "DigitSet",

@@ -1,19 +1,94 @@
-"""Reader decorators that start threads: `buffered` reads ahead, `xmap_readers` maps in parallel."""
+"""Reader decorators that start threads: `buffered` reads ahead, `xmap_readers` maps in parallel.
+
+Items pass through `queue.SimpleQueue`, and so do permits: a thread that may be only n items ahead takes one
+permit for each item, and the consumer returns it. `threading.Semaphore` would be the usual choice, but its
+lock is not reentrant. A consumer that drops its iterator has it closed by the garbage collector, in any
+thread and between any two bytecodes, such as those of the reading thread inside ``acquire``. Closing returns
+a permit to wake that thread, and would wait for itself. SimpleQueue is written in C and documents that a
+finalizer may call its ``put``.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from gpuloader.checks import check_count, check_integer
-from gpuloader.errors import QueueClosed
+from gpuloader.errors import LoaderError
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
-from gpuloader.staging.queue import BatchQueue, pump
 from gpuloader.system.processes import start_thread
 
+_END: Any = object()
 _UNLIMITED = 2**31  # more items than anyone reads ahead
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An exception on its way to the consumer, in order among the items."""
+
+    error: BaseException
+
+
+class _Permits:
+    """How many items one thread may take before others give them back.
+
+    One thread takes; any thread may give, and close. After `close`, a waiting or later `take` returns False.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count  # may be 2**31, so the first ones are counted and not put into the queue
+        self._returned: SimpleQueue[bool] = SimpleQueue()
+        self.is_closed = False
+
+    def take(self) -> bool:
+        if self.is_closed:
+            return False
+        if self._free:
+            self._free -= 1
+            return True
+        return self._returned.get() and not self.is_closed
+
+    def give(self) -> None:
+        self._returned.put(True)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._returned.put(False)
+
+
+def _read(reader: Reader, permits: list[_Permits], results: SimpleQueue[Any], number: bool) -> None:
+    """Read items into a queue, each only when all permits allow it; the main function of a thread."""
+    count, source = 0, None
+    try:
+        source = iterate(reader)
+        while all(permit.take() for permit in permits):
+            item = next(source, _END)
+            if item is _END:
+                break
+            results.put((count, item) if number else item)
+            count += 1
+    except BaseException as error:
+        results.put((count, _Failure(error)) if number else _Failure(error))
+    try:
+        # Closed here, because a generator must be closed by the thread that runs it.
+        if isinstance(source, Generator):
+            source.close()
+    except BaseException as error:
+        results.put((count, _Failure(error)) if number else _Failure(error))
+    results.put(_END)
+
+
+def _take(results: SimpleQueue[Any], process: int) -> Any:
+    """Return the next item of a queue, waiting for it; an exception of the other side is raised here."""
+    if os.getpid() != process and results.empty():
+        raise LoaderError("the threads that read do not exist in this forked process; start a new epoch here")
+    item = results.get()
+    if isinstance(item, _Failure):
+        raise item.error
+    return item
 
 
 def buffered(reader: Reader, size: int) -> Reader:
@@ -36,28 +111,16 @@ def buffered(reader: Reader, size: int) -> Reader:
     capacity = _as_capacity("size", size)
 
     def read_ahead() -> Iterator[Any]:
-        room: BatchQueue[None] = BatchQueue(capacity)
-        queue: BatchQueue[Any] = BatchQueue(capacity)
+        permits, items, process = _Permits(capacity), SimpleQueue[Any](), os.getpid()
         try:
-            start_thread("gpuloader-buffered", pump, lambda: _admitted(reader, room), queue)
-            for item in queue:
-                room.get()
+            start_thread("gpuloader-buffered", _read, reader, [permits], items, False)
+            while (item := _take(items, process)) is not _END:
+                permits.give()
                 yield item
         finally:
-            room.close()
-            queue.close()
+            permits.close()
 
     return read_ahead
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An exception on its way to the consumer, in order among the results."""
-
-    error: BaseException
-
-
-_Numbered = tuple[int, Any]
 
 
 def xmap_readers(
@@ -99,21 +162,35 @@ def xmap_readers(
     size = _as_capacity("buffer_size", buffer_size)
 
     def mapped() -> Iterator[Any]:
-        window: BatchQueue[None] = BatchQueue(2 * size + workers)
-        items: BatchQueue[_Numbered] = BatchQueue(size)
-        results: BatchQueue[_Numbered] = BatchQueue(2 * size + workers, producers=workers)
+        # A permit of `between` is one of the items between reader and consumer. Without it, the results that
+        # come after a slow one would pile up here in the order of `early`.
+        waiting, between, process = _Permits(size), _Permits(2 * size + workers), os.getpid()
+        items, results = SimpleQueue[Any](), SimpleQueue[Any]()
+        early: dict[int, Any] = {}
+        following = running = 0
         try:
-            start_thread("gpuloader-xmap-reader", pump, lambda: _number(reader, window), items)
+            start_thread("gpuloader-xmap-reader", _read, reader, [between, waiting], items, True)
             for _ in range(workers):
-                start_thread("gpuloader-xmap-worker", _map_all, mapper, items, results)
-            for result in _in_order(results) if order else results:
-                if isinstance(result[1], _Failure):
-                    raise result[1].error
-                window.get()
-                yield result[1]
+                start_thread("gpuloader-xmap-worker", _map_all, mapper, items, waiting, results)
+                running += 1
+            while running:
+                result = _take(results, process)
+                if result is _END:
+                    running -= 1
+                    continue
+                number, value = result
+                early[number if order else following] = value
+                while following in early:
+                    value = early.pop(following)
+                    following += 1
+                    if isinstance(value, _Failure):
+                        raise value.error
+                    between.give()
+                    yield value
         finally:
-            for queue in (window, items, results):
-                queue.close()
+            waiting.close()
+            between.close()
+            items.put(_END)  # the workers need not wait for a reader that does not answer
 
     return mapped
 
@@ -124,63 +201,21 @@ def _as_capacity(name: str, size: object) -> int:
     return capacity if capacity > 0 else _UNLIMITED
 
 
-def _admitted(reader: Reader, room: BatchQueue[None]) -> Generator[Any, None, None]:
-    """Yield the reader's items, requesting each only when there is room for it."""
-    source = iterate(reader)
-    try:
-        while True:
-            try:
-                room.put(None)
-            except QueueClosed:
-                return
-            try:
-                item = next(source)
-            except StopIteration:
-                return
-            yield item
-    finally:
-        if isinstance(source, Generator):
-            source.close()
-
-
-def _number(reader: Reader, window: BatchQueue[None]) -> Iterator[_Numbered]:
-    """Number the items; an exception of the reader becomes the last one."""
-    number = 0
-    try:
-        with closing(_admitted(reader, window)) as items:
-            for item in items:
-                yield number, item
-                number += 1
-    except Exception as error:
-        yield number, _Failure(error)
-
-
 def _map_all(
-    mapper: Callable[[Any], Any], items: BatchQueue[_Numbered], results: BatchQueue[_Numbered]
+    mapper: Callable[[Any], Any], items: SimpleQueue[Any], waiting: _Permits, results: SimpleQueue[Any]
 ) -> None:
+    """Map items until they end; the main function of a worker thread."""
     try:
-        for number, item in items:
-            if isinstance(item, _Failure):
-                results.put((number, item))
-                continue
-            try:
-                result = mapper(item)
-            except Exception as error:
-                result = _Failure(error)
-            results.put((number, result))
-    except QueueClosed:
-        return
+        while (item := items.get()) is not _END and not waiting.is_closed:
+            waiting.give()
+            number, value = item
+            if not isinstance(value, _Failure):
+                try:
+                    value = mapper(value)
+                except Exception as error:
+                    value = _Failure(error)
+            results.put((number, value))
     except BaseException as error:
-        results.finish(error)
-        return
-    results.finish()
-
-
-def _in_order(results: BatchQueue[_Numbered]) -> Iterator[_Numbered]:
-    early: dict[int, _Numbered] = {}
-    following = 0
-    for result in results:
-        early[result[0]] = result
-        while following in early:
-            yield early.pop(following)
-            following += 1
+        results.put(_Failure(error))  # not in its order: the program is to end
+    items.put(_END)  # for the next worker
+    results.put(_END)

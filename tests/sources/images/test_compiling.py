@@ -12,7 +12,7 @@ import pytest
 
 from gpuloader import LoaderError
 from gpuloader.sources.images import resampling as compiling
-from gpuloader.sources.images import resampling as resizing
+from gpuloader.sources.images import resizing
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer, is_cached
 
 
@@ -125,7 +125,7 @@ def test_forking_waits_so_that_the_child_can_use_numba(monkeypatch):
 def test_the_end_of_the_program_waits():
     code = """
 import time
-from gpuloader.sources.images import compiling
+from gpuloader.sources.images import resampling as compiling
 compiling.is_cached = lambda: True
 compiling.compile_resizer = lambda: time.sleep(0.3) or print("compiled")
 compiling.LateResizer(load_after=0).find()

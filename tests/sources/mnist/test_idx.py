@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError
-from gpuloader.sources.mnist.idx import load_idx, read_idx
+from gpuloader.sources.mnist.mnist_files import load_idx, read_idx
 
 
 def idx_bytes(array: NDArray[np.uint8]) -> bytes:

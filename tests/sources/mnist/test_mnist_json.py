@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.mnist import mnist_json
-from gpuloader.sources.mnist.mnist_json import read_json
+from gpuloader.sources.mnist import mnist_files as mnist_json
+from gpuloader.sources.mnist.mnist_files import read_json
 
 RESULT_BYTES = 70_000 * 784 * 4
 BUFFER_BYTES = 16 * 2**20

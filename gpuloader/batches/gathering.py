@@ -1,0 +1,313 @@
+"""Batches from arrays in memory: one vectorized ``take`` per field, straight into the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.batches.assembly import Reserve
+from gpuloader.batches.schema import Collation, complete, room_for
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.batches.tree import Leaf, Tree
+from gpuloader.errors import SampleError
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.order.order import Stretch
+from gpuloader.sources.array_rows import ArrayRows, IndexedRows
+from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.ring import Slot
+from gpuloader.transforms.program import Spec, span_specs
+from gpuloader.transforms.programmer import Programmer
+
+_PIECE = 32 << 10  # bytes of a strided array to gather at once
+
+
+class Gatherer:
+    """Assembles batches from arrays that share their first dimension; any thread may call it.
+
+    Parameters
+    ----------
+    arrays : sequence of numpy.ndarray
+        The fields; each array holds all samples.
+    rows : Rows or None
+        The row of each sample in the arrays; None if sample i is row i.
+    collation : Collation or None
+        Only its transforms and the names of its feeds are used.
+    tree : Tree or None
+        How the arrays make up a sample; None means a tuple.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        rows: IndexedRows | None,
+        collation: Collation | None = None,
+        tree: Tree | None = None,
+    ) -> None:
+        self._collation = collation or Collation()
+        self._has_transforms = self._collation.programmer is not None
+        self._arrays = tuple(arrays)
+        self._rows = rows
+        self._count = len(arrays[0]) if rows is None else len(rows)
+        feeds = self._collation.feeds
+        if feeds is not None:  # transforms refer to fields by the feeds' names
+            tree = Tree.flat([feed.name for feed in feeds])
+        self._tree = tree or Tree.flat([str(field) for field in range(len(arrays))])
+        self._levels = (0,) * len(arrays)
+        self._layouts: dict[int, Layout] = {}
+        self._trusted: NDArray[Any] | None = None
+        # For an array that is not contiguous and aligned, NumPy's take would copy all of it for each batch.
+        self._takes = tuple(array.flags.c_contiguous and array.flags.aligned for array in self._arrays)
+
+    def layout(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` samples."""
+        layout = self._layouts.get(count)
+        if layout is None:
+            if len(self._layouts) > 8:  # a batch sampler may use a new batch size every time
+                self._layouts.clear()
+            layout = self._layouts[count] = arrange(self._specs(count))
+        return layout
+
+    def _specs(self, count: int) -> tuple[Spec, ...]:
+        return tuple(((count, *array.shape[1:]), array.dtype) for array in self._arrays)
+
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Gathering:
+        """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts.
+
+        Raises
+        ------
+        SampleError
+            An index is not an integer, or is out of range.
+        """
+        rows = self._locate(number, indices)
+        layout = self.layout(len(rows))
+        return Gathering(self, number, rows, layout, reserve(self._room(number, layout)), indices)
+
+    def check_all(self) -> None:
+        """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
+
+        The transforms' checks run on the host, so they would never see the samples of such batches.
+
+        Raises
+        ------
+        SampleError
+            A transform refused a sample; the error names it.
+        """
+        if self._collation.programmer is None:
+            return
+        names, layout = self._tree.array_names, self.layout(self._count)
+        try:
+            programmer = Programmer(self._collation.programmer.transforms)
+            program = programmer.program(names, self._levels, layout, drawn=False)
+        except SampleError:
+            return  # a transform does not fit its field; the first batch raises that error
+        try:
+            program.check(list(self._arrays))
+        except SampleError as error:
+            error.index, error.dataset_index = None, error.index
+            raise
+
+    def _room(self, number: int, layout: Layout) -> int:
+        if not self._has_transforms:
+            return layout.nbytes
+        try:
+            return room_for(self._collation, self._tree, self._levels, layout)
+        except SampleError as error:
+            error.batch = number
+            raise
+
+    def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
+        """Take and stage batch `number`; raises what `begin` raises."""
+        rows = self._locate(number, indices)
+        count = len(rows)
+        layout = self._layouts.get(count) or self.layout(count)
+        slot = reserve(layout.nbytes if not self._has_transforms else self._room(number, layout))
+        self.take(rows, slot.views(layout))
+        staged = StagedBatch(slot, layout, self._levels, number, self._tree)
+        return staged if not self._has_transforms else self._complete(staged, indices)
+
+    def _complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
+        try:
+            return complete(self._collation, staged, indices)
+        except SampleError as error:
+            error.batch = staged.number
+            if error.index is not None:
+                error.dataset_index = int(indices[error.index])
+            raise
+
+    def _locate(self, number: int, indices: Indices) -> range | NDArray[Any]:
+        """Return the rows of the samples, after checking that all of them exist."""
+        count = self._count
+        if self._trusted is not None and getattr(indices, "base", None) is self._trusted:
+            return cast("NDArray[Any]", indices)  # part of an order that has been checked already
+        if type(indices) is range and indices.step > 0 and indices.start >= 0 and indices.stop <= count:
+            rows: range | NDArray[Any] = indices
+        else:
+            found = indices if isinstance(indices, np.ndarray) else _as_array(number, indices)
+            if found.dtype != np.int64 or found.ndim != 1:
+                found = _as_integers(number, found, indices)
+            # Seen as unsigned, negative indices are the largest: one comparison finds both kinds.
+            if found.size and found.view(np.uint64).max() >= count:
+                found = self._wrap(number, found)
+            rows = found
+            self._trust(found)
+        if self._rows is None:
+            return rows
+        return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
+
+    def _trust(self, part: NDArray[np.int64]) -> None:
+        """Remember the order that a read-only part belongs to, if all of the order is within range."""
+        order = part.base
+        if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
+            return
+        if order.dtype == np.int64 and 0 <= order.min() <= order.max() < self._count:
+            self._trusted = order
+
+    def _wrap(self, number: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices with negative ones counted from the end, as in Python; check their range."""
+        wrapped = np.where(indices < 0, indices + self._count, indices)
+        outside = np.flatnonzero((wrapped < 0) | (wrapped >= self._count))
+        if outside.size:
+            position = int(outside[0])
+            raise SampleError(
+                f"index out of range: the dataset has {self._count} samples",
+                batch=number,
+                index=position,
+                dataset_index=int(indices[position]),
+            )
+        return wrapped
+
+    def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
+        """Write the given rows of each array into its target."""
+        if type(rows) is range and rows.step == 1:
+            for array, target in zip(self._arrays, targets, strict=True):
+                np.copyto(target, array[rows.start : rows.stop])
+            return
+        if type(rows) is range:
+            rows = np.arange(rows.start, rows.stop, rows.step)
+        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - strict= costs time
+            if takes:
+                # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
+                array.take(rows, 0, target, "clip")
+            else:
+                _copy_rows(array, rows, target)
+
+    def finish(self, gathering: Gathering) -> StagedBatch:
+        """Return the staged batch; all its rows must have been taken."""
+        staged = StagedBatch(gathering.slot, gathering.layout, self._levels, gathering.number, self._tree)
+        return self._complete(staged, gathering.indices)
+
+
+class RowStager(Gatherer):
+    """Stages only the row numbers of a batch, for arrays that are already on the device.
+
+    If the epoch's order is there too, a batch is a `Stretch` of it, and only the stretch's first and last
+    position are staged; see `span_specs`.
+    """
+
+    @cached_property
+    def _draws(self) -> bool:
+        programmer = self._collation.programmer
+        return programmer is not None and any(one.draws for one in programmer.transforms)
+
+    def _specs(self, count: int) -> tuple[Spec, ...]:
+        return (((count,), np.dtype(np.int64)),)
+
+    def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
+        """Write the row numbers."""
+        if type(rows) is range:
+            rows = np.arange(rows.start, rows.stop, rows.step)
+        targets[0][...] = rows
+
+    def assemble(self, number: int, indices: Indices | Stretch, reserve: Reserve) -> StagedBatch:
+        """Stage batch `number`; raises what `begin` raises."""
+        if not isinstance(indices, Stretch):
+            return super().assemble(number, indices, reserve)
+        layout = _span_layout(indices.count)
+        slot = reserve(self._room(number, layout))
+        _, span = slot.views(layout)
+        span[0], span[1] = indices.first, indices.last
+        staged = StagedBatch(slot, layout, self._levels, number, self._tree)
+        # Only random draws need the indices. Without them, the host never has to compute the permutation.
+        return self._complete(staged, indices if self._draws else ())
+
+
+class Gathering:
+    """One batch of arrays that is being written into a slot; has the methods of an `Assembly`."""
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        number: int,
+        rows: range | NDArray[Any],
+        layout: Layout,
+        slot: Slot,
+        indices: Indices,
+    ) -> None:
+        self.indices = indices
+        self._gatherer = gatherer
+        self._rows = rows
+        self.number = number
+        self.layout = layout
+        self.slot = slot
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Take rows `start` to `stop` of the batch."""
+        views = self.slot.views(self.layout)
+        self._gatherer.take(self._rows[start:stop], [view[start:stop] for view in views])
+
+    def finish(self) -> StagedBatch:
+        """Return the staged batch."""
+        return self._gatherer.finish(self)
+
+
+def _copy_rows(array: Array, rows: NDArray[Any], target: Array) -> None:
+    """Write rows of an array of any strides into a target."""
+    step = _PIECE // max(target[:1].nbytes, 1)
+    if step < 2:
+        for position, row in enumerate(rows.tolist()):
+            target[position] = array[row]
+        return
+    # NumPy copies the selected rows once more, so select only as many as stay in the cache.
+    for start in range(0, len(rows), step):
+        target[start : start + step] = array[rows[start : start + step]]
+
+
+def tree_of(source: ArrayRows) -> Tree:
+    """Return how the arrays of a dataset make up a sample.
+
+    >>> tree_of(ArrayRows((np.zeros(2),), names=("label",))).build(["labels"])
+    {'label': 'labels'}
+    """
+    if source.bare:
+        return Tree(Leaf("0", True))
+    if source.names is not None:
+        return Tree.keyed(source.names)
+    return Tree.flat([str(field) for field in range(len(source.arrays))])
+
+
+@lru_cache(maxsize=8)
+def _span_layout(count: int) -> Layout:
+    return arrange(span_specs(count))
+
+
+def _as_array(number: int, indices: Any) -> Array:
+    try:
+        return np.asarray(indices)
+    except ValueError:
+        raise _no_indices(number, indices) from None
+
+
+def _as_integers(number: int, found: Array, indices: Indices) -> NDArray[np.int64]:
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        raise _no_indices(number, indices)
+    if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
+        raise SampleError(f"the dataset has no sample {found.max()}", batch=number)
+    return found.astype(np.int64)
+
+
+def _no_indices(number: int, indices: Indices) -> SampleError:
+    return SampleError(f"expected integers as indices, got {list(indices)[:4]}", batch=number)

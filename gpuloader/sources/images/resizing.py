@@ -1,0 +1,224 @@
+"""Resizes pictures as Pillow does, bit for bit, in functions that Numba compiles; see `resampling`.
+
+They are plain functions, which also run without Numba, slowly. `resize` sums weighted pixels along x, rounds
+the sums to bytes, and sums those along y, as Pillow does. Each loop runs over a whole line of values, so that
+the compiler vectorizes it. For the sums along x, a strip of rows is transposed first, which places the pixels
+of a column side by side. A pixel takes four bytes there; the fourth is unused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.sources.images.decoding import Pixels
+from gpuloader.sources.images.image import Box
+
+Taps = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
+"""Each output's first pixel, its number of pixels, and their weights, in units of 2**-22."""
+
+Pair = tuple[int, int]
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint32]
+Sums = NDArray[np.int32]
+
+_BITS = 22  # of a weight's fraction
+_STRIP = 64  # rows to resize along x at once
+_BLOCK = 16  # rows to transpose at once: as many lines as fit into the CPU's cache
+_HALF = np.int32(1 << (_BITS - 1))
+_SHIFT, _LEAST, _MOST = np.int32(_BITS), np.int32(0), np.int32(255)
+_GREEN, _BLUE = np.uint32(8), np.uint32(16)
+
+
+def resize(
+    pixels: Pixels, corner: Pair, box: Box, size: Pair, window: Pair, turn: int, cubic: bool, out: Pixels
+) -> None:
+    """Write a window of a resized box of a picture; pixels outside the resized box are black.
+
+    Parameters
+    ----------
+    pixels : numpy.ndarray
+        The part of the picture that the result depends on, or more of it; uint8 (height, width, 3).
+    corner : tuple of int
+        The top and left of that part in the picture.
+    box : tuple of float
+        The left, top, right and bottom of the box, in the picture.
+    size : tuple of int
+        The height and width to resize the box to.
+    window : tuple of int
+        The top and left of the result in the resized box.
+    turn : int
+        1 mirrors the result left to right, 2 top to bottom, 3 both.
+    cubic : bool
+        Whether the filter is bicubic; otherwise it is bilinear.
+    out : numpy.ndarray
+        The result; uint8 (height, width, 3).
+
+    Examples
+    --------
+    >>> ramp = np.repeat(np.arange(0, 40, 2, np.uint8), 3).reshape(1, 20, 3)
+    >>> out = np.empty((1, 4, 3), np.uint8)
+    >>> resize(ramp, (0, 0), (0, 0, 20, 1), (1, 4), (0, 0), 1, False, out)
+    >>> out[0, :, 0].tolist()
+    [33, 24, 14, 5]
+    """
+    height, width, _ = out.shape
+    top, bottom = max(-window[0], 0), min(size[0] - window[0], height)
+    left, right = max(-window[1], 0), min(size[1] - window[1], width)
+    if top > 0 or left > 0 or bottom < height or right < width:
+        out[:] = 0
+    if top >= bottom or left >= right:
+        return
+    rows, columns = bottom - top, right - left
+    firsts, counts, weights = find_taps(
+        corner[0], pixels.shape[0], box[1], box[3], size[0], window[0] + top, rows, cubic
+    )
+    across = find_taps(corner[1], pixels.shape[1], box[0], box[2], size[1], window[1] + left, columns, cubic)
+    begin, end = firsts[0], firsts[-1] + counts[-1]
+    lines = np.empty((end - begin, columns * 4), np.uint8)
+    resize_across(pixels[begin:end], across, turn & 1 != 0, lines)
+    if turn & 1:
+        left, right = width - right, width - left
+    sums, line = np.empty(columns * 4, np.int32), np.empty((columns, 4), np.uint8)
+    for row in range(rows):
+        add_lines(lines, firsts[row] - begin, counts[row], weights[row], sums)
+        pack(sums, line.reshape(-1))
+        copy_colors(line, out[height - 1 - top - row if turn & 2 else top + row, left:right])
+
+
+def find_taps(
+    begin: int, length: int, low: float, high: float, whole: int, start: int, outputs: int, cubic: bool
+) -> Taps:
+    """Return the taps of a range of outputs along one axis.
+
+    Every operation is rounded to double by itself, in Pillow's order.
+
+    Parameters
+    ----------
+    begin, length : int
+        The range of the picture's pixels that is available. The taps count from `begin`.
+    low, high : float
+        The box's edges, which Pillow rounds to float32.
+    whole : int
+        The number of pixels to resize the box to.
+    start, outputs : int
+        The first output, and the number of outputs.
+    cubic : bool
+        Whether the filter is bicubic.
+
+    Examples
+    --------
+    >>> firsts, counts, weights = find_taps(0, 4, 0.0, 4.0, 2, 0, 2, False)
+    >>> firsts.tolist(), counts.tolist(), (weights / 2**22).round(3).tolist()
+    ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
+    """
+    edge = np.float32(low)
+    step = np.float64(np.float32(high) - edge) / whole
+    stretch = max(step, 1.0)
+    support = stretch * 2.0 if cubic else stretch
+    shrink = 1.0 / stretch
+    most = int(np.ceil(support)) * 2 + 1
+    firsts, counts = np.empty(outputs, np.int64), np.empty(outputs, np.int64)
+    weights, values = np.zeros((outputs, most), np.int32), np.empty(most, np.float64)
+    for output in range(outputs):
+        center = np.float64(edge) + (start + output + 0.5) * step
+        first = min(max(int(center - support + 0.5), begin), begin + length)
+        count = min(max(int(center + support + 0.5), begin), begin + length) - first
+        total = 0.0
+        for tap in range(count):
+            values[tap] = weigh(abs((tap + first - center + 0.5) * shrink), cubic)
+            total += values[tap]
+        for tap in range(count):
+            value = values[tap] / total if total != 0.0 else values[tap]
+            weights[output, tap] = np.int32((-0.5 if value < 0.0 else 0.5) + value * (1 << _BITS))
+        firsts[output], counts[output] = first - begin, count
+    return firsts, counts, weights
+
+
+def weigh(x: float, cubic: bool) -> float:
+    """Return the filter's value at a distance from its center.
+
+    >>> weigh(0.25, False), weigh(0.5, True), weigh(1.5, True), weigh(2.0, True)
+    (0.75, 0.5625, -0.0625, 0.0)
+    """
+    if not cubic:
+        return 1.0 - x if x < 1.0 else 0.0
+    if x < 1.0:
+        return (1.5 * x - 2.5) * x * x + 1.0
+    if x < 2.0:
+        return (((x - 5.0) * x + 8.0) * x - 4.0) * -0.5
+    return 0.0
+
+
+def resize_across(pixels: Pixels, taps: Taps, flip: bool, lines: Bytes) -> None:
+    """Write rows of pixels, resized along x and optionally mirrored, with four bytes per pixel."""
+    firsts, counts, weights = taps
+    columns = len(firsts)
+    begin, end = firsts[0], firsts[-1] + counts[-1]
+    source, result = np.empty((end - begin, _STRIP), np.uint32), np.empty((columns, _STRIP), np.uint32)
+    source_bytes, result_bytes = source.view(np.uint8), result.view(np.uint8)
+    sums, target = np.empty(_STRIP * 4, np.int32), lines.view(np.uint32)
+    for start in range(0, len(pixels), _STRIP):
+        rows = min(_STRIP, len(pixels) - start)
+        transpose_pixels(pixels[start : start + rows, begin:end], source)
+        for column in range(columns):
+            first, count = firsts[column] - begin, counts[column]
+            add_lines(source_bytes, first, count, weights[column], sums[: rows * 4])
+            pack(sums[: rows * 4], result_bytes[columns - 1 - column if flip else column])
+        transpose_back(result, target[start : start + rows])
+
+
+def transpose_pixels(pixels: Pixels, result: Words) -> None:
+    """Transpose pixels of shape (rows, columns, 3) into words of shape (columns, at least rows)."""
+    for column in range(pixels.shape[1]):
+        line = result[column]
+        for row in range(len(pixels)):
+            red, green, blue = pixels[row, column, 0], pixels[row, column, 1], pixels[row, column, 2]
+            line[row] = np.uint32(red) | np.uint32(green) << _GREEN | np.uint32(blue) << _BLUE
+
+
+def transpose_back(words: Words, result: Words) -> None:
+    """Transpose words of shape (columns, at least rows) into (rows, columns).
+
+    >>> result = np.empty((2, 2), np.uint32)
+    >>> transpose_back(np.array([[1, 2, 9], [3, 4, 9]], np.uint32), result)
+    >>> result.tolist()
+    [[1, 3], [2, 4]]
+    """
+    for start in range(0, len(result), _BLOCK):
+        part = result[start : start + _BLOCK]
+        for column in range(part.shape[1]):
+            line = words[column, start : start + _BLOCK]
+            for row in range(len(part)):
+                part[row, column] = line[row]
+
+
+def add_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums) -> None:
+    """Write the weighted sums of lines, for `round_to_byte`."""
+    sums[:] = _HALF
+    for tap in range(count):
+        weight, line = weights[tap], lines[first + tap]
+        for place in range(len(sums)):
+            sums[place] = np.int32(sums[place] + np.int32(weight * np.int32(line[place])))
+
+
+def pack(sums: Sums, line: Bytes) -> None:
+    """Write sums as bytes."""
+    for place in range(len(sums)):
+        line[place] = round_to_byte(sums[place])
+
+
+def copy_colors(line: Bytes, pixels: Bytes) -> None:
+    """Copy pixels of four bytes to pixels of three."""
+    for column in range(len(pixels)):
+        for channel in range(3):
+            pixels[column, channel] = line[column, channel]
+
+
+def round_to_byte(total: np.int32) -> np.uint8:
+    """Return a sum as a byte.
+
+    >>> [int(round_to_byte(np.int32(total))) for total in (-5 << 22, 7 << 22, 300 << 22)]
+    [0, 7, 255]
+    """
+    return np.uint8(min(max(np.int32(total >> _SHIFT), _LEAST), _MOST))

@@ -1,0 +1,241 @@
+"""Assembly: each sample's bytes are written once, straight into the slot, by the thread that fetches it."""
+
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from gpuloader import DataLoader, SampleError, data
+from gpuloader.batches.assembly import Assembler, describe_error
+from gpuloader.batches.items import Reading
+from gpuloader.batches.schema import Collation
+from gpuloader.staging.ring import Slot
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
+
+
+class Witness(np.ndarray):
+    """A slot's view that records what is written into it."""
+
+    def __setitem__(self, where, value):
+        self.written.append((where, value))
+        self.view(np.ndarray)[where] = value
+
+
+class WatchedSlot(Slot):
+    """A slot whose views are witnesses."""
+
+    __slots__ = ("written",)
+
+    def views(self, layout):
+        if layout is not self._layout:
+            self.written = []
+            views = super().views(layout)
+            for place, view in enumerate(views):
+                watched = view.view(Witness)
+                watched.written = self.written
+                views[place] = watched
+        return super().views(layout)
+
+
+def make_slot(nbytes, kind=Slot):
+    region = np.empty(max(nbytes, 1), np.uint8)
+    return kind(region, region)
+
+
+def test_each_sample_is_written_once_and_from_where_it_lies():
+    """No array is created between the dataset's sample and its row in the slot."""
+    samples = [np.full((4, 3), index) for index in range(6)]
+    assembler = Assembler(samples, Collation())
+    slots = []
+
+    def reserve(nbytes):
+        slots.append(make_slot(nbytes, WatchedSlot))
+        return slots[-1]
+
+    for number, indices in enumerate([range(6), [5, 3], np.array([1, 1, 0])]):
+        staged = assembler.assemble(number, indices, reserve)
+        written = staged.slot.written
+        assert [row for row, _ in written] == list(range(len(indices)))
+        assert all(value is samples[index] for (_, value), index in zip(written, indices, strict=True))
+    assert len(slots) == 3  # one slot is reserved per batch
+
+
+MEBIBYTE = 1 << 20
+
+
+class Large:
+    """Samples that exist already, so that the memory of a batch built outside the slot would show up."""
+
+    def __init__(self, shape, count=64):
+        self.arrays = [np.full(shape, index, np.float32) for index in range(4)]
+        self.count = count
+
+    def __getitem__(self, index):
+        return {"x": self.arrays[index % 4], "y": index}
+
+    def __len__(self):
+        return self.count
+
+
+SHAPES = {"flat": (MEBIBYTE // 16,), "a picture": (4, 64, 256), "varying": (MEBIBYTE // 16,)}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_assembly_needs_no_memory_of_the_size_of_a_batch(case):
+    """Runs the same code as a worker process; a sample has 256 KiB, a batch 4 MiB."""
+    collation = Collation(ragged=frozenset(["x"])) if case == "varying" else Collation()
+    assembler = Reading(Large(SHAPES[case]), collation, 16).make_assembler(worker=0)
+    slot = make_slot(8 * MEBIBYTE)
+    assembler.assemble(0, range(16), lambda nbytes: slot)
+    tracemalloc.start()
+    try:
+        for number in range(1, 4):
+            staged = assembler.assemble(number, range(16 * number, 16 * number + 16), lambda nbytes: slot)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MEBIBYTE // 16
+    views = slot.views(staged.layout)
+    assert views[0].reshape(16, -1)[:, ::1000].min(1).tolist() == [0, 1, 2, 3] * 4
+    assert views[-1].tolist() == list(range(48, 64))
+
+
+@pytest.mark.parametrize("choice", [INLINE, ONE_THREAD, THREADS], ids=name_workers)
+def test_a_loader_needs_no_memory_of_the_size_of_a_batch(choice):
+    loader = DataLoader(Large(SHAPES["a picture"]), places="cpu", batch_size=16, **choice)
+    list(loader)  # reserves the slots, which are then reused
+    tracemalloc.start()
+    try:
+        for batch in loader:
+            assert batch["x"].nbytes == 4 * MEBIBYTE
+            del batch
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MEBIBYTE // 4
+
+
+@pytest.mark.parametrize("choice", [INLINE, THREADS], ids=name_workers)
+def test_a_delivered_batch_lies_in_the_arena(choice):
+    loader = DataLoader(Large((3, 8, 8)), places="cpu", batch_size=4, **choice)
+    for batch in loader:
+        address = batch["x"].ctypes.data
+        break
+    [road] = loader._loading._idle
+    arenas = {id(slot.memory): slot.memory for slot in road.ring._free}
+    [arena] = arenas.values()
+    assert arena.address <= address < arena.address + arena.nbytes
+
+
+def test_a_batch_of_a_process_lies_in_the_mapping_it_wrote_to():
+    loader = DataLoader(Large((3, 8, 8)), places="cpu", batch_size=4, **PROCESSES)
+    for batch in loader:
+        address = batch["x"].ctypes.data
+        with open("/proc/self/maps") as maps:
+            lines = [line.split() for line in maps if "memfd:gpuloader-arena" in line]
+        ranges = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+        assert any(start <= address < stop for start, stop in ranges)
+        assert all("s" in line[1] for line in lines)
+        break
+
+
+def test_parts_of_a_batch_in_any_order():
+    """As threads fetch it: the last part first; the first part settles the form, and no part waits for it."""
+    for collation in (
+        Collation(),
+        Collation(ragged=frozenset(["x"])),
+        Collation(function=lambda samples: [sample["x"] for sample in samples]),
+    ):
+        assembler = Assembler([{"x": np.full(2, index), "y": f"{index}"} for index in range(6)], collation)
+        for number, parts in enumerate([[(4, 6), (2, 4), (0, 2)], [(0, 2), (2, 6)], [(2, 6), (0, 2)]]):
+            assembly = assembler.begin(number, np.arange(6), make_slot)
+            for start, stop in parts:
+                assembly.fetch(start, stop)
+            staged = assembly.finish()
+            views = staged.slot.views(staged.layout)
+            values = views[0] if not collation.whole else np.concatenate(views)
+            assert values.ravel().tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+            if not collation.whole:
+                assert staged.objects == (["0", "1", "2", "3", "4", "5"],)
+
+
+def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
+    """A part that was fetched in the meantime keeps only the samples that came before the form."""
+    first_is_written, second_is_fetched = threading.Event(), threading.Event()
+    written = []
+
+    def make(index):
+        if index == 0:
+            assert second_is_fetched.wait(10)
+        if index == 2:
+            second_is_fetched.set()
+            assert first_is_written.wait(10)
+        if index == 3:
+            written.extend(slots[0].written)
+        return np.full((2, 2), index)
+
+    slots = []
+
+    def reserve(nbytes):
+        slots.append(make_slot(nbytes, WatchedSlot))
+        return slots[-1]
+
+    assembly = Assembler(Made(make), Collation()).begin(0, range(4), reserve)
+    late = threading.Thread(target=assembly.fetch, args=(2, 4))
+    late.start()
+    assembly.fetch(0, 2)
+    first_is_written.set()
+    late.join()
+    staged = assembly.finish()
+    assert [row for row, _ in written] == [0, 1, 2]
+    assert slots[0].views(staged.layout)[0][:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_declared_feeds_need_no_first_sample():
+    feeds = (data("x", [None, 2]), data("y", [None, 1], "int64"))
+    assembler = Assembler([([1, 2], 3)], Collation(feeds=feeds))
+    assert assembler.schemas.declared.schema.declared
+    staged = assembler.assemble(0, [0, 0], make_slot)
+    assert [view.tolist() for view in staged.slot.views(staged.layout)] == [[[1, 2], [1, 2]], [[3], [3]]]
+
+
+def test_free_dimensions_are_settled_batch_by_batch():
+    feeds = [data("x", [None, None])]
+    loader = DataLoader([(np.zeros(2),), (np.zeros(2),), (np.zeros(3),)], feeds, "cpu", batch_size=2)
+    assert [batch[0].shape for batch in loader] == [(2, 2), (1, 3)]
+    samples = [(np.zeros((1, 2)),), (np.zeros((2, 3)),)]
+    with pytest.raises(
+        SampleError,
+        match=r"sample 1, .*shape \(1, 2\) as in the batch's first sample.*lod_level=1.*bucketing",
+    ):
+        list(DataLoader(samples, [data("x", [None, None, None])], "cpu", batch_size=2))
+
+
+def test_tables_of_ever_new_sizes_do_not_pile_up():
+    assembler = Assembler(list(range(60)), Collation())
+    for count in range(1, 40):
+        assembler.assemble(count, range(count), make_slot)
+    [known] = assembler.schemas.recent
+    assert len(known._tables) < 12
+
+
+def test_forms_of_ever_new_shapes_do_not_pile_up():
+    assembler = Assembler([np.zeros(length) for length in range(40)], Collation())
+    for number in range(40):
+        staged = assembler.assemble(number, [number, number], make_slot)
+        assert staged.layout.fields[0].shape == (2, number)
+    assert len(assembler.schemas.recent) < 12
+
+
+def test_errors_say_where_and_by_whom():
+    def fail(index):
+        raise LookupError
+
+    with pytest.raises(SampleError) as caught:
+        Assembler(Made(fail), Collation(), worker=3).assemble(7, ["a", "b"], make_slot)
+    error = caught.value
+    assert (error.batch, error.index, error.dataset_index, error.worker) == (7, 0, "a", 3)
+    assert str(error).endswith("the dataset raised LookupError")
+    assert describe_error(LookupError()) == "LookupError"
+    assert describe_error(LookupError("gone")) == "LookupError: gone"

@@ -1,0 +1,162 @@
+"""Batches of an iterable dataset: a fixed number of items each, in the order they arrive."""
+
+import numpy as np
+import pytest
+
+from gpuloader import SampleError, sample_rng
+from gpuloader.batches.items import ItemAssembler, ItemState, ItemStream
+from gpuloader.batches.schema import Collation
+from gpuloader.order.randomness import Draw, exchange_draw
+from gpuloader.staging.ring import Slot
+from tests.sample_sets import Counting, Stateful
+
+
+def make_slot(nbytes):
+    region = np.empty(max(nbytes, 1), np.uint8)
+    return Slot(region, region)
+
+
+def stream_of(dataset, size=2, drop_last=False, reached=None, collation=None, **options):
+    assembler = ItemAssembler(dataset, collation or Collation())
+    return ItemStream(assembler, size, drop_last=drop_last, reached=reached or ItemState(0, 0), **options)
+
+
+def batches_of(stream):
+    found = []
+    while (staged := stream.stage(len(found), make_slot)) is not None:
+        arrays = [view.tolist() for view in staged.slot.views(staged.layout)]
+        found.append((arrays, list(staged.objects), staged.state))
+    return found
+
+
+@pytest.mark.parametrize("collation", [Collation(), Collation(function=lambda samples: np.array(samples))])
+@pytest.mark.parametrize(("drop_last", "wanted"), [(False, [[0, 1], [2, 3], [4]]), (True, [[0, 1], [2, 3]])])
+def test_batches(collation, drop_last, wanted):
+    found = batches_of(stream_of(Counting(5), drop_last=drop_last, collation=collation))
+    assert [array for [array], _, _ in found] == wanted
+    assert [state for _, _, state in found] == [
+        ItemState(0, count + 1, ended=count == 2) for count in range(len(wanted))
+    ]
+
+
+def test_a_short_batch_in_every_form():
+    items = [{"x": np.full(2, index), "name": f"{index}"} for index in range(3)]
+    assert [entry[:2] for entry in batches_of(stream_of(items))] == [
+        ([[[0, 0], [1, 1]]], [["0", "1"]]),
+        ([[[2, 2]]], [["2"]]),
+    ]
+    assert [entry[:2] for entry in batches_of(stream_of("abc"))] == [([], [["a", "b"]]), ([], [["c"]])]
+    varying = stream_of(items, collation=Collation(ragged=frozenset(["x"])))
+    assert [entry[0] for entry in batches_of(varying)] == [[[0, 0, 1, 1], [0, 2, 4]], [[2, 2], [0, 2]]]
+    dropping = stream_of(items, collation=Collation(ragged=frozenset(["x"])), drop_last=True)
+    assert len(batches_of(dropping)) == 1
+
+
+def test_where_a_pass_goes_on():
+    wanted = [[[4, 5]], [[6, 7]], [[8]]]
+    skipping = stream_of(Counting(9), reached=ItemState(3, 2))
+    found = batches_of(skipping)
+    assert [entry[0] for entry in found] == wanted
+    assert found[0][2] == ItemState(3, 3)
+    stateful = stream_of(Stateful(9), reached=ItemState(0, 2, {"next": 4}))
+    assert [entry[0] for entry in batches_of(stateful)] == wanted
+    assert stateful._assembler.dataset.given == [4, 5, 6, 7, 8]
+    assert batches_of(stream_of(Counting(3), reached=ItemState(0, 2))) == []
+    with pytest.raises(ValueError, match="the dataset ended after 3 items"):
+        batches_of(stream_of(Counting(3), reached=ItemState(0, 5)))
+
+
+def test_a_state_is_a_copy_behind_its_batch():
+    states = [state.state for _, _, state in batches_of(stream_of(Stateful(5)))]
+    assert states == [{"next": 2}, {"next": 4}, None]  # the last would describe the next pass
+
+
+def test_a_pass_that_had_ended_has_nothing_left():
+    (*_, last) = batches_of(stream_of(Stateful(5)))
+    assert last[2].ended
+    stateful = stream_of(Stateful(5), reached=last[2])
+    assert batches_of(stateful) == []
+    assert stateful._assembler.dataset.given == []
+
+
+def test_a_state_that_several_share_is_neither_kept_nor_loaded():
+    dataset = Stateful(5)
+    dataset.load_state_dict = None
+    found = batches_of(stream_of(dataset, reached=ItemState(1, 1, {"next": 4}), keep_state=False))
+    assert [entry[0] for entry in found] == [[[2, 3]], [[4]]]
+    assert [state.state for _, _, state in found] == [None, None]
+
+
+def test_a_state_that_cannot_be_loaded_again_is_not_kept():
+    dataset = Counting(3)
+    dataset.state_dict = lambda: pytest.fail("asked")
+    assert [state.state for _, _, state in batches_of(stream_of(dataset))] == [None, None]
+
+
+def test_an_item_unlike_the_first_of_its_batch():
+    stream = stream_of([1, 2, "x", 4], 3)
+    with pytest.raises(SampleError, match="got text: 'x'") as caught:
+        stream.stage(0, make_slot)
+    assert (caught.value.batch, caught.value.index, caught.value.field) == (0, 2, "0")
+
+
+@pytest.mark.parametrize("names", [(), ("x",)])
+def test_each_batch_has_the_form_of_its_own_first_item(names):
+    items = [{"x": np.arange(length)} for length in (2, 2, 3, 3, 1, 1)] + [{"y": "a"}, {"y": "b"}]
+    found = batches_of(stream_of(items[: 6 if names else 8], collation=Collation(ragged=frozenset(names))))
+    if names:
+        assert [arrays[1] for arrays, _, _ in found] == [[0, 2, 4], [0, 3, 6], [0, 1, 2]]
+    else:
+        assert [np.shape(arrays) for arrays, _, _ in found] == [(1, 2, 2), (1, 2, 3), (1, 2, 1), (0,)]
+        assert found[-1][1] == [["a", "b"]]
+
+
+def test_items_are_read_no_further_than_asked():
+    given = []
+    stream = stream_of((given.append(number) or number for number in range(9)), 3)
+    stream.stage(0, make_slot)
+    assert given == [0, 1, 2]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_generator_is_closed(holds):
+    """Also if the dataset holds it, so that it would not end by itself."""
+    closed, held = [], []
+
+    def numbers():
+        try:
+            yield from range(9)
+        finally:
+            closed.append(True)
+
+    class Own:
+        def __iter__(self):
+            items = numbers()
+            if holds:
+                held.append(items)
+            return items
+
+    stream = stream_of(Own())
+    stream.close()  # before the first batch
+    stream.stage(0, make_slot)
+    stream.close()
+    assert closed == [True]
+
+
+def test_items_draw_by_their_worker():
+    class Drawn:
+        def __iter__(self):
+            while True:
+                yield sample_rng().integers(1 << 30)
+
+    def draw(worker):
+        outer = exchange_draw(Draw(7, 0))
+        try:
+            stream = stream_of(Drawn(), 4, reached=ItemState(worker, 0))
+            staged = stream.stage(0, make_slot)
+            return staged.slot.views(staged.layout)[0].tolist()
+        finally:
+            exchange_draw(outer)
+
+    assert draw(0) == draw(0) != draw(1)
+    assert len(set(draw(0))) == 4

@@ -1,0 +1,182 @@
+"""Batches of a reader's samples: the first settles the fields, and no slot is lost."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gpuloader import SampleError, data
+from gpuloader.batches import reader_batches as module
+from gpuloader.batches.reader_batches import SampleListStager, SampleStager
+from gpuloader.staging.ring import Ring
+from gpuloader.watch.stats import Meter
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "gradually"])
+def gradually(request, monkeypatch):
+    """Large batches are written into memory that grows until one has been full."""
+    monkeypatch.setattr(module, "AT_ONCE", 0 if request.param else 1 << 20)
+    return request.param
+
+
+def stage_all(stager, items):
+    """Return the arrays of all batches, whose slots go back at once."""
+    items, found = iter(items), []
+    while (staged := stager(items, len(found))) is not None:
+        assert staged.number == len(found)
+        found.append([view.tolist() for view in staged.slot.views(staged.layout)])
+        stager._ring.release(staged.slot)
+    return found
+
+
+def pairs(count):
+    return ((np.full(2, number), number) for number in range(count))
+
+
+@pytest.mark.parametrize(("drop_last", "last"), [(False, [[[[4, 4]], [4]]]), (True, [])])
+def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, last):
+    ring, meter = Ring(2, 1), Meter()
+    stager = SampleStager(None, ring, meter, 2, drop_last=drop_last)
+    whole = [[[[0, 0], [1, 1]], [0, 1]], [[[2, 2], [3, 3]], [2, 3]]]
+    assert stage_all(stager, pairs(5)) == whole + last
+    assert ring.free == 2
+    assert meter.batches == 2 + len(last)
+
+
+def test_a_batch_that_is_not_full_is_all_there_is(gradually):
+    for drop_last, wanted in [(False, [[[[0, 0], [1, 1]], [0, 1]]]), (True, [])]:
+        ring = Ring(2, 1)
+        stager = SampleStager(None, ring, Meter(), 1000, drop_last=drop_last)
+        assert stage_all(stager, pairs(2)) == wanted
+        assert ring.free == (2 if ring.allocated else 0)
+
+
+def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypatch):
+    written, original = [], module.write_gradually
+    monkeypatch.setattr(module, "AT_ONCE", 0)
+    monkeypatch.setattr(module, "write_gradually", lambda *given: written.append(1) or original(*given))
+    stager = SampleStager(None, Ring(2, 1), Meter(), 2, drop_last=False)
+    assert len(stage_all(stager, pairs(7))) == 4
+    assert len(written) == 1
+
+
+UNLIKE = [
+    ([1, 2],),
+    ([1.5, 2.5],),
+    ([1, 2, 3],),
+    (np.arange(2, dtype="i4"),),
+    (np.arange(3, dtype="f4"),),
+    (7,),
+    (np.float32(7),),
+    (np.ones((2, 3)), 1),
+    (np.ones((2, 3)), [1, 2]),
+    (np.ones((3, 2)), 1),
+    (np.ones((2, 3)), 1, 2),
+    (np.ones((2, 3)), 1, np.int8(2)),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_without_feeds_every_batch_has_the_fields_of_its_own_first_sample(size):
+    for samples in itertools.permutations(UNLIKE, 2):
+        stager = SampleStager(None, Ring(2, 1), Meter(), size, drop_last=False)
+        items = iter([sample for sample in (*samples, samples[0]) for _ in range(size)])
+        for number, sample in enumerate((*samples, samples[0])):
+            staged = stager(items, number)
+            for view, value in zip(staged.slot.views(staged.layout), sample, strict=True):
+                assert view.dtype == np.asarray(value).dtype
+                np.testing.assert_array_equal(view, np.stack([value] * size))
+            stager._ring.release(staged.slot)
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3])
+@pytest.mark.parametrize(
+    "column",
+    [
+        [1.5, 2, -3, 2**53, -(2**53)],
+        [1, 2**63 - 1, -(2**63)],
+        [True, False, True],
+        [[1.5, 2.5], [3, 4.5], [5, 6], [2**52, -1]],
+        [[1, 2], [3, 4], [2**63 - 1, -(2**63)]],
+        [[[1.5], [2]], [[3], [4]]],
+    ],
+    ids=str,
+)
+def test_numbers_and_lists_of_them_are_written_behind_one_another(fields, column):
+    stager = SampleStager(None, Ring(2, 1), Meter(), len(column), drop_last=False)
+    assert stage_all(stager, [(value,) * fields for value in column]) == [[column] * fields]
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [(1.5, 2**53 + 1), (1.5, -(2**53) - 1), ([1.5], [2**53 + 1]), (1, 2**63), ([1], [2**63]), (1, 1.5)],
+    ids=str,
+)
+def test_a_number_that_the_field_cannot_hold_is_an_error(fields, first, other):
+    stager = SampleStager(None, Ring(2, 1), Meter(), 3, drop_last=False)
+    with pytest.raises(SampleError) as caught:
+        stager(iter([(first,) * fields, (first,) * fields, (first,) * (fields - 1) + (other,)]), 0)
+    assert (caught.value.index, caught.value.field) == (2, str(fields - 1))
+
+
+class Named(tuple):
+    """A class of a user's for samples."""
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3, 4])
+def test_every_sample_has_one_value_per_field(fields):
+    good = tuple(range(fields))
+    stager = SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)
+    kinds = [good, [*good], Named(good), tuple(np.array(value) for value in good)]
+    assert stage_all(stager, kinds) == [[[value] * 4 for value in good]]
+    for bad, message in [
+        (good[:-1], f"expected {fields} fields .* got {fields - 1}"),
+        ((*good, 0), f"expected {fields} fields .* got {fields + 1}"),
+        (dict.fromkeys(good), "expected a tuple with one value per field, got dict"),
+        ("abcd"[:fields], "expected a tuple with one value per field, got str"),
+        (np.arange(fields), "expected a tuple with one value per field, got ndarray"),
+        (None, "expected a tuple with one value per field, got NoneType"),
+    ]:
+        with pytest.raises(SampleError, match=message) as caught:
+            stager(iter([good, good, bad, good]), 1)
+        assert caught.value.index == 2
+    for bad in ({}, "a", None, (), []):
+        with pytest.raises(SampleError, match=r"expected (a tuple with )?one value") as caught:
+            SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)(iter([bad, good]), 0)
+        assert caught.value.index == 0
+
+
+@pytest.mark.parametrize("make", [lambda *given: SampleStager(*given, 3, drop_last=False), SampleListStager])
+def test_a_sample_unlike_the_first_is_an_error_that_costs_no_slot(gradually, make):
+    samples = [(np.zeros(2),), (np.zeros(3),), (np.zeros(3),)]
+    ring = Ring(2, 1)
+    stager = make(None, ring, Meter())
+    items = iter([samples] if isinstance(stager, SampleListStager) else samples)
+    with pytest.raises(SampleError, match=r"expected shape \(2,\).*got \(3,\)") as caught:
+        stager(items, 0)
+    assert (caught.value.index, caught.value.field) == (1, "0")
+    assert ring.free == (2 if ring.allocated else 0)
+
+
+@pytest.mark.parametrize(("drop_last", "count"), [(False, 2), (True, 1)])
+def test_samples_of_varying_length_are_kept_until_their_batch_is_complete(drop_last, count):
+    buffer = np.zeros((4, 1))
+
+    def reuse():
+        for number in range(1, 4):
+            buffer[:number] = number
+            yield (buffer[:number],)
+
+    ring = Ring(2, 1)
+    stager = SampleStager([data("x", [None, 1], "float64", 1)], ring, Meter(), 2, drop_last=drop_last)
+    found = stage_all(stager, reuse())
+    assert found[0] == [[[1.0], [2.0], [2.0]], [0, 1, 3]]
+    assert len(found) == count
+    assert ring.free == 2
+
+
+@pytest.mark.parametrize("given", [3, "ab", None, [], ()])
+def test_a_list_of_samples_must_be_one(given):
+    with pytest.raises(SampleError, match="expected a list of samples"):
+        SampleListStager(None, Ring(1, 0), Meter())(iter([given]), 0)
