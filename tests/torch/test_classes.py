@@ -158,7 +158,7 @@ class TestTheSamplersOfALoader:
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_workers_read_classes_of_the_user(start_method):
     for dataset, expected in ((Squares(), [0, 1, 4, 9]), (Shares(), [0, 1, 2, 3, 4, 5])):
-        loader = drop_in.DataLoader(dataset, 2, num_workers=2, start_method=start_method)
+        loader = drop_in.DataLoader(dataset, 2, num_workers=1, start_method=start_method)
         assert sorted(torch.cat(list(loader)).tolist()) == expected
 
 
