@@ -6,7 +6,7 @@ from time import perf_counter
 
 from benchmarks.gpu.blocks import Blocks
 from benchmarks.gpu.clocks import GIB, KIB, MIB, Pinned, copies, synchronize
-from benchmarks.gpu.ready import ReadyRoad
+from benchmarks.gpu.ready import ReadyBuffers
 from benchmarks.gpu.turns import Judged, measure
 from benchmarks.measure import Candidate
 from gpuloader import CUDAPlace, DataLoader
@@ -35,17 +35,17 @@ def bandwidth(repeats: int) -> list[Judged]:
 
 def _one(nbytes: int, repeats: int) -> Judged:
     count = max(16, min(1000, 2 * GIB // nbytes))
-    road = ReadyRoad(nbytes)
-    pinned = Pinned(nbytes * road.slots)
-    arena = Arena(nbytes * road.slots, open_device(CUDAPlace(0)).locker)
-    starts = [number * nbytes for number in range(road.slots)]
+    buffers = ReadyBuffers(nbytes)
+    pinned = Pinned(nbytes * buffers.slots)
+    arena = Arena(nbytes * buffers.slots, open_device(CUDAPlace(0)).locker)
+    starts = [number * nbytes for number in range(buffers.slots)]
     candidates = {
         BARE: copies(nbytes, [pinned.ptr + start for start in starts], count),
         REGISTERED: copies(nbytes, [arena.address + start for start in starts], count),
-        OURS: _through(road, count),
+        OURS: _through(buffers, count),
     }
     if nbytes <= 64 * MIB:
-        candidates[DEEP] = _through(ReadyRoad(nbytes, prefetch=4, capacity=4), count)
+        candidates[DEEP] = _through(ReadyBuffers(nbytes, prefetch=4, capacity=4), count)
     if nbytes in (MIB, 16 * MIB, 64 * MIB):
         candidates[WORKED] = _worked(nbytes, min(count, 128))
     share = GOALS.get(nbytes)
@@ -65,9 +65,9 @@ def _one(nbytes: int, repeats: int) -> Judged:
     )
 
 
-def _through(road: ReadyRoad, count: int) -> Candidate:
+def _through(buffers: ReadyBuffers, count: int) -> Candidate:
     def run() -> float:
-        epoch = road.epoch(count)
+        epoch = buffers.epoch(count)
         start = perf_counter()
         for arrays in epoch:
             del arrays

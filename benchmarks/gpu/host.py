@@ -38,10 +38,10 @@ Epochs = Callable[[], Iterable[Any]]
 
 def _ready(batches: int) -> Epochs:
     """Return epochs of batches that are staged already: the pipeline alone."""
-    from benchmarks.gpu.ready import ReadyRoad
+    from benchmarks.gpu.ready import ReadyBuffers
 
-    road = ReadyRoad(BATCH * 785)
-    return lambda: road.epoch(batches)
+    buffers = ReadyBuffers(BATCH * 785)
+    return lambda: buffers.epoch(batches)
 
 
 def _from_generator(batches: int, output: str | None = None) -> Epochs:

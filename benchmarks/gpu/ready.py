@@ -9,7 +9,7 @@ import numpy as np
 from gpuloader import CUDAPlace
 from gpuloader.batches.stream import StagedBatch
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch, build_buffers
+from gpuloader.epoch.epoch import Iteration, open_epoch, take_buffers
 from gpuloader.errors import QueueClosed
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
@@ -51,8 +51,8 @@ class ReadyFetch:
         return StagedBatch(slot, self._layout, (0,), self._given - 1)
 
 
-class ReadyRoad:
-    """A road to the first GPU for batches of one size, which keeps its slots across epochs.
+class ReadyBuffers:
+    """Slots and a lane to the first GPU for batches of one size, kept across epochs.
 
     Parameters
     ----------
@@ -68,21 +68,21 @@ class ReadyRoad:
         self._layout = arrange((((nbytes,), np.dtype(np.uint8)),))
         self._meter = Meter()
         delivery = Delivery.of([CUDAPlace(0)], None, None, prefetch=prefetch, drop_last=True)
-        self._road = build_buffers(delivery, capacity, self._meter)
+        self._buffers = take_buffers(deque(), delivery, capacity, self._meter)
 
     @property
     def slots(self) -> int:
         """The number of host slots."""
-        return self._road.ring.count
+        return self._buffers.ring.count
 
-    def epoch(self, count: int) -> Epoch:
+    def epoch(self, count: int) -> Iteration:
         """Begin an epoch of `count` batches, each a list of one CuPy array."""
-        fetch = ReadyFetch(self._road.ring, self._layout, count)
-        return Epoch(
-            self._road,
+        fetch = ReadyFetch(self._buffers.ring, self._layout, count)
+        return open_epoch(
+            self._buffers,
             fetch,
             lambda step: step[0][1],
-            deque(maxlen=0),  # the road is kept here
+            deque(maxlen=0),  # they are kept here
             drop_last=False,
             meter=self._meter,
         )

@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 
 from benchmarks.gpu.clocks import MIB, Pinned, copies, on_device, synchronize
-from benchmarks.gpu.ready import ReadyRoad
+from benchmarks.gpu.ready import ReadyBuffers
 from benchmarks.gpu.turns import Judged, measure, take_turns
 from gpuloader import DataLoader, TensorDataset
 from gpuloader.kernels.spin import spin
@@ -31,15 +31,15 @@ def steps(repeats: int) -> list[Judged]:
 
 def _steps(nbytes: int, ratio: float, repeats: int) -> Judged:
     """Time one kind of step as the interval between the ends of consecutive kernels, in device time."""
-    road = ReadyRoad(nbytes)
-    pinned = Pinned(nbytes * road.slots)
-    copy = copies(nbytes, [pinned.ptr + number * nbytes for number in range(road.slots)], STEPS)
+    buffers = ReadyBuffers(nbytes)
+    pinned = Pinned(nbytes * buffers.slots)
+    copy = copies(nbytes, [pinned.ptr + number * nbytes for number in range(buffers.slots)], STEPS)
     copy()
     compute = int(statistics.median(copy() for _ in range(5)) * ratio * 1e3)
 
     def step() -> float:
         events = []
-        for arrays in road.epoch(STEPS):
+        for arrays in buffers.epoch(STEPS):
             del arrays
             spin(compute)
             event = cupy.cuda.Event()
@@ -82,7 +82,7 @@ def host_time(repeats: int) -> list[Judged]:
     images = np.zeros((100 * count, 784), np.float32)
     taken = DataLoader(TensorDataset(images), places="gpu:0", batch_size=100, shuffle=True)
     resident = DataLoader(TensorDataset(images), places="gpu:0", batch_size=100, shuffle=True, cache="device")
-    road = ReadyRoad(32 * 784 * 4 + 256)
+    buffers = ReadyBuffers(32 * 784 * 4 + 256)
     name = "from_generator, reader ahead"
     case = Judged(
         "host time of a ready batch, 32 x 784 float32 and labels",
@@ -95,7 +95,7 @@ def host_time(repeats: int) -> list[Judged]:
     )
     candidates = {
         name: lambda: _calls(iter(read), pause=0.0005),
-        "prefilled slots, one after another": lambda: _calls(road.epoch(count), pause=0),
+        "prefilled slots, one after another": lambda: _calls(buffers.epoch(count), pause=0),
         "arrays, 100 x 784, fetched by next itself": lambda: _calls(iter(taken), pause=0),
         "arrays on the device, 100 x 784, gathered there": lambda: _calls(iter(resident), pause=0),
     }

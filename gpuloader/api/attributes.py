@@ -14,6 +14,7 @@ from gpuloader.order.batch_samplers import BatchSampler
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import GeneratorLike
+from gpuloader.sources.describing import Source
 
 # The batch sampler of a `DataLoader` that has made its own: the batches of its next epoch.
 
@@ -194,7 +195,7 @@ class Described:
     """
 
     _given: dict[str, Any]
-    _source: Any
+    _source: Source
     _batching: Batching
     _batches: Iterable[Any] | None
     _loading: Loading
@@ -365,7 +366,7 @@ class Described:
     def __repr__(self) -> str:
         batching = self._batching
         parts = [
-            _describe_dataset(self.dataset, self._source),
+            _describe_dataset(self.dataset, self._source.dataset),
             _describe_batches(batching),
             _describe_order(self._given, batching),
             _describe_workers(self._loading.workers, self.num_workers),

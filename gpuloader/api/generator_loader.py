@@ -18,8 +18,7 @@ from gpuloader.devices.opening import default_place, guarded_place
 from gpuloader.devices.outputs import check_output
 from gpuloader.devices.places import Place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch, EpochBuffers, build_buffers, take_buffers
-from gpuloader.epoch.steps import DeliveredStep
+from gpuloader.epoch.epoch import DeliveredStep, EpochBuffers, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
@@ -54,12 +53,12 @@ class Driven:
     def __init__(self, *, iterable: bool, has_feeds: bool) -> None:
         self._made_iterable = iterable
         self._has_feeds = has_feeds
-        self._started: Epoch | None = None
+        self._started: Iteration | None = None
         self._ended = False
-        self._looped: weakref.ref[Epoch] | None = None
-        self._taken: Epoch | None = None
+        self._looped: weakref.ref[Iteration] | None = None
+        self._taken: Iteration | None = None
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> Iteration:
         raise NotImplementedError
 
     @property
@@ -357,7 +356,7 @@ class GeneratorLoader(Driven, Measured):
             source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
         )
         self._course.forget_prepared()
-        # A new deque: an epoch that still runs returns its road, with the old places, to the old one.
+        # A new deque: an epoch that still runs returns its buffers, with the old places, to the old one.
         self._idle = deque(maxlen=1)
         return self
 
@@ -447,17 +446,17 @@ class GeneratorLoader(Driven, Measured):
         """
         opening = self._ready()
 
-        def prepare(progress: Progress) -> Epoch:
+        def prepare(progress: Progress) -> Iteration:
             epoch = opening(progress)
             epoch.prepare()
             return epoch
 
         self._course.prepare(prepare)
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> Iteration:
         return self._course.begin(self._ready())
 
-    def _ready(self) -> Callable[[Progress], Epoch]:
+    def _ready(self) -> Callable[[Progress], Iteration]:
         """Return the function that opens an epoch, if one can begin now."""
         check_not_reading(self._token)
         if self._stream is None or self._delivery is None or self._reader is None:
@@ -468,17 +467,17 @@ class GeneratorLoader(Driven, Measured):
         self._delivery.refuse_capture()
         return partial(self._open, self._stream, self._delivery, self._reader)
 
-    def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Epoch:
+    def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Iteration:
         delivery.refuse_another()
         guard = Finalizer()
-        road = take_buffers(self._idle) or build_buffers(delivery, self._capacity, self._meter)
-        batches = stream(road.ring, progress)
+        buffers = take_buffers(self._idle, delivery, self._capacity, self._meter)
+        batches = stream(buffers.ring, progress)
         fetch: Fetch = InlineFetch(batches)
         if self._read_ahead:
-            fetch = ReadAhead(batches, road.ring, self._capacity, self._pace, bound=True, eager=True)
+            fetch = ReadAhead(batches, buffers.ring, self._capacity, self._pace, bound=True, eager=True)
         # The deque of this source: a source set meanwhile has its own.
-        return Epoch(
-            road,
+        return open_epoch(
+            buffers,
             fetch,
             partial(self._present, progress, is_flat=self._feeds is None and len(delivery.devices) == 1),
             self._idle,

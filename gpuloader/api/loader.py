@@ -12,7 +12,6 @@ from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Loading, Presenter
 from gpuloader.api.options import (
     check_collation,
-    check_dataset,
     check_delivery,
     check_on_bad,
     check_parts,
@@ -30,14 +29,14 @@ from gpuloader.api.options import (
 from gpuloader.api.state import Cursor, Progress
 from gpuloader.checks import check_flags
 from gpuloader.epoch.cache import ArraySource, check_cache, materialise
-from gpuloader.epoch.epoch import Epoch, Iteration
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.fetch.fetching import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, StoredOrder
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.samplers import Sampler, make_sampler
 from gpuloader.sources.dataset import Readable, S
-from gpuloader.sources.tables.table import as_dataset
+from gpuloader.sources.describing import describe
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.stats import Meter
@@ -264,8 +263,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         given = dict(locals())  # the options, for the attributes and for copies
         added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
         by_key = may_ask_by_key(sampler, batch_sampler)
-        source = as_dataset(dataset, by_key=by_key, encoded=decode is not None)
-        iterable = check_dataset(source)
+        source = describe(dataset, by_key=by_key, encoded=decode is not None)
+        iterable = source.iterable
         check_flags(
             return_list=return_list,
             shuffle=shuffle,
@@ -274,7 +273,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         )
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         transforms = check_transforms(transforms)
-        pictures = find_stage(source, transforms, decode, self._feeds)
+        pictures = find_stage(transforms, decode, self._feeds, holds_images=source.holds_images)
         start_method = resolve_start_method(start_method, multiprocessing_context)
         workers = WorkerOptions.of(
             num_workers=num_workers,
@@ -292,8 +291,9 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             on_worker_death=on_worker_death,
         )
         batching = Batching.choose(
-            source,
+            source.dataset,
             iterable=iterable,
+            own_order=source.own_order,
             sampler=sampler,
             batch_sampler=batch_sampler,
             batch_size=batch_size,
@@ -303,7 +303,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
             make=self._make_sampler,
         )
         self._batching = self._divide(
-            batching, shard, uneven=uneven, dataset=source, in_order=workers.in_order
+            batching, shard, uneven=uneven, dataset=source.dataset, in_order=workers.in_order
         )
         delivery = check_delivery(
             places=places,
@@ -425,12 +425,12 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         self._ready()
         self._course.prepare(self._open_prepared)
 
-    def _open_prepared(self, progress: Progress) -> Epoch:
+    def _open_prepared(self, progress: Progress) -> Iteration:
         epoch = self._loading.begin(progress)
         epoch.prepare()
         return epoch
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> Iteration:
         self._ready()
         return self._course.begin(self._loading.begin)
 
@@ -446,18 +446,18 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         if source is not None:
             return source
         reading = DataLoader(
-            self._source,
+            self._source.dataset,
             self._feeds,
             "cpu",
             batch_size=CACHE_BATCH,
-            sampler=StoredOrder(self._source),
+            sampler=StoredOrder(self._source.dataset),
             seed=self._loading.draw_seed(),
             shard=(0, 1),
             decode=self._given["decode"],
             **self._loading.workers.as_options(),
         )
         promise = self._loading.promise_cache if self._cache == "device" else None
-        return materialise(reading, len(self._source), promise)
+        return materialise(reading, len(self._source.dataset), promise)
 
     def _configuration(self) -> Configuration:
         return self._loading.configuration

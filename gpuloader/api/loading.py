@@ -21,10 +21,17 @@ from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.stream import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Autotuner, Epoch, EpochBuffers, Resizable, build_buffers, take_buffers
-from gpuloader.epoch.lane import Masks
-from gpuloader.epoch.split import ShardedPlan, add_mask
-from gpuloader.epoch.steps import DeliveredStep, KernelsAhead
+from gpuloader.epoch.epoch import (
+    DeliveredStep,
+    EpochBuffers,
+    Iteration,
+    KernelsAhead,
+    Resizable,
+    apply_setting,
+    open_epoch,
+    take_buffers,
+)
+from gpuloader.epoch.split import Masks, ShardedPlan, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions, check_worker_init
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
@@ -32,7 +39,7 @@ from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.order import InOrder, Shuffled, Stretch
 from gpuloader.order.plan import ALONE, DealtPlan, DividedPlan, OrderedPlan, Plan
-from gpuloader.sources.dataset_base import count_items
+from gpuloader.sources.describing import Source
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.rereading import check_not_reading
@@ -320,7 +327,7 @@ class Loading:
 
     Parameters
     ----------
-    dataset : object
+    source : Source
         The dataset to read.
     batching : Batching
         Which samples make up a batch.
@@ -353,7 +360,7 @@ class Loading:
 
     def __init__(
         self,
-        dataset: Any,
+        source: Source,
         batching: Batching,
         collation: Collation,
         workers: WorkerOptions,
@@ -369,7 +376,7 @@ class Loading:
         self.places = delivery.places
         self.devices = [device.name for device in delivery.devices]
         self.size = None if batching.size is None else -(-batching.size // delivery.shards)
-        self._dataset = dataset
+        self._source = source
         self._batching = batching
         self._collation = collation
         self._delivery = delivery
@@ -379,13 +386,13 @@ class Loading:
         self._meter = meter
         self._draw = draw
         self._programmer = collation.programmer
-        self._kernels = KernelsAhead(delivery.devices)
-        if self._programmer is not None and not delivery.on_host:
+        self._kernels = None if delivery.on_host else KernelsAhead(delivery.devices)
+        if self._programmer is not None and self._kernels is not None:
             self._programmer.planned = self._kernels.begin
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._fetching = self._make_fetching(collation, workers, None)
-        self._climb = self._fetching.climb(delivery.prefetch)
+        self._tuner = self._fetching.autotuner(delivery.prefetch, meter)
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
         self._epochs = EpochSetter(batching)
         self._masks = Masks(delivery.locker)
@@ -395,10 +402,9 @@ class Loading:
     ) -> Fetching:
         batching = self._batching
         reading = Reading(
-            self._dataset,
+            self._source,
             collation,
             self.size,
-            iterable=batching.iterable,
             drop_last=batching.drop_last or (batching.iterable and self._shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
@@ -413,17 +419,17 @@ class Loading:
     @property
     def configuration(self) -> Configuration:
         """The options that explain a loop's times."""
-        fetching, workers, climb = self._fetching, self.workers, self._climb
+        fetching, workers, tuner = self._fetching, self.workers, self._tuner
         return Configuration(
             fetching.reads,
-            fetching.count if climb is None else climb.setting.workers,
+            fetching.count if tuner is None else tuner.setting.workers,
             workers.kind,
             usable_cores(),
             len(self._delivery.devices),
             persistent=workers.persistent,
-            tuned="" if climb is None else climb.describe(),
-            most=0 if climb is None else climb.most_workers,
-            since=None if climb is None else climb.settled_at,
+            tuned="" if tuner is None else tuner.describe(),
+            most=0 if tuner is None else tuner.most_workers,
+            since=None if tuner is None else tuner.settled_at,
             pace=fetching.pace if fetching.ahead and not fetching.count else None,
         )
 
@@ -485,7 +491,7 @@ class Loading:
     def _count_batches(self, batching: Batching) -> int:
         if not batching.iterable:
             return batching.count()
-        samples = count_items(self._dataset)  # not checked against what the workers yield, as in PyTorch
+        samples = self._source.count_items()  # not checked against what the workers yield, as in PyTorch
         drop_last = batching.drop_last or self._shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
@@ -527,13 +533,13 @@ class Loading:
             gatherer = RowStager(outline.arrays, None, collation, outline.tree)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
         self._fetching = self._make_fetching(collation, workers, gatherer)
-        self._climb = self._fetching.climb(self._delivery.prefetch)
+        self._tuner = self._fetching.autotuner(self._delivery.prefetch, self._meter)
 
     def refuse_capture(self) -> None:
         """Raise `LoaderError` if the calling thread captures a graph, so that no epoch can begin."""
         self._delivery.refuse_capture()
 
-    def begin(self, progress: Progress) -> Epoch:
+    def begin(self, progress: Progress) -> Iteration:
         """Open an epoch at the user's position, for the rank that this process has now.
 
         Raises
@@ -550,12 +556,13 @@ class Loading:
         watched = watch(batching)
         self._positions.place(progress, batching)
         self._fetching.divide(batching.division)
-        climb = self._climb
-        if climb is not None:
-            self._fetching.begin_with(climb.setting)
-            self._delivery = replace(self._delivery, prefetch=climb.setting.prefetch)
+        tuner = self._tuner
+        if tuner is not None:
+            self._fetching.begin_with(tuner.setting)
+            self._delivery = replace(self._delivery, prefetch=tuner.setting.prefetch)
         self._epochs.begin(progress.epoch)
-        road = take_buffers(self._idle) or build_buffers(
+        buffers = take_buffers(
+            self._idle,
             self._delivery,
             self._fetching.ahead,
             self._meter,
@@ -566,25 +573,23 @@ class Loading:
         order, own, one = self._plan(progress, batching)
         if self._resident is not None:
             try:
-                self._resident.begin(order, road.lanes)
+                self._resident.begin(order, buffers.lanes)
             except BaseException:
-                self._idle.append(road)  # nothing is in flight on it
+                self._idle.append(buffers)  # nothing is in flight there
                 raise
-        fetch = self._fetching.open(one, road.ring, self._meter)
+        fetch = self._fetching.open(one, buffers.ring, self._meter)
         drops = batching.drop_last or self._delivery.drop_last
-        steering = None
-        if climb is not None:
-            resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
-            steering = Autotuner(climb, resizable, road.ring, road.lanes, self._meter, self._fetching)
-        return Epoch(
-            road,
+        resizable = cast("Resizable", fetch)  # only workers that fetch by index are tuned
+        return open_epoch(
+            buffers,
             fetch,
             watched(partial(self._presenter.present, progress, own is not None)),
             self._idle,
             drop_last=self._delivery.drop_last,
             meter=self._meter,
-            ended=partial(end_epoch, progress, partial(find_spent, self._dataset, batching, drops=drops)),
-            steering=steering,
+            ended=partial(end_epoch, progress, partial(find_spent, self._source, batching, drops=drops)),
+            tuner=tuner,
+            apply=partial(apply_setting, buffers, resizable, self._fetching),
             masking=None if own is None else lambda staged: self._masks.get(*own(staged)),
             guard=guard,
             kernels=self._kernels,

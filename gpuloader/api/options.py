@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.api.state import OF_DATASETS
 from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO, check_count, check_word
 from gpuloader.devices.opening import default_place
@@ -19,15 +18,13 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.split import check_last, check_split
 from gpuloader.fetch.fetching import METHODS, WorkerOptions
 from gpuloader.fields.spec import FeedSpec
-from gpuloader.order.batching import Batching, find_classes
+from gpuloader.order.batching import Batching
 from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.ranks import find_local_rank
 from gpuloader.order.samplers import Sampler
-from gpuloader.sources.dataset import IterableDataset
-from gpuloader.sources.describing import chained, check_alike, holds_pictures, refuse_hidden_mix
-from gpuloader.sources.frameworks import is_iterable_only
-from gpuloader.system.rereading import refuse_read
+from gpuloader.sources.describing import Source, check_alike
+from gpuloader.system.imported import find_classes
 from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
@@ -38,7 +35,11 @@ if TYPE_CHECKING:
 
 
 def find_stage(
-    dataset: object, transforms: Sequence[Any], decode: str | None, feeds: Sequence[FeedSpec] | None
+    transforms: Sequence[Any],
+    decode: str | None,
+    feeds: Sequence[FeedSpec] | None,
+    *,
+    holds_images: bool,
 ) -> PictureStage | None:
     """Return what a loader does to the pictures of each sample; None if there are none.
 
@@ -51,7 +52,7 @@ def find_stage(
     """
     check_word("decode", decode, ("image", "device"), optional=True)
     pictures, _ = split_transforms(transforms)
-    if not (pictures or decode or holds_pictures(dataset)):
+    if not (pictures or decode or holds_images):
         return None
     # Imported late, because only loaders of pictures need it.
     from gpuloader.batches.image_samples import PictureStage
@@ -364,14 +365,14 @@ def check_collation(
 
 
 def check_parts(
-    dataset: object, batching: Batching, collation: Collation, *, chosen: bool, cached: bool
+    source: Source, batching: Batching, collation: Collation, *, chosen: bool, cached: bool
 ) -> None:
     """Check that the datasets that a dataset is composed of can share a batch, as far as is known.
 
     Parameters
     ----------
-    dataset : object
-        The dataset.
+    source : Source
+        The dataset and its parts.
     batching : Batching
         Which samples make up a batch.
     collation : Collation
@@ -385,20 +386,17 @@ def check_parts(
     ------
     SampleError
         Two datasets that are read one after another have different fields, dtypes or shapes.
-    TypeError
-        A dataset of another package is composed of a `MixDataset`.
     """
-    refuse_hidden_mix(dataset)
-    if collation.whole or collation.feeds is not None:
+    if source.iterable or collation.whole or collation.feeds is not None:
         return
-    if cached or not (chosen or _keeps_apart(chained(dataset), batching)):
-        check_alike(dataset, collation.ragged | (collation.pads or {}).keys())
+    if cached or not (chosen or _keeps_apart(source.chained, batching)):
+        check_alike(source, collation.ragged | (collation.pads or {}).keys())
 
 
-def _keeps_apart(parts: Sequence[Sized], batching: Batching) -> bool:
+def _keeps_apart(parts: Sequence[Source], batching: Batching) -> bool:
     """Return whether every batch has samples of one dataset only."""
     size = batching.size or 1
-    ends = itertools.accumulate(map(len, parts[:-1]))
+    ends = itertools.accumulate(len(part.dataset) for part in parts[:-1])
     return size == 1 or (isinstance(batching.order(0, 0), InOrder) and all(end % size == 0 for end in ends))
 
 
@@ -520,32 +518,6 @@ def check_one_shape(batching: Batching, shards: int, remainder: str) -> None:
             f"with static=True all batches must have one shape, but an epoch's last one has {last} samples "
             f"instead of {size}: pass drop_last=True, or a batch_size that divides the number of samples"
         )
-
-
-def check_dataset(dataset: object) -> bool:
-    """Return whether a dataset is iterable rather than map-style.
-
-    Raises
-    ------
-    TypeError
-        The dataset is neither.
-    ReaderError
-        The dataset is a generator that has been read already.
-
-    >>> check_dataset([1, 2]), check_dataset(iter([1, 2]))
-    (False, True)
-    """
-    if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
-        return True
-    if hasattr(dataset, "__getitem__"):
-        return False
-    if isinstance(dataset, Iterable):
-        refuse_read(dataset, "the dataset is", OF_DATASETS)
-        return True
-    raise TypeError(
-        f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which has "
-        "neither (for a generator function, use DataLoader.from_generator)"
-    )
 
 
 def may_ask_by_key(*samplers: object) -> bool:

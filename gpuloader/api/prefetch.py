@@ -21,8 +21,14 @@ from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput, check_output
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch, EpochBuffers, Iteration, build_buffers, take_buffers
-from gpuloader.epoch.steps import DeliveredStep, KernelsAhead
+from gpuloader.epoch.epoch import (
+    DeliveredStep,
+    EpochBuffers,
+    Iteration,
+    KernelsAhead,
+    open_epoch,
+    take_buffers,
+)
 from gpuloader.errors import BadType
 from gpuloader.fetch.inline import Fetch, InlineFetch
 from gpuloader.fetch.read_ahead import ReadAhead
@@ -299,8 +305,8 @@ class PrefetchedLoader(Measured):
         self._ahead = ahead
         self._delivery = delivery
         self._programmer = collation.programmer
-        self._kernels = KernelsAhead(delivery.devices)
-        if self._programmer is not None and not delivery.on_host:
+        self._kernels = None if delivery.on_host else KernelsAhead(delivery.devices)
+        if self._programmer is not None and self._kernels is not None:
             self._programmer.planned = self._kernels.begin
         self._library: Any = _MISSING
         self._draws = any(one.draws for one in listed)
@@ -383,14 +389,14 @@ class PrefetchedLoader(Measured):
         self._check_ready()
         self._course.prepare(self._open_prepared)
 
-    def _open_prepared(self, progress: Progress) -> Epoch:
+    def _open_prepared(self, progress: Progress) -> Iteration:
         before = self._batches.state_dict() if has_state(self._batches) else _MISSING
         epoch = self._open_epoch(progress)
         epoch.prepare()
         self._before = before
         return epoch
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> Iteration:
         self._check_ready()
         epoch = self._course.begin(self._open_epoch)
         self._before = _MISSING
@@ -400,25 +406,23 @@ class PrefetchedLoader(Measured):
         check_not_reading(self._token)
         self._delivery.refuse_capture()
 
-    def _open_epoch(self, progress: Progress) -> Epoch:
+    def _open_epoch(self, progress: Progress) -> Iteration:
         guard = Finalizer()
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
         # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
         capacity = (self._ahead + (not self._delivery.on_host or not self._ahead)) * len(
             self._delivery.devices
         )
-        road = take_buffers(self._idle) or build_buffers(
-            self._delivery, capacity, self._meter, programmer=self._programmer
-        )
-        stager = NestedStager(self._intake, road.ring, self._meter, Draw(progress.seed, progress.epoch))
+        buffers = take_buffers(self._idle, self._delivery, capacity, self._meter, programmer=self._programmer)
+        stager = NestedStager(self._intake, buffers.ring, self._meter, Draw(progress.seed, progress.epoch))
         batches = stage_all(source, stager, Reached(progress.batches, 1, progress.own), self._token)
         fetch: Fetch = InlineFetch(batches)
         if self._ahead:
             # What a loader announces while it is read must not be seen before `next` returns.
             pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._pace
-            fetch = ReadAhead(batches, road.ring, capacity, pace, bound=True, eager=True)
-        return Epoch(
-            road,
+            fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
+        return open_epoch(
+            buffers,
             fetch,
             partial(self._present, progress, source),
             self._idle,

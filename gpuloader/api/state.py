@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.stream import StagedBatch
 from gpuloader.errors import ReaderError
-from gpuloader.order.batching import Batching, find_classes
+from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler
-from gpuloader.sources.dataset import ChainDataset
+from gpuloader.sources.describing import READ_ONCE, Source
 from gpuloader.system.rereading import find_kept, may_start_over
 
 _COUNTED, _POSITIONED = 1, 2
@@ -352,9 +352,6 @@ def _count(value: Any, limit: int | None = None) -> int:
 
 # The end of an epoch, and the error for one that is empty because an earlier one has read its source.
 
-OF_DATASETS = (
-    "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
-)
 OF_BATCHES = "pass a loader, a list, or an object whose __iter__ makes a new iterator"
 _OF_SAMPLERS = "pass a list, or an object whose __iter__ makes a new iterator"
 _OF_CLASSES = "make a new iterator in every call, for example by writing __iter__ with yield"
@@ -383,15 +380,13 @@ def end_epoch(progress: Progress, find: Callable[[], str]) -> None:
         raise ReaderError(f"epoch {progress.epoch} has no samples, because {problem}") from None
 
 
-def find_spent(dataset: Any, batching: Batching, *, drops: bool) -> str:
+def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     """Return which part of a loader's source can be read only once; see `end_epoch`.
 
     `drops` is whether the epoch may have had samples, but too few for a step.
     """
     if batching.iterable:
-        is_chain = isinstance(dataset, (ChainDataset, *find_classes("ChainDataset")))
-        parts = dataset.datasets if is_chain else []
-        found = (_describe("the dataset", one, OF_DATASETS, drops) for one in (dataset, *parts))
+        found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
     sampler = batching.sampler
     name = "sampler" if sampler is not None else "batch_sampler"

@@ -25,7 +25,7 @@ from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import Block
-from gpuloader.sources.describing import name_part
+from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 
@@ -41,23 +41,24 @@ class Assembler:
 
     Parameters
     ----------
-    dataset : object
-        Has ``__getitem__``, and optionally ``__getitems__``.
+    source : Source
+        The dataset, and how it is read.
     collation : Collation
         How samples become a batch.
     worker : int or None
         The number of the worker process this runs in, for error messages; None outside of workers.
     """
 
-    def __init__(self, dataset: Any, collation: Collation, worker: int | None = None) -> None:
-        self.dataset = dataset
+    def __init__(self, source: Source, collation: Collation, worker: int | None = None) -> None:
+        self.source = source
+        self.dataset = source.dataset
         # A gradient leads back to tensors of the process that computed it.
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.keeps = collation.keeps  # computed once, because it is asked for every batch
         self.schemas = SchemaCache(collation)
-        self._take_block = find_take_block(dataset, collation)
-        self._fetch_many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+        self._take_block = find_take_block(source, collation)
+        self._fetch_many = source.read_many
 
     @property
     def reads_columns(self) -> bool:
@@ -200,7 +201,7 @@ class Assembler:
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
-        part = name_part(self.dataset, index)
+        part = self.source.name_part(index)
         return SampleError(
             f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
             batch=number,
@@ -225,7 +226,7 @@ class Assembler:
 
     def _describe_parts(self, indices: Sequence[Any], position: int) -> str:
         """Return which of several chained datasets a sample is from, and the batch's first if another."""
-        part, first = name_part(self.dataset, indices[position]), name_part(self.dataset, indices[0])
+        part, first = self.source.name_part(indices[position]), self.source.name_part(indices[0])
         if not part:
             return ""
         return f"; the sample is from {part}" + (f", the batch's first from {first}" if first != part else "")

@@ -19,8 +19,8 @@ from gpuloader.batches.tree import Branch, Leaf
 from gpuloader.errors import SampleError, describe_error
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.block import Block, Chunked, Part, Rows, row_parts, take_values
+from gpuloader.sources.describing import Source, TakeBlock
 from gpuloader.staging.layout import arrange
 from gpuloader.staging.ring import Slot
 
@@ -179,8 +179,6 @@ def _varying(pieces: list[tuple[Any, Rows]], feed: FeedSpec, pads: Mapping[str, 
 
 # Assembles batches of a map-style dataset whose samples lie in columns, without making the samples.
 
-TakeBlock = Callable[[Sequence[Any]], Block]
-
 
 class Settler(Protocol):
     """The part of an `Assembler` that batches in columns need."""
@@ -205,12 +203,11 @@ class ByRow(Protocol):
         """Return the staged batch."""
 
 
-def find_take_block(dataset: object, collation: Collation) -> TakeBlock | None:
+def find_take_block(source: Source, collation: Collation) -> TakeBlock | None:
     """Return a dataset's method that reads samples in columns, or None if it has none or cannot use it."""
     if collation.whole or collation.feeds is not None or collation.pictures is not None:
         return None
-    take: TakeBlock | None = own_method(dataset, "take_block")
-    return take
+    return source.take_block
 
 
 class BlockAssembly:

@@ -21,7 +21,7 @@ from gpuloader.order.plan import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
-from gpuloader.sources.block import gives_blocks
+from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Slot
 from gpuloader.system.rereading import Steady
@@ -295,7 +295,7 @@ class ItemStream:
         )
         if not self._keep_state:
             self._reached = replace(reached, state=None)
-        self._in_blocks = not assembler.collation.whole and gives_blocks(dataset)
+        self._in_blocks = not assembler.collation.whole and assembler.source.in_blocks
         self._items: Generator[Any, None, None] | None = None
         self._number = 0
         self._asked_before = 0
@@ -471,31 +471,38 @@ class Reading:
 
     Attributes
     ----------
-    dataset : object
-        The dataset, map-style or iterable.
+    source : Source
+        The dataset, and how it is read.
     collation : Collation
         How samples become a batch.
     size : int or None
         Samples per batch; None if a batch sampler decides. Always set for an iterable dataset.
-    iterable : bool
-        Whether the dataset is iterable and has no indices.
     drop_last : bool
         Whether to drop a shorter last batch; used for iterable datasets only.
     division : Division or None
         The rank whose part of each step to read; None reads everything.
     """
 
-    dataset: Any
+    source: Source
     collation: Collation
     size: int | None
-    iterable: bool = False
     drop_last: bool = False
     division: Division | None = None
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+        return self.source.dataset
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset is iterable and has no indices."""
+        return self.source.iterable
 
     def make_assembler(self, worker: int | None = None) -> Assembler:
         """Return an assembler, which reads samples into slots; `worker` is the worker's number, if any."""
         kind = ItemAssembler if self.iterable else Assembler
-        return kind(self.dataset, self.collation, worker)
+        return kind(self.source, self.collation, worker)
 
     def open_stream(
         self, assembler: Assembler, reached: ItemState, *, keep_state: bool = True

@@ -17,7 +17,7 @@ from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import can_stage
 from gpuloader.sources.block import WholeList
-from gpuloader.sources.frameworks import is_instance
+from gpuloader.system.imported import is_instance
 
 # Blanks: a sample's container without its entries, for classes with more than entries and dataclasses.
 

@@ -15,7 +15,7 @@ from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.devices.foreign import ForeignStream, as_stream, find_raw_stream
 from gpuloader.errors import LoaderError, PlaceError
 from gpuloader.fields.tensors import describe_dtype, is_tensor, tensor_over, torch_name
-from gpuloader.sources.frameworks import is_instance
+from gpuloader.system.imported import is_instance
 
 # Delivers batches as tensors of torch, JAX or Paddle, without a copy.
 #

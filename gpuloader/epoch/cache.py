@@ -22,7 +22,8 @@ from gpuloader.fields.spec import Array
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
-from gpuloader.sources.array_rows import IndexedRows, array_source
+from gpuloader.sources.array_rows import IndexedRows
+from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
@@ -54,9 +55,9 @@ class ArraySource:
     tree: Tree
 
     @classmethod
-    def of(cls, dataset: object) -> ArraySource | None:
+    def of(cls, source: Source) -> ArraySource | None:
         """Return the arrays that a dataset reads from, or None if it does not consist of arrays."""
-        found = array_source(dataset)
+        found = source.arrays
         if found is None:
             return None
         return cls(found.arrays, found.rows, tree_of(found))

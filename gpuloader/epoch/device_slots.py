@@ -26,26 +26,24 @@ SPARE = 2
 class DeviceSlot:
     """A region of device memory that holds one batch after another.
 
-    Attributes
-    ----------
-    device : Device
-        The device of the memory.
-    memory : DeviceMemory
-        The region.
-    ready : Event
-        Recorded on the copy stream after the program that runs over a batch in the slot, if there is one.
-    streams : list of Stream
-        The streams on which the user computes with the batch: the one it was delivered to, and those of
-        `record_stream`. Empty while no user has the slot.
+        free ──take──▶ being copied into ──lend──▶ leased ──last view dies──▶ freed ──drain──▶ free
+
+    `drain` records `released` behind the user's work, and the next copy waits for that on the device. So
+    a batch may be dropped long before the kernels that read it have run.
     """
 
     __slots__ = ("__weakref__", "_released", "_waiting", "device", "memory", "ready", "streams")
 
     def __init__(self, device: Device, memory: DeviceMemory) -> None:
-        self.device, self.memory, self.ready = device, memory, device.event()
+        self.device, self.memory = device, memory
+        self.ready = device.event()  # recorded behind the program that runs over a batch in the slot
+        # Where the user computes with the batch: the stream it was delivered to, and those of
+        # `record_stream`. Empty while no user has the slot.
         self.streams: list[Stream] = []
         self._released: list[Event] = [device.event()]  # one per stream
         self._waiting = 0  # events of the last user that the next copy has to wait for
+        with _adding:
+            _all.add(self)
 
     def add_stream(self, stream: Stream) -> None:
         """Note that the user computes with the batch on another stream, too; any thread may call it."""
@@ -81,14 +79,6 @@ _all: Living[DeviceSlot] = Living()
 _adding = threading.Lock()
 
 
-def make_slot(device: Device, memory: DeviceMemory) -> DeviceSlot:
-    """Return a slot over device memory, which `find_slot` finds as long as it exists."""
-    slot = DeviceSlot(device, memory)
-    with _adding:
-        _all.add(slot)
-    return slot
-
-
 def find_slot(array: Any) -> DeviceSlot | None:
     """Return the slot that an array of a batch lies in, or None; any thread may ask."""
     with _adding:
@@ -99,45 +89,32 @@ def find_slot(array: Any) -> DeviceSlot | None:
 class DeviceSlots:
     """The device slots of one lane; their number follows the batches that the user holds.
 
-    Only the consumer calls it, from one thread at a time. Freeing memory waits for the whole device, so
-    nothing is freed while an epoch runs.
+    Only the consumer calls it, from one thread at a time; leases append to `freed` from any thread.
 
-    Parameters
-    ----------
-    device : Device
-        Where the slots lie.
-    least : int
-        As the attribute.
-
-    Attributes
-    ----------
-    least : int
-        Slots to allocate before one is used again. A slot can be written only after the work on its last
-        batch, so with too few, a copy waits for work that it could overlap with. 0 once the device is full.
-    free, freed : deque of DeviceSlot
-        The slots that can be used now, and those whose lease has ended since the last `drain`; leases append
-        to the latter from any thread.
+    The memory is not taken from CuPy's pool, which hands a freed block to the next copy at once, without
+    regard to kernels that still read it. And ``cudaFree`` waits for the whole device, so nothing is freed
+    while an epoch runs.
     """
 
-    def __init__(self, device: Device, least: int = 1) -> None:
+    def __init__(self, device: Device) -> None:
         self.free: deque[DeviceSlot] = deque()
-        self.freed: deque[DeviceSlot] = deque()
+        self.freed: deque[DeviceSlot] = deque()  # whose lease has ended since the last `drain`
         self._device = device
-        self.least = least
+        self._is_full = False  # whether the device had no memory for another slot
         self._nbytes = 0  # of each new slot
         self._outgrown: list[DeviceSlot] = []  # too small for the batches of this epoch
         self._out = 0  # slots in use now
         self._most = self._most_before = 0  # in use at once, at most, in this epoch and in the one before
 
-    def take(self, nbytes: int) -> DeviceSlot:
-        """Return a slot of at least `nbytes`, a new one if none is free.
+    def take(self, nbytes: int, least: int) -> DeviceSlot:
+        """Return a slot of at least `nbytes`, a new one if none is free or there are fewer than `least`.
 
-        Raises
-        ------
-        StagingMemoryError
-            The device has too little memory.
+        A slot can be written only after the work on its last batch, so with too few, a copy waits for work
+        that it could overlap with. Raises `StagingMemoryError` if the device has too little memory.
         """
-        slot = self._add_early(nbytes) if len(self.free) + self._out < self.least else None
+        slot = None
+        if len(self.free) + self._out < least:
+            slot = self._add_early(nbytes)
         if slot is None and self.free:
             slot = self.free.popleft()
         if slot is None or slot.memory.nbytes < nbytes:
@@ -145,7 +122,16 @@ class DeviceSlots:
                 self._outgrown.append(slot)
             if nbytes > self._nbytes:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
-            slot = make_slot(self._device, self._alloc(self._nbytes))
+            try:
+                memory = self._device.alloc(self._nbytes)
+            except StagingMemoryError:
+                if not self._outgrown:  # then no slot is free, not even one that is too small
+                    raise
+                self.free = deque(slot for slot in self.free if slot.memory.nbytes >= self._nbytes)
+                self._outgrown.clear()
+                slot = None  # too small as well, and the last reference to its memory
+                memory = self._device.alloc(self._nbytes)
+            slot = DeviceSlot(self._device, memory)
         self._out += 1
         if self._out > self._most:
             self._most = self._out
@@ -153,36 +139,21 @@ class DeviceSlots:
 
     def _add_early(self, nbytes: int) -> DeviceSlot | None:
         """Return a new slot although one may be free, if the device has room for it."""
-        if nbytes > self._nbytes:
+        if self._is_full or nbytes > self._nbytes:
             return None
         try:
-            return make_slot(self._device, self._device.alloc(self._nbytes))
+            return DeviceSlot(self._device, self._device.alloc(self._nbytes))
         except StagingMemoryError:
-            self.least = 0
+            self._is_full = True  # such a slot only saves time: the epoch goes on without it
             return None
 
-    def reserve(self) -> None:
+    def reserve(self, least: int) -> None:
         """Allocate the slots that later batches of the present size will take."""
-        while self._nbytes and len(self.free) + self._out < self.least:
+        while self._nbytes and len(self.free) + self._out < least:
             slot = self._add_early(self._nbytes)
-            if slot is not None:
-                self.free.append(slot)
-
-    def _alloc(self, nbytes: int) -> DeviceMemory:
-        try:
-            return self._device.alloc(nbytes)
-        except StagingMemoryError:
-            if not self._outgrown:  # then no slot is free, not even one that is too small
-                raise
-            self.free = deque(slot for slot in self.free if slot.memory.nbytes >= nbytes)
-            self._outgrown.clear()
-            return self._device.alloc(nbytes)
-
-    def give_back_used(self, slot: DeviceSlot, device: DeviceCalls, stream: Stream) -> None:
-        """Take back a slot that work on `stream` still reads, after which the next copy into it runs."""
-        slot.streams = [stream]
-        slot.release(device)
-        self.give_back(slot)
+            if slot is None:
+                return
+            self.free.append(slot)
 
     def lend(self, slot: DeviceSlot, stream: Stream) -> Lease:
         """Return a lease of the slot to a user who computes on `stream`, which the device keeps."""
@@ -202,6 +173,7 @@ class DeviceSlots:
         freed = self.freed
         for _ in range(len(freed)):
             slot = freed[0]
+            # An event recorded on a captured stream would become part of the user's graph.
             if slot.streams != [stream] and slot.is_captured(device, stream):
                 freed.rotate(-1)
                 continue
@@ -225,9 +197,7 @@ class DeviceSlots:
 class Runnable(Protocol):
     """What delivers in a static slot: an epoch."""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it may still deliver something."""
+    is_running: bool
 
 
 class StaticSlot:
@@ -237,24 +207,16 @@ class StaticSlot:
     outlasts the epochs: a graph that was captured over one batch computes with whichever batch is there.
 
     Only the consumer calls it, from one thread at a time; leases end in any thread.
-
-    Parameters
-    ----------
-    device : Device
-        The place's device.
-
-    Attributes
-    ----------
-    epoch : weakref.ref or None
-        The latest epoch that delivers here, a `Runnable`.
     """
 
     def __init__(self, device: Device) -> None:
-        self.epoch: weakref.ref[Runnable] | None = None
+        self.epoch: weakref.ref[Runnable] | None = None  # the latest that delivers here
         self._device = device
         self._slot: DeviceSlot | None = None
         self._layout = self._known = Layout((), 0)
         self._mask_at = 0
+        # The leases of all batches are counted, so a batch that is alive two requests later is an error
+        # instead of an array that has silently changed.
         self._freed: deque[tuple[int, DeviceSlot]] = deque()
         self._held: dict[int, int] = {}  # the number in its epoch of each delivered batch that is alive
         self._latest = 0
@@ -307,12 +269,7 @@ class StaticSlot:
     def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:
         """Return the memory, which the first batch allocates, and where a batch's fields and mask lie there.
 
-        Raises
-        ------
-        SampleError
-            The batch has other shapes or dtypes than the first one.
-        StagingMemoryError
-            The device has too little memory.
+        Raises `SampleError` if the batch has other shapes or dtypes than the first one.
         """
         layout = staged.layout
         if self._slot is None:
@@ -320,7 +277,7 @@ class StaticSlot:
             self._mask_at = align(self._layout.nbytes)
             # A later epoch may deliver masks, with one byte for each sample.
             longest = max((field.shape[0] for field in layout.fields if field.shape), default=0)
-            self._slot = make_slot(self._device, self._device.alloc(self._mask_at + longest))
+            self._slot = DeviceSlot(self._device, self._device.alloc(self._mask_at + longest))
         elif layout is not self._known:
             self._check(staged)
         self._known = layout

@@ -1,4 +1,18 @@
-"""One epoch: the iterator that a user loops over."""
+"""One epoch: from the batches that a fetch stages to the steps that a loop receives, for one place or many.
+
+An `Iteration` is what the user loops over, and an `Epoch` is what runs behind it::
+
+    Iteration   not begun ──first next()──▶ running ──last step, error, close(), drop──▶ over
+                                              │ ▲
+                                              └─┘ next(), or an interrupt: the loop may continue
+
+A step is one batch for each place. ``buffers.prefetch`` steps are in flight behind the one that is delivered,
+so their copies run while the user computes::
+
+    fetch ──get──▶ grouped ──one for each place──▶ in flight ──begin_step or next_step──▶ delivered
+                      │                                │                                      │
+                      └─ end with drop_last, error ────┴─ close ──▶ slot back ◀── lease ends ─┘
+"""
 
 from __future__ import annotations
 
@@ -9,481 +23,41 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Any, Protocol
 
+from gpuloader.batches.stream import StagedBatch
+from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.lane import Lane, count_slots
-from gpuloader.epoch.steps import DeliveredStep, KernelsAhead, Masking, Pipeline
-from gpuloader.errors import LoaderError, QueueClosed
-from gpuloader.fetch.fetching import Fetching
+from gpuloader.epoch.device_slots import StaticSlot
+from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
+from gpuloader.epoch.split import Mask
+from gpuloader.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.fetch.inline import Fetch
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.interrupts import at_exit, end_if_exiting
+from gpuloader.system.processes import StartedThread, start_thread
+from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
-from gpuloader.watch.autotuner import HillClimb
+from gpuloader.watch.autotuner import Autotuner, Setting
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
-# What an epoch leaves: slots and lanes for the next one, once nothing is fetched or copied any more.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochBuffers:
-    """Slots and lanes, reused from epoch to epoch so that their memory stays page-locked and warm.
-
-    Attributes
-    ----------
-    ring : Ring
-        The host slots.
-    lanes : tuple of Lane
-        One per place.
-    prefetch : int
-        Steps copied ahead of the consumer.
-    process : int
-        The id of the process that owns them; a forked child shares the memory and must not write to it.
-    """
-
-    ring: Ring
-    lanes: tuple[Lane, ...]
-    prefetch: int
-    process: int
-
-
-@dataclass(slots=True, eq=False)
-class Remains:
-    """What has to be closed at the end of an epoch; does not refer to the epoch, which may be dropped.
-
-    Attributes
-    ----------
-    pipeline : Pipeline
-        Fetches and copies.
-    road : Road
-        The slots and lanes.
-    idle : deque of Road
-        Where to leave the road, if it can be reused.
-    is_closed : bool
-        Whether the epoch closes it.
-    is_whole : bool
-        Whether fetching has ended in time, so that the road can be reused.
-    """
-
-    pipeline: Pipeline
-    road: EpochBuffers
-    idle: deque[EpochBuffers]
-    is_closed: bool = False
-    is_whole: bool = False
-
-
-postponed: deque[Remains] = deque()
-"""Epochs whose copies in progress are to be waited for by the next epoch of any loader."""
-
-
-def take_buffers(idle: deque[EpochBuffers]) -> EpochBuffers | None:
-    """Return a road left idle by an earlier epoch of this process, or None."""
-    finish_postponed()
-    while idle:
-        with contextlib.suppress(IndexError):  # another thread may take the last one
-            road = idle.pop()
-            if road.process == os.getpid() and not road.ring.is_finalized:
-                return road
-    return None
-
-
-def close_dropped(remains: Remains) -> None:
-    """Close what is left of an epoch that was dropped before it was closed."""
-    if not remains.is_closed:
-        close(remains)
-
-
-def close(remains: Remains) -> None:
-    """Stop fetching, wait for copies, and leave the road; if this thread captures a graph, postpone that."""
-    remains.is_whole = remains.pipeline.stop()
-    if _is_captured(remains.pipeline):
-        postponed.append(remains)
-    else:
-        _finish(remains)
-
-
-def finish_postponed() -> None:
-    """Wait for the copies of epochs that were closed where waiting would have ended a capture."""
-    for _ in range(len(postponed)):
-        with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
-            remains = postponed.popleft()
-            if _is_captured(remains.pipeline):
-                postponed.append(remains)
-            else:
-                _finish(remains)
-
-
-def _is_captured(pipeline: Pipeline) -> bool:
-    try:
-        return pipeline.find_capture() is not None
-    except LoaderError:
-        return False  # the device has failed, as closing the epoch will say
-
-
-def _finish(remains: Remains) -> None:
-    if remains.road.process != os.getpid():
-        return  # its copies run in the parent
-    remains.pipeline.finish()
-    if remains.is_whole and remains.road.ring.rearm():
-        remains.idle.append(remains.road)
-
-
-# Tuning 'auto' options during an epoch: measure after each step, and apply each new setting.
-
-FEWEST_STEPS, SHORTEST = 8, 0.2
-"""The fewest steps, and the fewest seconds, over which a rate is measured."""
-
-
-class Resizable(Protocol):
-    """A fetch whose number of workers can change while it runs."""
-
-    def resize(self, workers: int, ahead: int) -> None:
-        """Use `workers` workers from now on, and keep up to `ahead` batches in progress."""
-
-
-class Autotuner:
-    """Tunes one epoch with its loader's climb; if several epochs run at a time, only the latest tunes.
-
-    Only the consumer calls the methods.
-
-    Parameters
-    ----------
-    climb : Climb
-        The loader's search, which continues from epoch to epoch.
-    fetch : Resizable
-        The epoch's workers.
-    ring : Ring
-        The slots, which may grow in number.
-    lanes : sequence of Lane
-        One per place.
-    meter : Meter
-        The times that are measured.
-    fetching : Fetching
-        Determines how far ahead workers read with a setting, and how many bytes the slots may grow to.
-    """
-
-    def __init__(
-        self,
-        climb: HillClimb,
-        fetch: Resizable,
-        ring: Ring,
-        lanes: Sequence[Lane],
-        meter: Meter,
-        fetching: Fetching,
-    ) -> None:
-        self._climb = climb
-        self._fetch = fetch
-        self._ring = ring
-        self._lanes = lanes
-        self._meter = meter
-        self._fetching = fetching
-        self._in_force = climb.setting
-        self._flushing = 0
-        self._latest = self._read()
-        climb.steered_by = self
-
-    def begin(self, pipeline: Pipeline) -> None:
-        """Apply the setting that earlier epochs have reached."""
-        self._apply(pipeline)
-
-    def after_step(self, pipeline: Pipeline) -> bool:
-        """Count a step, and perhaps change the setting; return False once the search is over."""
-        climb = self._climb
-        if climb.settled or climb.steered_by is not self:
-            return False
-        before, self._latest = self._latest, self._read()
-        if self._flushing > 0:  # these batches belong to the last setting, or wait for new workers
-            self._flushing -= 1
-            return True
-        # Add up over as many epochs as it takes, because short epochs are too short by themselves.
-        seen = climb.seen
-        for kind, (then, now) in enumerate(zip(before, self._latest, strict=True)):
-            seen[kind] += now - then
-        steps, loop, wait = seen
-        if steps < FEWEST_STEPS or loop < SHORTEST * 1e9:
-            return True
-        climb.measured(steps / (loop * 1e-9), wait / loop)
-        return self._follow(pipeline)
-
-    def _follow(self, pipeline: Pipeline) -> bool:
-        """Apply the climb's setting; as long as memory is too small for one, let the climb choose another."""
-        climb = self._climb
-        while climb.setting != self._in_force and not self._apply(pipeline):
-            climb.refuse()
-        if climb.settled:
-            climb.settled_at = self._meter.snapshot()
-        return not climb.settled
-
-    def _read(self) -> tuple[int, int, int]:
-        meter = self._meter
-        return meter.steps, meter.wait + meter.transfer + meter.compute, meter.wait
-
-    def _apply(self, pipeline: Pipeline) -> bool:
-        """Apply the climb's setting; return False and change nothing if it exceeds the memory budget."""
-        setting, ring = self._climb.setting, self._ring
-        ahead = self._fetching.ahead_of(setting.workers, setting.depth)
-        prefetch = setting.prefetch if pipeline.prefetch else 0
-        slots, _ = count_slots(ahead, [lane.device for lane in self._lanes], prefetch)
-        if slots > ring.count:
-            if slots * ring.slot_nbytes > self._fetching.budget:
-                return False
-            ring.grow(slots - ring.count)
-        self._fetch.resize(setting.workers, ahead)
-        if prefetch:
-            pipeline.prefetch = prefetch
-            for lane in self._lanes:
-                lane.prefetch = prefetch
-        self._in_force = setting
-        self._flushing = ahead + prefetch + setting.workers
-        return True
-
+# The iterator that a loop holds.
 
 _OVER: Any = object()
-_EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
-
-
-def build_buffers(
-    delivery: Delivery,
-    capacity: int,
-    meter: Meter,
-    *,
-    shared: bool = False,
-    stretch: int = 0,
-    programmer: Programmer | None = None,
-) -> EpochBuffers:
-    """Create slots and lanes for a loader's places; the first batch reserves their memory.
-
-    Parameters
-    ----------
-    delivery : Delivery
-        The places, and how many steps to copy ahead to them.
-    capacity : int
-        The most batches that may wait for the consumer.
-    meter : Meter
-        Counts how long copies take.
-    shared : bool
-        Whether slots lie in memory that worker processes can map.
-    stretch : int
-        Bytes within which there are more slots than needed if batches are small.
-    programmer : Programmer or None
-        Builds the programs that transform batches on devices.
-    """
-    devices, prefetch = delivery.devices, delivery.prefetch
-    count, spare = count_slots(capacity, devices, prefetch)
-    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch, near=delivery.near)
-    lanes = [
-        Lane(device, ring, prefetch, meter, output, programmer, static, delivery.urgent)
-        for device, output, static in zip(devices, delivery.outputs, delivery.slots, strict=True)
-    ]
-    return EpochBuffers(ring, tuple(lanes), prefetch, os.getpid())
-
-
-class Epoch:
-    """The iterator over one epoch.
-
-    Any thread may call `__next__`; calls take turns. Leaving the loop, an exception, garbage collection or
-    interpreter exit closes it: fetching stops, and all slots return except those that the user leases.
-
-    Parameters
-    ----------
-    road : Road
-        The slots and lanes, used by this epoch alone until it closes.
-    fetch : Fetch
-        Fills the road's slots.
-    present : callable
-        Converts a delivered step to the form that the user gets.
-    idle : deque of Road
-        Where to leave the road after the epoch, if it can be reused.
-    drop_last : bool
-        Whether to leave out a last step that has no batch for every place.
-    meter : Meter
-        Counts where the time goes.
-    ended : callable or None
-        Called when the last step has been delivered.
-    steering : Steering or None
-        Tunes the epoch while it runs.
-    masking : callable or None
-        Returns the mask to deliver with each batch; None delivers none.
-    guard : Finalizer or None
-        A finalizer that is older than `fetch`; it ends the epoch if the user drops it.
-    kernels : KernelsAhead or None
-        Compiles ahead what the first batch launches.
-    """
-
-    def __init__(
-        self,
-        road: EpochBuffers,
-        fetch: Fetch,
-        present: Callable[[DeliveredStep], Any],
-        idle: deque[EpochBuffers],
-        *,
-        drop_last: bool,
-        meter: Meter,
-        ended: Callable[[], None] | None = None,
-        steering: Autotuner | None = None,
-        masking: Masking | None = None,
-        guard: Finalizer | None = None,
-        kernels: KernelsAhead | None = None,
-    ) -> None:
-        self._present = present
-        self._ended = ended
-        self._lock = threading.RLock()
-        self._pipeline: Pipeline | None = Pipeline(
-            fetch,
-            road.ring,
-            road.lanes,
-            prefetch=road.prefetch,
-            drop_last=drop_last,
-            masking=masking,
-            kernels=kernels,
-        )
-        self._remains = Remains(self._pipeline, road, idle)
-        self._guard = guard or Finalizer()
-        self._guard.watch(partial(close_dropped, self._remains))
-        for lane in road.lanes:
-            if lane.static is not None:
-                lane.static.epoch = weakref.ref(self)
-        self._steering = steering
-        if steering is not None:
-            steering.begin(self._pipeline)
-        self._meter = meter
-        self._handed = 0
-        meter.watch(road.ring)
-        _running.add(self)
-
-    def __iter__(self) -> Epoch:
-        return self
-
-    @property
-    def is_running(self) -> bool:
-        """Whether there may be further steps."""
-        return self._pipeline is not None
-
-    def __next__(self) -> Any:
-        with self._lock:
-            pipeline = self._pipeline
-            if pipeline is None:
-                end_if_exiting()
-                raise StopIteration
-            asked = perf_counter_ns()
-            if pipeline.asks:
-                self._begin_step(pipeline)
-            if self._handed:
-                self._meter.compute += asked - self._handed
-            nvtx = None
-            if is_tracing():
-                if self._handed:
-                    mark("step", self._handed, asked)
-                nvtx = push_range("next")
-            try:
-                presented = self._present(pipeline.next_step())
-            except QueueClosed:
-                presented = _OVER  # closed below: a Ctrl-C would show this exception, too
-            except Exception:
-                self.close()
-                end_if_exiting()
-                raise
-            finally:
-                if nvtx is not None:
-                    pop_range(nvtx)
-            if presented is _OVER:
-                self.close()
-                end_if_exiting()
-                if self._ended is not None:
-                    self._ended()
-                raise StopIteration
-            first = not self._handed
-            if first:
-                pipeline.finish_kernels()
-            self._handed = perf_counter_ns()
-            self._meter.delivered(asked, pipeline.waited, self._handed, first=first)
-            if self._steering is not None and not self._steering.after_step(pipeline):
-                self._steering = None
-            return presented
-
-    def prepare(self) -> None:
-        """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
-        with self._lock:
-            if self._pipeline is not None:
-                try:
-                    self._pipeline.prepare()
-                except Exception:
-                    self.close()
-                    raise
-
-    def _begin_step(self, pipeline: Pipeline) -> None:
-        """Raise `LoaderError` if no step must be delivered now, and leave the epoch as it is."""
-        try:
-            error = pipeline.begin_step()
-        except Exception:
-            self.close()
-            end_if_exiting()
-            raise
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it refers to this frame: the epoch would not end when the user drops it
-        if postponed:
-            finish_postponed()
-
-    def close(self) -> None:
-        """End the epoch early; may be called again.
-
-        Waits up to a second for the reader or the workers to finish what they are fetching. If the calling
-        thread captures a graph, the copies in progress are waited for by the next epoch of any loader.
-        """
-        with self._lock:
-            pipeline, self._pipeline = self._pipeline, None
-            if pipeline is None:
-                return
-            _running.discard(self)
-            self._remains.is_closed = True
-            self._guard.end()
-            close(self._remains)
-
-
-_running: Living[Epoch] = Living()
-
-
-def _close_running() -> None:
-    deadline = monotonic() + _EXIT_TIME
-    for epoch in list(_running):
-        # A daemon thread may be waiting for a batch; whatever ends the workers ends its epoch.
-        if epoch._lock.acquire(timeout=max(deadline - monotonic(), 0)):
-            try:
-                epoch.close()
-            finally:
-                epoch._lock.release()
-    finish_postponed()
-
-
-at_exit(_close_running)
-
-
-# What a loop over a `DataLoader` holds: an epoch that begins with the first batch that is requested.
 
 
 class Iteration(Iterator[Any]):
-    """The iterator over one epoch of a loader.
+    """The iterator over one epoch of a loader, which begins when its first step is requested.
 
-    The epoch begins when its first step is requested, not when the iterator is made. So an iterator that is
-    never used takes no epoch and starts no worker, and rank, epoch and state are those of the first request.
-    Trainers that make an iterator to find out whether they can, or long before they use it, rely on that.
+    So an iterator that is never used takes no epoch and starts no worker, and rank, epoch and state are those
+    of the first request. Trainers that make an iterator to find out whether they can, or long before they use
+    it, rely on that.
 
-    Any thread may call the methods.
-
-    Parameters
-    ----------
-    begin : callable
-        Begins the loader's next epoch.
-    length : callable
-        Returns the number of steps in a whole epoch, or raises TypeError.
+    Any thread may call the methods; calls take turns. Leaving the loop, an exception, garbage collection or
+    interpreter exit closes the epoch: fetching stops, and all slots return except those that the user leases.
 
     Examples
     --------
@@ -494,47 +68,647 @@ class Iteration(Iterator[Any]):
     (array([0, 1]), 0, 2)
     """
 
-    def __init__(self, begin: Callable[[], Epoch], length: Callable[[], int]) -> None:
+    def __init__(self, begin: Callable[[], Iteration] | None, length: Callable[[], int] | None) -> None:
+        self._begin = begin  # None once the epoch has begun, or was closed before that
         self._length = length
-        self._begin: Callable[[], Epoch] | None = begin
         self._epoch: Epoch | None = None
-        self._lock = threading.Lock()
+        self._guard: Finalizer | None = None
+        # Reentrant, because closing the fetch runs the user's code, which may close this iterator again.
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        """Return the number of steps in a whole epoch, however many of them have been delivered.
-
-        Raises
-        ------
-        TypeError
-            The number is unknown.
-        """
+        """Return the number of steps in a whole epoch; raise `TypeError` if it is unknown."""
+        if self._length is None:
+            raise TypeError("the number of steps is unknown: the loader reads until its source ends")
         return self._length()
 
     def __bool__(self) -> bool:
         return True  # not the length, which may be unknown
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the epoch has begun and there may be further steps."""
+        return self._epoch is not None and self._epoch.is_running
+
     def __next__(self) -> Any:
-        epoch = self._epoch
-        return next(self._open() if epoch is None else epoch)
+        with self._lock:
+            epoch = self._epoch
+            if epoch is None or not epoch.is_running:
+                epoch = self._open()
+            asked = perf_counter_ns()
+            try:
+                refusal = epoch.begin_step() if epoch.asks else None
+                step = epoch.next_step(asked) if refusal is None else None
+            except QueueClosed:
+                step = _OVER  # closed below, because a Ctrl-C there would show this exception, too
+            except Exception:
+                self.close()
+                end_if_exiting()
+                raise
+            if step is _OVER:
+                self.close()
+                end_if_exiting()
+                if epoch.ended is not None:
+                    epoch.ended()
+                raise StopIteration
+            if refusal is not None:
+                try:
+                    raise refusal  # the epoch stays as it is, and may continue after the capture
+                finally:
+                    del refusal  # it refers to this frame: the epoch would not end when the user drops it
+            return step
 
     def _open(self) -> Epoch:
+        """Begin the epoch; raise `StopIteration` if it is over."""
+        end_if_exiting()
+        if self._begin is None:
+            raise StopIteration
+        try:
+            begun = self._begin()
+        except Exception:
+            end_if_exiting()
+            raise
+        self._begin = None
+        # It may be one that `warm_up` has opened long ago, and that the end of the program has closed.
+        epoch = begun._epoch
+        if epoch is None or not epoch.is_running:
+            raise StopIteration
+        self._hold(epoch, begun._guard)
+        return epoch
+
+    def _hold(self, epoch: Epoch, guard: Finalizer | None) -> None:
+        self._epoch, self._guard = epoch, guard
+        _running.add(self)
+
+    def prepare(self) -> None:
+        """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""
         with self._lock:
-            if self._epoch is None:
-                if self._begin is None:
-                    raise StopIteration
-                end_if_exiting()
+            epoch = self._epoch
+            if epoch is not None and epoch.is_running:
                 try:
-                    self._epoch = self._begin()
+                    epoch.prepare()
                 except Exception:
-                    end_if_exiting()
+                    self.close()
                     raise
-                self._begin = None
-            return self._epoch
 
     def close(self) -> None:
-        """End the epoch early, or make sure that it never begins; may be called again."""
+        """End the epoch early, or make sure that it never begins; may be called again.
+
+        Waits up to a second for the reader or the workers to finish what they are fetching. If the calling
+        thread captures a graph, the copies in progress are waited for by the next epoch of any loader.
+        """
         with self._lock:
             self._begin = None
+            # It keeps the epoch, and so the memory, until it is dropped: what is page-locked cannot be
+            # unlocked while the device fails.
             epoch = self._epoch
-        if epoch is not None:
+            if epoch is None or not epoch.is_running:
+                return
+            epoch.is_running = False
+            _running.discard(self)
+            if self._guard is not None:
+                self._guard.end()
             epoch.close()
+
+
+_running: Living[Iteration] = Living()
+_EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
+
+
+def _close_running() -> None:
+    deadline = monotonic() + _EXIT_TIME
+    for iteration in list(_running):
+        # A daemon thread may hold the lock while it waits for a batch. Whatever ends its workers, which are
+        # closed after this function, ends its epoch.
+        if iteration._lock.acquire(timeout=max(deadline - monotonic(), 0)):
+            try:
+                iteration.close()
+            finally:
+                iteration._lock.release()
+    finish_postponed()
+
+
+at_exit(_close_running)
+
+
+# What an epoch computes in and leaves to the next one, so that its memory stays page-locked and warm.
+
+
+@dataclass(slots=True, eq=False)
+class EpochBuffers:
+    """The slots and lanes that epochs of one loader use, one epoch after another."""
+
+    ring: Ring  # the host slots
+    lanes: tuple[Lane, ...]  # one per place
+    prefetch: int  # steps copied ahead of the consumer
+    process: int  # the owner: a forked child shares the memory and must not write to it
+
+
+def take_buffers(
+    idle: deque[EpochBuffers],
+    delivery: Delivery,
+    capacity: int,
+    meter: Meter,
+    *,
+    shared: bool = False,
+    stretch: int = 0,
+    programmer: Programmer | None = None,
+) -> EpochBuffers:
+    """Return buffers left idle by an earlier epoch of this process, or new ones.
+
+    Up to `capacity` batches may wait for the consumer. New slots have no memory before the first batch shows
+    how much they need; `shared` and `stretch` are those of `Ring`.
+    """
+    if postponed:
+        finish_postponed()
+    while idle:
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            found = idle.pop()
+            if found.process == os.getpid() and not found.ring.is_finalized:
+                return found
+    prefetch = delivery.prefetch
+    count, spare = count_slots(capacity, delivery.devices, prefetch)
+    ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch, near=delivery.near)
+    lanes = []
+    for device, output, static in zip(delivery.devices, delivery.outputs, delivery.statics, strict=True):
+        lanes.append(Lane(device, ring, prefetch, meter, output, programmer, static, delivery.urgent))
+    return EpochBuffers(ring, tuple(lanes), prefetch, os.getpid())
+
+
+class Resizable(Protocol):
+    """A fetch whose number of workers can change while it runs."""
+
+    def resize(self, workers: int, ahead: int) -> None:
+        """Use `workers` workers from now on, and keep up to `ahead` batches in progress."""
+
+
+class Capacity(Protocol):
+    """What a loader may use for a setting: `gpuloader.fetch.fetching.Fetching`."""
+
+    @property
+    def budget(self) -> int:
+        """The most bytes that the slots may grow to."""
+
+    def ahead_of(self, workers: int, depth: int) -> int:
+        """Return how many batches are in progress with so many workers."""
+
+
+def apply_setting(
+    buffers: EpochBuffers, fetch: Resizable, capacity: Capacity, setting: Setting
+) -> int | None:
+    """Use a setting that tuning has chosen; return the steps that still belong to the one before.
+
+    Returns None, and changes nothing, if the setting exceeds the memory budget.
+    """
+    ring, lanes = buffers.ring, buffers.lanes
+    ahead = capacity.ahead_of(setting.workers, setting.depth)
+    prefetch = setting.prefetch if buffers.prefetch else 0
+    slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
+    if slots > ring.count:
+        if slots * ring.slot_nbytes > capacity.budget:
+            return None
+        ring.grow(slots - ring.count)
+    fetch.resize(setting.workers, ahead)
+    if prefetch:
+        buffers.prefetch = prefetch
+        for lane in lanes:
+            lane.prefetch = prefetch
+    # Batches in progress, and those that new workers have yet to begin, say nothing about the new setting.
+    return ahead + prefetch + setting.workers
+
+
+# The running epoch.
+
+DeliveredStep = list[tuple[StagedBatch, list[Any]]]
+"""One entry per place: the staged batch, and its arrays in layout order, with its mask last if it has one."""
+
+Masking = Callable[[StagedBatch], Mask]
+"""Returns the mask of a batch that may end in repeated samples; called once per batch, in order."""
+
+
+def open_epoch(
+    buffers: EpochBuffers,
+    fetch: Fetch,
+    present: Callable[[DeliveredStep], Any],
+    idle: deque[EpochBuffers],
+    *,
+    drop_last: bool,
+    meter: Meter,
+    ended: Callable[[], None] | None = None,
+    tuner: Autotuner | None = None,
+    apply: Callable[[Setting], int | None] | None = None,
+    masking: Masking | None = None,
+    guard: Finalizer | None = None,
+    kernels: KernelsAhead | None = None,
+) -> Iteration:
+    """Open an epoch over a fetch that fills the slots of `buffers`, and return its iterator.
+
+    Parameters
+    ----------
+    present : callable
+        Converts a delivered step to what the user gets.
+    idle : deque of EpochBuffers
+        Where to leave the buffers after the epoch, if they can be reused.
+    drop_last : bool
+        Whether to leave out a last step that has no batch for every place.
+    ended : callable or None
+        Called when the last step has been delivered.
+    tuner, apply : Autotuner or None, callable or None
+        The tuner of the loader's 'auto' options, and what applies a setting to this epoch.
+    guard : Finalizer or None
+        A finalizer that is older than `fetch`; it ends the epoch if the user drops the iterator.
+    kernels : KernelsAhead or None
+        Compiles ahead what the first batch launches.
+    """
+    epoch = Epoch(
+        buffers,
+        fetch,
+        present,
+        idle,
+        drop_last=drop_last,
+        meter=meter,
+        ended=ended,
+        masking=masking,
+        kernels=kernels,
+    )
+    guard = guard or Finalizer()
+    # The epoch knows neither the iterator nor the guard. If it did, they would be a cycle of garbage, and
+    # workers would run on until Python collects it.
+    guard.watch(epoch.close)
+    iteration = Iteration(None, None)
+    iteration._hold(epoch, guard)
+    if tuner is not None and apply is not None:  # only now, when the guard closes the fetch if that fails
+        tuner.begin(apply)
+        epoch.tuner, epoch.apply = tuner, apply
+    return iteration
+
+
+class Epoch:
+    """Moves batches from a fetch over lanes to the consumer.
+
+    One thread calls it at a time. It waits for the fetch, never for the user to release a batch. After the
+    last step, or an error, every later `next_step` raises `QueueClosed`.
+    """
+
+    def __init__(
+        self,
+        buffers: EpochBuffers,
+        fetch: Fetch,
+        present: Callable[[DeliveredStep], Any],
+        idle: deque[EpochBuffers],
+        *,
+        drop_last: bool,
+        meter: Meter,
+        ended: Callable[[], None] | None = None,
+        masking: Masking | None = None,
+        kernels: KernelsAhead | None = None,
+    ) -> None:
+        self.buffers = buffers
+        self.ended = ended
+        self.is_running = True
+        self.tuner: Autotuner | None = None
+        self.apply: Callable[[Setting], int | None] | None = None
+        self._fetch = fetch
+        self._present = present
+        self._idle = idle
+        self._drop_last = drop_last
+        self._masking = masking
+        self._kernels = kernels
+        self._meter = meter
+        self._ring = buffers.ring
+        self._lanes = lanes = buffers.lanes
+        self._copying_lanes: list[Lane] = []
+        self._statics: list[StaticSlot] = []
+        for lane in lanes:
+            if not lane.device.direct:
+                self._copying_lanes.append(lane)
+            if lane.static is not None:
+                self._statics.append(lane.static)
+                lane.static.epoch = weakref.ref(self)
+        # Whether `begin_step` comes before each step: a capture can only forbid what concerns a device, and
+        # only batches in one memory can overwrite each other.
+        self.asks = bool(self._copying_lanes or self._statics)
+        only = lanes[0] if len(lanes) == 1 else None
+        self._only_copying_lane = only if self._copying_lanes else None
+        self._direct_lane = None if self._copying_lanes else only
+        self._shortcut = self._direct_lane  # None while a prepared step waits
+        self._group: list[StagedBatch] = []  # of a step that has no batch for every place yet
+        self._flying: deque[list[InFlightBatch]] = deque()
+        self._begun: InFlightBatch | None = None  # delivered by `begin_step`, and not handed over yet
+        self._ending: BaseException | None = None  # what the step behind the last one in flight raises
+        self._is_whole = False  # whether the fetch has ended in time, so that the buffers can be reused
+        self._waited = 0  # nanoseconds in this step
+        self._handed = 0  # when the latest step was handed over; 0 before the first
+        meter.ring = weakref.ref(self._ring)
+
+    def begin_step(self) -> LoaderError | None:
+        """Begin a step; return the error if it must not be delivered, and change nothing then.
+
+        That is so while the calling thread captures a graph, or if the user holds a batch whose memory the
+        loader has used again.
+        """
+        early = self._begun  # set if the thread was interrupted when it read the next batch
+        if early is None:
+            for static in self._statics:
+                if (error := static.find_held()) is not None:
+                    return error
+        lane = self._only_copying_lane
+        if lane is None:
+            error = self._find_capture()
+        else:
+            # With one place, whatever can be done before the next batch is read is done here, with one look
+            # at the device. What follows is a copy, which needs no second look, or transforms, which do: the
+            # reader may be any code in this thread, and may make another device current.
+            if self._ring.freed:
+                self._ring.drain()
+            begun = perf_counter_ns()
+            error, batch = lane.begin(self._flying if early is None else None)
+            if batch is not None:
+                self._begun = batch
+                if is_tracing():
+                    mark("deliver", begun, perf_counter_ns())
+            elif early is not None and error is None:
+                lane.follow(early)
+        if error is None and postponed:
+            finish_postponed()
+        return error
+
+    def next_step(self, asked: int) -> Any:
+        """Return the next step as the user gets it; `asked` is the time of the request.
+
+        Raises `QueueClosed` if the epoch is over, or what the fetch has raised, once every step before it has
+        been delivered.
+        """
+        meter, traced, last = self._meter, is_tracing(), self._handed
+        if last:
+            meter.compute += asked - last
+            if traced:
+                mark("step", last, asked)
+        nvtx = push_range("next") if traced else None
+        try:
+            lane = self._shortcut
+            if lane is None:
+                step = self._next_in_flight(traced)
+            else:
+                # One place on a host needs neither copies nor groups. For a batch of a few kilobytes, the
+                # general path would take longer than everything else.
+                if self._ring.freed:
+                    self._ring.drain()
+                if self._ending is not None:
+                    raise self._end()
+                begun = perf_counter_ns()
+                try:
+                    staged = self._fetch.get()
+                except Exception:  # an interrupt does not end the epoch
+                    self._end()
+                    raise
+                fetched = perf_counter_ns()
+                self._waited = fetched - begun
+                mask = None if self._masking is None else self._mask(staged)
+                step = [(staged, lane.lease(staged, mask))]
+                if traced:
+                    mark("wait", begun, fetched)
+                    mark("deliver", fetched, perf_counter_ns())
+            presented = self._present(step)
+        finally:
+            if nvtx is not None:
+                pop_range(nvtx)
+        if self._kernels is not None:
+            self._finish_kernels()
+        self._handed = handed = perf_counter_ns()
+        waited = self._waited
+        meter.steps += 1
+        if last:
+            meter.wait += waited
+        else:
+            meter.startup += waited
+        meter.transfer += handed - asked - waited
+        if self.tuner is not None and self.apply is not None and not self.tuner.after_step(self.apply):
+            self.tuner = None
+        return presented
+
+    def _next_in_flight(self, traced: bool) -> DeliveredStep:
+        """Return the oldest step in flight, and first issue the copies of those behind it."""
+        if self._only_copying_lane is None:
+            self._drain()
+        self._waited = 0
+        early = self._begun
+        self._fill(delivered=early is not None)
+        if early is not None:
+            self._begun = None
+            arrays, early.arrays = early.arrays, None  # the lane may keep a batch for longer than the user
+            assert arrays is not None
+            return [(early.staged, arrays)]
+        if not self._flying:
+            raise self._end()
+        self._shortcut = self._direct_lane
+        begun = perf_counter_ns()
+        batches = self._flying.popleft()
+        step: DeliveredStep = []
+        try:
+            for lane, batch in zip(self._lanes, batches):  # noqa: B905 - the last step may have fewer batches
+                step.append((batch.staged, lane.deliver(batch)))
+        except BaseException:
+            self._discard(batches, len(step) + 1)  # the lane that failed has its slot back already
+            raise
+        if traced:
+            mark("deliver", begun, perf_counter_ns())
+        return step
+
+    def prepare(self) -> None:
+        """Fetch the first step and copy it to its places; return once it is there and could be delivered."""
+        self._shortcut = None
+        self._fill(delivered=False)
+        if self._flying:
+            for lane, batch in zip(self._lanes, self._flying[0]):  # noqa: B905 - as above
+                lane.settle(batch)
+        self._finish_kernels()
+
+    def _fill(self, *, delivered: bool) -> None:
+        """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
+        flying, count = self._flying, self.buffers.prefetch + (not delivered)
+        while len(flying) < count and self._ending is None:
+            try:
+                staged = self._fetch.get_nowait() if delivered or flying else self._wait()
+            except Exception as error:
+                # Only for an Exception: after an interrupt of this thread, the user may continue the epoch.
+                # The end of the epoch is kept without its traceback, whose frames refer to this object; an
+                # error keeps its own, which shows where the reader has failed.
+                is_end = isinstance(error, QueueClosed)
+                self._ending = error.with_traceback(None) if is_end else error
+                if is_end and self._group and not self._drop_last:
+                    self._issue()
+                self._drop_group()
+                return
+            if staged is None:  # a step that is ready does not wait for the one behind it
+                return
+            self._group.append(staged)
+            if len(self._group) == len(self._lanes):
+                self._issue()
+
+    def _wait(self) -> StagedBatch | None:
+        """Wait for the fetch's next batch, and meanwhile free the host slots it may need."""
+        begun = perf_counter_ns()
+        try:
+            while (staged := self._fetch.get_nowait()) is None:
+                # The host runs ahead of the device: kernels are queued but have not run, so no host slot may
+                # be free. Only the oldest copy gives the reader one, so it is waited for before the reader.
+                if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._copying_lanes):
+                    return self._fetch.get()
+            return staged
+        finally:
+            now = perf_counter_ns()
+            self._waited += now - begun
+            mark("wait", begun, now)
+
+    def _issue(self) -> None:
+        """Issue the copies of the grouped batches as one step."""
+        group, self._group = self._group, []
+        batches: list[InFlightBatch] = []
+        try:
+            for lane, staged in zip(self._lanes, group):  # noqa: B905 - the last step may have fewer batches
+                mask = None if self._masking is None else self._mask(staged)
+                batches.append(lane.issue(staged, mask))
+        except BaseException as error:
+            self._discard(batches)
+            for staged in group[len(batches) + 1 :]:  # the one that failed is back already
+                self._ring.release(staged.slot)
+            if not isinstance(error, SampleError):
+                raise
+            self._ending = error  # an image that the device cannot decode: to the user, the fetch's error
+            return
+        self._flying.append(batches)
+
+    def _mask(self, staged: StagedBatch) -> Mask | None:
+        """Return a batch's mask; if that fails, the batch's slot returns to the ring."""
+        assert self._masking is not None
+        try:
+            return self._masking(staged)
+        except BaseException:
+            self._ring.release(staged.slot)
+            raise
+
+    def _discard(self, batches: Sequence[InFlightBatch], start: int = 0) -> None:
+        """Take back the batches of a step, from place `start` on."""
+        for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
+            lane.discard(batch)
+
+    def _drop_group(self) -> None:
+        while self._group:
+            self._ring.release(self._group.pop().slot)
+
+    def _drain(self) -> None:
+        if self._ring.freed:
+            self._ring.drain()
+        for lane in self._copying_lanes:
+            lane.drain()
+
+    def _end(self) -> BaseException:
+        """Return what ends the epoch, once; later requests get `QueueClosed`."""
+        ending, self._ending = self._ending, QueueClosed("the epoch is over")
+        return ending or self._ending
+
+    def _find_capture(self) -> LoaderError | None:
+        """Return the error for a request while this thread captures a graph, or None."""
+        for lane in self._copying_lanes:
+            if (error := lane.find_capture()) is not None:
+                return error
+        return None
+
+    def _finish_kernels(self) -> None:
+        """Compile nothing more ahead, because the first step has been delivered, or never will be."""
+        kernels, self._kernels = self._kernels, None
+        if kernels is not None:
+            kernels.finish()
+
+    def close(self) -> None:
+        """Stop fetching, wait for copies, and leave the buffers; may be called again if it was cut short."""
+        self.is_running = False
+        self._ending = QueueClosed("the epoch was closed")
+        if self._begun is not None:
+            self._begun.arrays = None
+            self._begun = None
+        self._is_whole = self._fetch.close()  # calls no device
+        self._drop_group()
+        if self._is_captured():
+            postponed.append(self)  # waiting for the copies would end the user's capture
+        else:
+            self._finish()
+
+    def _is_captured(self) -> bool:
+        try:
+            return bool(self._copying_lanes) and self._find_capture() is not None
+        except LoaderError:
+            return False  # the device has failed, as waiting for its copies will say
+
+    def _finish(self) -> None:
+        """Wait for copies in progress, take every slot back, and leave the buffers if they are whole."""
+        if self.buffers.process != os.getpid():
+            return  # the copies run in the parent
+        while self._flying:
+            self._discard(self._flying.popleft())
+        self._finish_kernels()
+        for lane in self._lanes:
+            lane.close()
+        self._drain()
+        if self._is_whole and self._ring.rearm():
+            self._idle.append(self.buffers)
+
+
+postponed: deque[Epoch] = deque()
+"""Closed epochs whose copies in progress are to be waited for by the next epoch of any loader."""
+
+
+def finish_postponed() -> None:
+    """Wait for the copies of epochs that were closed where waiting would have ended a capture."""
+    for _ in range(len(postponed)):
+        with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
+            epoch = postponed.popleft()
+            if epoch._is_captured():
+                postponed.append(epoch)
+            else:
+                epoch._finish()
+
+
+# Compiling what the first batches of a loader will launch, while they are still being fetched.
+
+
+class KernelsAhead:
+    """Compiles the kernels of a loader's first program, in a thread that ends with the first step.
+
+    Later programs launch the same kernels, with few exceptions. Launching waits for a kernel that is being
+    compiled, and compiles any other. So it raises the errors, and whatever goes wrong here is dropped.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = list({id(device): device for device in devices if not device.direct}.values())
+        self._process = os.getpid()
+        self._beginning = threading.Lock()
+        self._has_begun = False
+        self._stop = threading.Event()
+        self._thread: StartedThread | None = None
+
+    def begin(self, program: Program) -> None:
+        """Begin to compile what a program launches; only the first call does. Any thread may call it."""
+        with self._beginning:
+            # A forked worker plans the same programs, and must not touch CUDA.
+            if self._has_begun or not self._devices or os.getpid() != self._process:
+                return
+            self._has_begun = True
+            with contextlib.suppress(LoaderError):  # the system starts no more threads
+                self._thread = start_thread("gpuloader-compiler", self._compile, program)
+
+    def _compile(self, program: Program) -> None:
+        for device in self._devices:
+            with contextlib.suppress(Exception):  # launching raises it
+                device.compile(program, self._stop.is_set)
+
+    def finish(self) -> None:
+        """Compile nothing more ahead; wait for the kernel that is being compiled."""
+        with self._beginning:
+            self._has_begun = True
+            thread, self._thread = self._thread, None
+        if thread is not None and os.getpid() == self._process:
+            self._stop.set()
+            if not thread.is_current:  # which may have collected an epoch as garbage
+                thread.join()

@@ -1,4 +1,4 @@
-"""Dividing a step among several places: a batch for each place, or a part of one batch for each."""
+"""Dividing a step among several places: the parts of a batch, and the masks that mark their padding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloader.checks import check_word
 from gpuloader.errors import LoaderError
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.plan import DividedPlan, Plan, SampledPlan, part_of
+from gpuloader.staging.arena import Arena, PageLocker
 
 SPLITS = ("batches", "shards")
 REMAINDERS = ("error", "drop", "pad")
@@ -20,23 +22,10 @@ REMAINDERS = ("error", "drop", "pad")
 def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
     """Cut a batch into equal parts; return them, and how many samples of each are not padding.
 
-    Parameters
-    ----------
-    indices : sequence
-        The batch's indices.
-    shards : int
-        The number of parts.
-    remainder : str
-        What happens to samples that do not divide evenly: 'error' raises, 'drop' leaves them out. 'pad' makes
-        parts that are one sample short repeat their last sample, or the batch's last one if they have none.
+    `remainder` decides about samples that do not divide evenly: 'error' raises `LoaderError`, 'drop' leaves
+    them out. 'pad' makes parts that are one sample short repeat their last sample, or the batch's last one if
+    they have none.
 
-    Raises
-    ------
-    LoaderError
-        The batch does not divide evenly, and `remainder` is 'error'.
-
-    Examples
-    --------
     >>> cut(range(6), 2, "error")
     ([range(0, 3), range(3, 6)], [3, 3])
     >>> cut([7, 8, 9, 4, 5], 2, "drop")
@@ -64,23 +53,12 @@ def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], l
 
 @dataclass(slots=True)
 class ShardedPlan:
-    """A plan that cuts each batch of another plan into parts, one per place.
-
-    Attributes
-    ----------
-    plan : Plan
-        The plan of whole batches.
-    shards : int
-        The parts of each batch.
-    remainder : str
-        As for `cut`.
-    own : dict of int to (int, int)
-        For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
-    """
+    """A plan that cuts each batch of another plan into parts, one per place."""
 
     plan: Plan
     shards: int
-    remainder: str
+    remainder: str  # as for `cut`
+    # For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
     own: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def batches(self, start: int) -> Iterator[Indices]:
@@ -125,12 +103,6 @@ def check_split(
     in_order: bool = True,
 ) -> int:
     """Check the options that divide a step, and return the parts per batch: 1 if each place gets its own.
-
-    Raises
-    ------
-    ValueError
-        A word is unknown, or the batches cannot be cut: single samples, batches of a size that `places` does
-        not divide, of several workers over an iterable dataset, or delivered out of order.
 
     >>> check_split("shards", "error", 64, 8, iterable=False)
     8
@@ -182,16 +154,51 @@ def check_last(size: int | None, places: int) -> None:
         )
 
 
+# The masks of batches that may end in repeated samples: True for samples that count, False for padding.
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask of one batch in host memory, for a place's device to copy; nobody writes to it."""
+
+    array: Array  # bool, read-only
+    bytes: NDArray[np.uint8]  # the same memory
+    address: int
+    memory: object  # keeps it mapped
+
+
+class Masks:
+    """The masks of one loader's batches; only the consumer calls it, from one thread at a time.
+
+    >>> masks = Masks()
+    >>> masks.get(2, 3).array, masks.get(0, 1).array
+    (array([ True,  True, False]), array([False]))
+    """
+
+    # The memory holds as many True as False, so each mask is a window around the border between them and no
+    # mask is ever written. Devices copy from it, so it is page-locked; it grows with the largest batch.
+
+    def __init__(self, locker: PageLocker | None = None) -> None:
+        self._locker = locker
+        self._longest = 0
+        self._arena: Arena | None = None
+
+    def get(self, own: int, size: int) -> Mask:
+        """Return the mask of a batch of `size` samples whose first `own` are not padding."""
+        if self._arena is None or size > self._longest:
+            self._longest = max(size, 2 * self._longest, 1)
+            self._arena = Arena(2 * self._longest, self._locker)
+            self._arena.bytes[: self._longest], self._arena.bytes[self._longest :] = 1, 0
+        start = self._longest - own
+        window = self._arena.bytes[start : start + size]
+        array = window.view(bool)
+        array.flags.writeable = False  # because later batches share the memory
+        return Mask(array, window, self._arena.address + start, self._arena)
+
+
 def add_mask(batch: Any, mask: Any) -> Any:
     """Return a batch, which nobody else holds, with its mask: last in a list or tuple, or a dict's ``mask``.
 
-    Raises
-    ------
-    LoaderError
-        The dict already has the key ``mask``.
-
-    Examples
-    --------
     >>> add_mask(["images", "labels"], "mask"), add_mask({"image": "images"}, "mask")
     (['images', 'labels', 'mask'], {'image': 'images', 'mask': 'mask'})
     """

@@ -23,13 +23,12 @@ from gpuloader.fetch.read_ahead import STRETCH, ReadAhead
 from gpuloader.fetch.threads import PART_NBYTES, ThreadOptions, ThreadStreams, ThreadWorkers
 from gpuloader.fields.spec import Indices
 from gpuloader.order.plan import Division, RankInfo
-from gpuloader.sources.array_rows import array_source
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.interrupts import deferred_interrupt
 from gpuloader.system.platforms import check_processes, usable_cores
 from gpuloader.system.rereading import next_depth
-from gpuloader.watch.autotuner import BUDGET, DEEPEST, HillClimb, Setting
+from gpuloader.watch.autotuner import BUDGET, DEEPEST, Autotuner, Setting
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
@@ -296,7 +295,7 @@ class Fetching:
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._reading.collation
         plain = collation.gathers and collation.feeds is None
-        source = array_source(self._reading.dataset) if plain else None
+        source = self._reading.source.arrays if plain else None
         if source is None:
             return None
         return Gatherer(source.arrays, source.rows, collation, tree_of(source))
@@ -359,13 +358,13 @@ class Fetching:
             return depth * -(-count // min(count, size))
         return depth * count
 
-    def climb(self, prefetch: int) -> HillClimb | None:
+    def autotuner(self, prefetch: int, meter: Meter) -> Autotuner | None:
         """Return the search for the options left 'auto', starting from the present ones; None if none is."""
         workers = self._workers
         if not self.count or self._reading.iterable or not (workers.most or workers.deepens):
             return None
         begin = Setting(self.count, workers.prefetch_factor, prefetch)
-        return HillClimb(begin, workers.most or self.count, workers.deepens)
+        return Autotuner(begin, workers.most or self.count, meter, deepens=workers.deepens)
 
     def begin_with(self, setting: Setting) -> None:
         """Start later epochs with a setting that tuning has found."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +28,13 @@ from gpuloader.order.plan import (
 )
 from gpuloader.order.ranks import find_rank, find_torch_rank
 from gpuloader.order.samplers import RandomSampler, Sampler, SequenceSampler, check_sized, make_sampler, walk
+from gpuloader.system.imported import find_classes
 from gpuloader.system.rereading import refuse_read
 
 # What ranks can agree on: which samplers yield the same indices on every rank, and which divide already.
+
+OwnOrder = Callable[[bool], Any]
+"""Makes the sampler of a dataset with an order of its own, such as a `MixDataset`, shuffled or not."""
 
 _DIVIDING = (
     ("num_replicas", "rank"),
@@ -41,8 +44,6 @@ _DIVIDING = (
     ("_world_size", "_rank"),
 )
 """Attributes of samplers that yield one rank's indices: PyTorch's, Paddle's, Accelerate's and others'."""
-
-_MODULES = ("torch.utils.data", "paddle.io")
 
 
 class Listed(Sampler[int]):
@@ -164,16 +165,6 @@ def _find_drawing() -> tuple[type[Any], ...]:
     return (RandomSampler, *find_classes(*names))
 
 
-def find_classes(*names: str) -> tuple[type[Any], ...]:
-    """Return the classes of these names in PyTorch and Paddle, if those are imported.
-
-    >>> find_classes("NoSuchSampler")
-    ()
-    """
-    found = (getattr(sys.modules.get(module), name, None) for module in _MODULES for name in names)
-    return tuple(kind for kind in found if isinstance(kind, type))
-
-
 # Checks that a user's samplers fit the dataset, and the options that they are passed as.
 
 _OF_INDICES = ("SequentialSampler", "SequenceSampler", "RandomSampler", "SubsetRandomSampler")
@@ -192,6 +183,7 @@ def check_samplers(
     sampler: Iterable[Any] | None,
     batch_sampler: Iterable[Any] | None,
     batch_size: int | None,
+    own_order: OwnOrder | None = None,
 ) -> None:
     """Check the samplers that were passed to a loader of a map-style dataset.
 
@@ -217,7 +209,7 @@ def check_samplers(
         if not isinstance(value, Iterable):
             raise BadType(f"{name} must be iterable, got {type(value).__name__}")
         refuse_read(value, f"the {name} is", "pass a list, or an object whose __iter__ makes a new iterator")
-        _check_order(name, value, dataset)
+        _check_order(name, value, dataset, own_order)
         if isinstance(value, BucketSampler):
             _check_lengths(value, dataset)
     if isinstance(sampler, BucketSampler) and batch_size is not None:
@@ -230,10 +222,9 @@ def check_samplers(
         )
 
 
-def _check_order(name: str, given: object, dataset: Any) -> None:
+def _check_order(name: str, given: object, dataset: Any, own_order: OwnOrder | None) -> None:
     """Raise `TypeError` if a dataset that has a mixed order of its own would be read in another one."""
-    default = getattr(dataset, "default_sampler", None)
-    own = default(False) if callable(default) else None
+    own = None if own_order is None else own_order(False)
     if not isinstance(own, MixSampler) or isinstance(given, StoredOrder):
         return
     innermost: Any = given
@@ -329,6 +320,7 @@ class Batching:
         dataset: Any,
         *,
         iterable: bool,
+        own_order: OwnOrder | None = None,
         sampler: Iterable[Any] | None,
         batch_sampler: Iterable[Any] | None,
         batch_size: int | None,
@@ -351,7 +343,7 @@ class Batching:
             given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
             if asked := [name for name, value in given.items() if value is not None and value is not False]:
                 raise BadValue(f"an iterable dataset determines its own order: {asked[0]} cannot be given")
-        check_samplers(dataset, sampler, batch_sampler, batch_size)
+        check_samplers(dataset, sampler, batch_sampler, batch_size, own_order)
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or drop_last or sampler is not None:
                 raise BadValue(
@@ -368,8 +360,7 @@ class Batching:
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         if sampler is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
-            own = getattr(dataset, "default_sampler", None)  # as of a `MixDataset`
-            sampler = own(shuffle) if callable(own) else make(dataset, shuffle)
+            sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
         return cls(sampler, None, size, batch_size, drop_last, seed)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence, Set, Sized
 from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
@@ -46,32 +46,11 @@ class ArrayRows(NamedTuple):
     bare: bool = False
 
 
-def array_source(dataset: object) -> ArrayRows | None:
-    """Return the arrays that a dataset reads from, and the row of each sample.
-
-    Returns
-    -------
-    ArrayRows or None
-        What the dataset's method ``_array_rows`` returns, as that of a `TensorDataset` does, and that of a
-        `Subset` of one. None for any other dataset, for a subclass whose own code must read the samples, and
-        for arrays in a foreign byte order, which must be converted.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from gpuloader import Subset, TensorDataset
-    >>> source = array_source(Subset(TensorDataset(np.array([5, 6, 7])), [-1, 0]))
-    >>> source.arrays, source.rows
-    ((array([5, 6, 7]),), array([2, 0]))
-    """
-    find: Callable[[], ArrayRows | None] | None = own_method(dataset, "_array_rows")
-    source = None if find is None else find()
-    if source is None or not all(array.dtype.isnative for array in source.arrays):
-        return None
-    return source
+READING = frozenset(("__getitem__", "__getitems__", "__len__"))
+"""A class that defines one of these reads in its own way, of which its bases' other methods know nothing."""
 
 
-def own_method(dataset: object, name: str) -> Any:
+def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> Any:
     """Return a method that reads samples in another way than one by one, or None.
 
     There is none if a class derived from the one that defines it overrides how samples are read, because
@@ -83,7 +62,7 @@ def own_method(dataset: object, name: str) -> Any:
     for kind in type(dataset).__mro__:
         if name in vars(kind):
             return getattr(dataset, name, None)
-        if _reads(kind):
+        if not overriding.isdisjoint(vars(kind)):
             return None
     return None
 
@@ -97,13 +76,26 @@ def reads_like(dataset: object, *bases: type) -> bool:
     for kind in type(dataset).__mro__:
         if kind in bases:
             return True
-        if _reads(kind):
+        if not READING.isdisjoint(vars(kind)):
             return False
     return False
 
 
-def _reads(kind: type) -> bool:
-    return any(name in vars(kind) for name in ("__getitem__", "__getitems__", "__len__"))
+def find_arrays(dataset: object) -> ArrayRows | None:
+    """Return the arrays that a dataset reads from and the row of each sample; None if Python code reads them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import Subset, TensorDataset
+    >>> found = find_arrays(Subset(TensorDataset(np.array([5, 6, 7])), [-1, 0]))
+    >>> found.arrays, found.rows
+    ((array([5, 6, 7]),), array([2, 0]))
+    """
+    find: Callable[[], ArrayRows | None] | None = own_method(dataset, "_array_rows")
+    found = None if find is None else find()
+    # Arrays in a foreign byte order must be converted, which only the path through samples does.
+    return found if found is not None and all(array.dtype.isnative for array in found.arrays) else None
 
 
 # What an index stands for: one sample, or several at once. All datasets of the package share these rules.

@@ -246,17 +246,3 @@ def take_values(column: Objects | Chunked, rows: Rows) -> list[Any]:
         assert not isinstance(rows, slice)
         return [piece.take(slice(row, row + 1))[0] for piece, row in column.find(rows)]
     return column.take(rows)
-
-
-def gives_blocks(dataset: object) -> bool:
-    """Return whether a dataset's samples can be read in blocks.
-
-    They cannot if a class derived from the one with ``iter_blocks`` overrides ``__iter__``, because that
-    ``__iter__`` would not run.
-    """
-    for kind in type(dataset).__mro__:
-        if "iter_blocks" in vars(kind):
-            return True
-        if "__iter__" in vars(kind):
-            return False
-    return False

@@ -22,7 +22,7 @@ from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor
 from gpuloader.order.mixed import interleave
 from gpuloader.order.order import IndexArray, Shuffled, as_indices, check_whole
 from gpuloader.order.randomness import GeneratorLike, is_torch_generator
-from gpuloader.sources.array_rows import ArrayRows, array_source, check_index, check_rows, locate, own_method
+from gpuloader.sources.array_rows import ArrayRows, check_index, check_rows, find_arrays, locate, own_method
 from gpuloader.sources.block import Block, each_row
 from gpuloader.sources.dataset_base import (
     ChainDataset,
@@ -136,7 +136,7 @@ class Subset(Dataset[S]):
         return lambda indices: take([self._at(check_index(self, index)) for index in indices])
 
     def _array_rows(self) -> ArrayRows | None:
-        source = None if self._by_key else array_source(self.dataset)
+        source = None if self._by_key else find_arrays(self.dataset)
         if source is None:
             return None
         rows = check_rows(self.dataset, as_indices("indices", self.indices), len(self.dataset))

@@ -13,10 +13,10 @@ import numpy as np
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.fields.spec import is_stageable
 from gpuloader.fields.tensors import is_tensor
-from gpuloader.order.batching import find_classes
 from gpuloader.sources.array_rows import check_index, locate
 from gpuloader.sources.block import WholeList, each_row
-from gpuloader.sources.frameworks import is_dict_of_columns, is_frame, is_iterable_only, values_by_position
+from gpuloader.sources.frameworks import COLUMNS, FRAME, name_table, values_by_position
+from gpuloader.system.imported import find_classes
 from gpuloader.system.rereading import refuse_read
 
 # Datasets that are read in an order of their own, such as a `MixDataset`, must not lose it inside others.
@@ -42,20 +42,21 @@ def refuse_mix(dataset: object, reader: str, instead: str) -> None:
     Traceback (most recent call last):
     gpuloader.errors.BadType: a Subset would read the MixDataset without its weights: take subsets fi...
     """
-    if has_own_order(dataset):
+    if callable(getattr(dataset, "default_sampler", None)):
         raise BadType(
             f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; to do without "
             "the weights, pass ConcatDataset(mix.datasets)"
         )
 
 
-def has_own_order(dataset: object) -> bool:
-    """Return whether loaders read a dataset in an order of its own.
+def is_iterable(dataset: object) -> bool:
+    """Return whether this is an ``IterableDataset``, of this package, PyTorch or Paddle.
 
-    >>> has_own_order("abc")
+    >>> is_iterable([1, 2])
     False
     """
-    return callable(getattr(dataset, "default_sampler", None))
+    # All of them have a `__getitem__` too, which only raises.
+    return isinstance(dataset, (IterableDataset, *find_classes("IterableDataset")))
 
 
 # Samples of any form joined field by field, for datasets that are asked for several samples at once.
@@ -299,7 +300,7 @@ class ChainDataset(IterableDataset[S]):
         if not self.datasets:
             raise BadValue("datasets must hold at least one dataset, got none")
         for position, dataset in enumerate(self.datasets):
-            if not (isinstance(dataset, IterableDataset) or is_iterable_only(dataset)):
+            if not is_iterable(dataset):
                 raise BadType(
                     f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
                     "for map-style datasets, use ConcatDataset"
@@ -357,11 +358,12 @@ def check_map_style(name: str, dataset: object, *, by_key: bool = False) -> MapS
     'abc'
     """
     kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset) or is_iterable_only(dataset):
+    if is_iterable(dataset):
         raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
-    if is_frame(dataset):
+    found = name_table(dataset)
+    if found == FRAME:
         raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
-    if not by_key and is_dict_of_columns(dataset):
+    if found == COLUMNS and not by_key:
         raise TypeError(
             f"{name} must have samples at the indices 0, 1, 2, …, got a {kind} whose keys are text; if its "
             "values are columns, pass TableDataset(columns); if they are samples, pass list(samples.values())"

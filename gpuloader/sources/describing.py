@@ -1,137 +1,315 @@
-"""Which datasets have pictures as fields of their samples."""
+"""What a loader is asked to read, established once: every later module takes the `Source` from here.
+
+In: whatever the user passed as dataset. Tables, dicts of columns and datasets of Hugging Face are adapted.
+Out: a `Source`: the dataset to read, how it is read, and which datasets it is composed of.
+"""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import find_kind
-from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import is_stageable, native
-from gpuloader.fields.tensors import as_array, can_stage, describe_dtype, is_tensor
-from gpuloader.order.batching import find_classes
-from gpuloader.sources.array_rows import array_source, own_method, reads_like
-from gpuloader.sources.block import Chunked, Column
+from gpuloader.fields.tensors import as_array, can_stage, is_tensor
+from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
+from gpuloader.sources.block import Block
 from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
-from gpuloader.sources.dataset_base import refuse_mix
+from gpuloader.sources.dataset_base import (
+    ChainDataset,
+    Many,
+    count_items,
+    is_iterable,
+    refuse_mix,
+)
+from gpuloader.sources.frameworks import COLUMNS, SERIES, name_table
+from gpuloader.sources.known_fields import SampleFields, name_dtype, of_arrays
+from gpuloader.sources.tables.table import TableDataset
+from gpuloader.system.imported import find_classes, is_instance
+from gpuloader.system.rereading import refuse_read
 
-# The datasets that a dataset is composed of, whether this package, PyTorch or Paddle composes it.
+TakeBlock = Callable[[Sequence[int]], Block]
+"""Reads the samples at several indices in columns."""
 
+READ_ONCE = (
+    "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
+)
 
-def refuse_hidden_mix(dataset: object) -> None:
-    """Raise `TypeError` if a dataset of PyTorch or Paddle is composed of a `MixDataset`.
-
-    Those of this package refuse it when they are made.
-
-    >>> refuse_hidden_mix("abc")
-    """
-    kinds = (Subset, ComposeDataset, *find_classes("Subset", "ComposeDataset", "StackDataset"))
-    inner = chained(dataset)
-    if not inner and isinstance(dataset, kinds):
-        found: Any = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-        inner = list(found.values() if isinstance(found, Mapping) else found)
-    for one in inner:
-        reader = f"a {type(dataset).__name__}"
-        refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
-        refuse_hidden_mix(one)
-
-
-def chained(dataset: object) -> Sequence[Any]:
-    """Return the datasets that a dataset reads one after another; none if it is not such a dataset.
-
-    A class derived from one of those that are known counts as another class if it reads in another way.
-
-    >>> chained(ConcatDataset(["ab", "cd"])), chained("ab")
-    (['ab', 'cd'], ())
-    """
-    if reads_like(dataset, ConcatDataset, *find_classes("ConcatDataset")):
-        found: Sequence[Any] = getattr(dataset, "datasets", ())
-        return found
-    return ()
+_SUBSET, _CHAIN, _SIDE_BY_SIDE = "subset", "chain", "side by side"
+_COMPOSED: dict[type, str] = {Subset: _SUBSET, ConcatDataset: _CHAIN, ComposeDataset: _SIDE_BY_SIDE}
+_FOREIGN = (
+    ("Subset", _SUBSET),
+    ("ConcatDataset", _CHAIN),
+    ("ComposeDataset", _SIDE_BY_SIDE),
+    ("StackDataset", _SIDE_BY_SIDE),
+)
 
 
-def name_part(dataset: Any, index: object) -> str:
-    """Return which of the datasets that `dataset` chains holds a sample; empty if it is not composed so.
+@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
+class Source:
+    """A dataset, and how a loader reads it.
 
-    Parameters
-    ----------
-    dataset : object
-        The dataset. The indices of a subset are followed.
-    index : object
-        The index of the sample in it.
-
-    Examples
-    --------
-    >>> name_part(ConcatDataset(["ab", "cd"]), 2), name_part("ab", 1)
-    ('dataset 1 (str)', '')
-    """
-    found = _find(dataset, index)
-    if not found:
-        return ""
-    numbers, part = found
-    return f"dataset {'.'.join(map(str, numbers))} ({type(part).__name__})"
-
-
-def _find(dataset: Any, index: object) -> tuple[list[int], Any] | None:
-    """Return the numbers of the datasets on the way to a sample, and the last of them."""
-    numbers: list[int] = []
-    while isinstance(index, int | np.integer):
-        if reads_like(dataset, Subset, *find_classes("Subset")):
-            dataset, index = dataset.dataset, dataset.indices[index]
-            continue
-        parts = chained(dataset)
-        if not parts:
-            break
-        ends = np.cumsum([len(part) for part in parts]).tolist()
-        index = int(index) + (ends[-1] if index < 0 else 0)
-        number = bisect_right(ends, index)
-        if not 0 <= number < len(parts):
-            return None
-        numbers.append(number)
-        index -= ends[number - 1] if number else 0
-        dataset = parts[number]
-    return (numbers, dataset) if numbers else None
-
-
-# What is known of a dataset's samples before any is read, to find datasets that do not fit together.
-
-Field = tuple[np.dtype[Any] | None, tuple[int, ...] | None]
-"""A field's dtype, None for Python objects, and the shape of a sample's value, None if it varies."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleFields:
-    """What the samples of a dataset consist of.
+    A map-style dataset is read in the first of these ways that it offers and the loader's options allow:
+    rows of `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An
+    iterable dataset is read in blocks if it has them, else item by item.
 
     Attributes
     ----------
-    kind : str
-        'tuple' or 'dict'; 'value' if a sample is a single value.
-    fields : dict of str to (dtype, tuple)
-        Each field's dtype and shape.
+    dataset : object
+        The dataset to read.
+    iterable : bool
+        Whether it has no indices and is only iterated.
+    in_blocks : bool
+        Whether an iterable dataset yields blocks of items through ``iter_blocks``.
+    holds_images : bool
+        Whether it, or a dataset that it is composed of, says that its samples have images.
+    chained : tuple of Source
+        The datasets that it reads one after another.
+    inner : Source or None
+        The dataset of which it is a subset.
+    read_many, take_block : callable or None
+        Reads the samples at several indices at once: as a list, and in columns.
+    tell_fields : callable or None
+        Returns what is known of the samples.
+    own_order : callable or None
+        Makes the sampler of a dataset with an order of its own, such as a `MixDataset`.
     """
 
-    kind: str
-    fields: Mapping[str, Field]
+    dataset: Any
+    iterable: bool = False
+    in_blocks: bool = False
+    holds_images: bool = False
+    chained: tuple[Source, ...] = ()
+    inner: Source | None = None
+    read_many: Many | None = None
+    take_block: TakeBlock | None = None
+    tell_fields: Callable[[], SampleFields] | None = None
+    own_order: Callable[[bool], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process reads samples, not columns, and a Subset's `take_block` does not pickle.
+        names = ("dataset", "iterable", "in_blocks", "holds_images", "chained", "inner")
+        return {name: vars(self)[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, read_many=getattr(state["dataset"], "__getitems__", None))
+
+    @cached_property
+    def arrays(self) -> ArrayRows | None:
+        """The arrays whose rows are the samples; None if Python code must read them."""
+        return find_arrays(self.dataset)
+
+    def count_items(self) -> int:
+        """Return the length of an iterable dataset; raise `TypeError` if it has none."""
+        # Asked each time, like the length of a map-style one: a dataset may grow between epochs.
+        return count_items(self.dataset)
+
+    @cached_property
+    def fields(self) -> SampleFields | None:
+        """What is known of the samples without reading any; None if nothing is."""
+        dataset, arrays = self.dataset, self.arrays
+        if arrays is not None:
+            kind = "value" if arrays.bare else "tuple" if arrays.names is None else "dict"
+            return of_arrays(kind, arrays.names, arrays.arrays)
+        if self.tell_fields is not None:
+            return self.tell_fields()
+        if self.inner is not None:
+            return None if self.inner.chained else self.inner.fields
+        if reads_like(dataset, *find_classes("TensorDataset")):
+            kind, tensors = "tuple", dataset.tensors
+        elif isinstance(dataset, np.ndarray) or is_tensor(dataset):
+            kind, tensors = "value", (dataset,)
+        else:
+            return None
+        if not all(map(can_stage, tensors)):
+            return None
+        return of_arrays(kind, None, [as_array(one) for one in tensors])
+
+    def name_part(self, index: object) -> str:
+        """Return which of the chained datasets holds the sample at `index`; empty if none are chained.
+
+        >>> describe(ConcatDataset(["ab", "cd"])).name_part(2), describe("ab").name_part(1)
+        ('dataset 1 (str)', '')
+        """
+        numbers: list[int] = []
+        source = self
+        while isinstance(index, int | np.integer):
+            if source.inner is not None:
+                index, source = source.dataset.indices[index], source.inner
+                continue
+            if not source.chained:
+                break
+            ends = list(itertools.accumulate(len(part.dataset) for part in source.chained))
+            index = int(index) + (ends[-1] if index < 0 else 0)
+            number = bisect_right(ends, index)
+            if not 0 <= number < len(ends):
+                return ""  # the index is out of range, which is what the error is about
+            numbers.append(number)
+            index -= ends[number - 1] if number else 0
+            source = source.chained[number]
+        if not numbers:
+            return ""
+        return f"dataset {'.'.join(map(str, numbers))} ({type(source.dataset).__name__})"
 
 
-def check_alike(dataset: object, varying: Collection[str] = ()) -> None:
-    """Raise if datasets that are chained have samples that do not fit into one batch, as far as is known.
-
-    No sample is read: arrays and tables tell dtypes and shapes, other datasets tell nothing. Integers of
-    different size pass, because the numbers in them usually fit into either.
+def describe(value: Any, *, by_key: bool = False, encoded: bool = False) -> Source:
+    """Return what a loader reads if it is passed `value` as its dataset; no sample is read.
 
     Parameters
     ----------
-    dataset : object
-        A `ConcatDataset` or `MixDataset`; any other dataset passes.
-    varying : collection of str
-        The fields whose shape may vary.
+    value : object
+        What the user passed.
+    by_key : bool
+        Whether the user's own sampler may yield the keys of a dict. Whether its values are samples or columns
+        is then known from the first index.
+    encoded : bool
+        Whether to leave the images of a dataset of Hugging Face encoded.
+
+    Raises
+    ------
+    TypeError
+        The value is not a dataset, or is a collection of datasets, or a dataset of PyTorch or Paddle is
+        composed of a `MixDataset`, whose weights would be lost.
+    ReaderError
+        The value is a generator that has been read already.
+    ValueError, DataFileError, MissingPackage
+        See `TableDataset`.
+
+    >>> describe({"x": [1, 2, 3]}).dataset
+    <TableDataset: 3 rows of x (int64)>
+    >>> describe([1, 2]).iterable, describe(iter([1, 2])).iterable
+    (False, True)
+    """
+    composed = dict(_COMPOSED)
+    for name, how in _FOREIGN:
+        composed.update(dict.fromkeys(find_classes(name), how))
+    source = _describe(_adapt(value, by_key, encoded), composed, encoded)
+    dataset = source.dataset
+    if is_iterable(dataset):
+        chained: tuple[Source, ...] = ()
+        if isinstance(dataset, (ChainDataset, *find_classes("ChainDataset"))):
+            chain: Any = dataset
+            chained = tuple([Source(one, iterable=True) for one in chain.datasets])
+        return replace(source, iterable=True, chained=chained)
+    if hasattr(dataset, "__getitem__"):
+        return source
+    if not isinstance(dataset, Iterable):
+        raise TypeError(
+            f"a dataset must have __getitem__ and __len__, or __iter__; got {type(dataset).__name__}, which "
+            "has neither (for a generator function, use DataLoader.from_generator)"
+        )
+    refuse_read(dataset, "the dataset is", READ_ONCE)
+    return replace(source, iterable=True)
+
+
+def _describe(dataset: Any, composed: Mapping[type, str], encoded: bool, *, adapts: bool = True) -> Source:
+    """Describe a dataset and those in it; `adapts` is whether they may be replaced by adapted ones."""
+    how, overrides = "", False
+    for kind in type(dataset).__mro__:
+        if kind in composed:
+            how = composed[kind]
+            break
+        overrides = overrides or not READING.isdisjoint(vars(kind))
+    inside: Any = ()
+    if how == _SUBSET:
+        inside = [getattr(dataset, "dataset", None)]
+    elif how == _SIDE_BY_SIDE or (how == _CHAIN and not overrides):
+        inside = getattr(dataset, "datasets", ())
+        inside = list(inside.values() if isinstance(inside, Mapping) else inside)
+    adapts = adapts and kind in _COMPOSED and not overrides
+    holds_images = getattr(dataset, "holds_pictures", False) is True
+    parts: list[Source] = []
+    for one in inside:
+        # Those of this package refuse a mix when they are made; PyTorch's and Paddle's know nothing of it.
+        reader = f"a {type(dataset).__name__}"
+        refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
+        # By key, because it is the composed dataset that asks for their samples; a dict is read by its keys.
+        adapted = _adapt(one, True, encoded) if adapts and not isinstance(one, Mapping) else one
+        part = _describe(adapted, composed, encoded, adapts=adapts)
+        parts.append(part)
+        holds_images = holds_images or (part.holds_images and not overrides)
+    if adapts and any(part.dataset is not one for part, one in zip(parts, inside, strict=True)):
+        dataset = copy.copy(dataset)  # the user's own stays as it is
+        if how == _SUBSET:
+            dataset.dataset = parts[0].dataset
+        else:
+            dataset.datasets = [part.dataset for part in parts]
+    own_order = getattr(dataset, "default_sampler", None)
+    return Source(
+        dataset,
+        in_blocks=own_method(dataset, "iter_blocks", overriding=_ITERATING) is not None,
+        holds_images=holds_images,
+        # A subclass with its own way of reading: what it is made of tells nothing of its samples.
+        chained=tuple(parts) if how == _CHAIN and not overrides else (),
+        inner=parts[0] if how == _SUBSET and not overrides else None,
+        read_many=getattr(dataset, "__getitems__", None),
+        take_block=own_method(dataset, "take_block"),
+        tell_fields=own_method(dataset, "_sample_fields"),
+        own_order=own_order if callable(own_order) else None,
+    )
+
+
+_ITERATING = frozenset(("__iter__",))
+
+
+def _adapt(value: Any, by_key: bool, encoded: bool) -> Any:
+    """Return a dataset for a data frame, an Arrow table, a dict of columns, or a dataset of Hugging Face."""
+    if is_instance(value, "datasets", "DatasetDict", "IterableDatasetDict"):
+        splits = list(value)
+        raise TypeError(f"expected one dataset, got a {type(value).__name__} of {splits}; pass one of them")
+    streams = is_instance(value, "datasets", "IterableDataset")
+    if streams or is_instance(value, "datasets", "Dataset"):
+        # Imported late, because it needs pyarrow, which only programs that use Hugging Face must have.
+        from gpuloader.sources.tables.huggingface import adapt_dataset, adapt_stream, keep_encoded
+
+        value = keep_encoded(value) if encoded else value
+        return adapt_stream(value) if streams else adapt_dataset(value)
+    found = name_table(value)
+    if found == SERIES:
+        return value if by_key else value.array  # which is read by position, not by label
+    if found == COLUMNS and by_key:
+        return KeysOrRows(value)
+    return TableDataset(value) if found else value
+
+
+class KeysOrRows:
+    """A dict whose values are samples, if it is read by key, or columns, if it is read by row number.
+
+    >>> dataset = KeysOrRows({"x": [1, 2], "y": [3, 4]})
+    >>> dataset["y"], dataset[-1]
+    ([3, 4], {'x': np.int64(2), 'y': np.int64(4)})
+    """
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+        self._table: TableDataset | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str) or not hasattr(index, "__index__"):
+            return self._entries[index]
+        if self._table is None:
+            self._table = TableDataset(self._entries)
+        return self._table[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+# Whether the datasets that are chained fit into one batch.
+
+
+def check_alike(source: Source, varying: Collection[str] = ()) -> None:
+    """Raise if datasets that are chained have samples that do not fit into one batch, as far as is known.
+
+    No sample is read: arrays and tables tell dtypes and shapes, other datasets tell nothing. The shape of the
+    fields in `varying` may differ.
 
     Raises
     ------
@@ -142,165 +320,44 @@ def check_alike(dataset: object, varying: Collection[str] = ()) -> None:
     --------
     >>> from gpuloader import ConcatDataset, TensorDataset
     >>> parts = [TensorDataset(np.zeros(2, "float32")), TensorDataset(np.zeros(2, "int64"))]
-    >>> check_alike(ConcatDataset(parts))
+    >>> check_alike(describe(ConcatDataset(parts)))
     Traceback (most recent call last):
     gpuloader.errors.SampleError: field '0': dataset 0 (TensorDataset) has float32, but dataset 1 (Te...
     """
-    parts = list(_walk(dataset, ""))
-    for name, fields in parts[1:]:
-        _compare(*parts[0], name, fields, varying)
+    known = list(_known_parts(source, ""))
+    for second, found in known[1:]:
+        first, wanted = known[0]
+        if wanted.kind != found.kind or sorted(wanted.fields) != sorted(found.fields):
+            raise SampleError(
+                f"{first} has samples that are {wanted.describe()}, but {second} has {found.describe()}, and "
+                "a batch may mix them: make their fields the same, or pass a collate_fn"
+            )
+        for name, (dtype, shape) in wanted.fields.items():
+            other, other_shape = found.fields[name]
+            # Integers of different size pass, because the numbers in them usually fit into either.
+            fits = dtype == other
+            if dtype is not None and other is not None:
+                fits = fits or find_kind(dtype) == find_kind(other) == "i"
+            if not fits:
+                raise SampleError(
+                    f"{first} has {name_dtype(dtype)}, but {second} has {name_dtype(other)}, and a batch may "
+                    "mix them: convert one of them, declare the field in feed_list, or pass a collate_fn",
+                    field=name,
+                )
+            if None not in (shape, other_shape) and shape != other_shape and name not in varying:
+                raise SampleError(
+                    f"{first} has the shape {shape}, but {second} has {other_shape}, and a batch may mix "
+                    "them: make their shapes the same, name the field in pad or ragged if its length varies, "
+                    "or pass a collate_fn",
+                    field=name,
+                )
 
 
-def _walk(dataset: Any, number: str) -> Iterator[tuple[str, SampleFields]]:
+def _known_parts(source: Source, number: str) -> Iterator[tuple[str, SampleFields]]:
     """Yield the name and the fields of every chained dataset that is not empty and whose fields are known."""
-    for position, part in enumerate(chained(dataset)):
+    for position, part in enumerate(source.chained):
         at = f"{number}.{position}" if number else str(position)
-        if chained(part):
-            yield from _walk(part, at)
-        elif len(part) and (fields := find_fields(part)) is not None:
-            yield f"dataset {at} ({type(part).__name__})", fields
-
-
-def _compare(
-    first: str, wanted: SampleFields, second: str, found: SampleFields, varying: Collection[str]
-) -> None:
-    if wanted.kind != found.kind or sorted(wanted.fields) != sorted(found.fields):
-        raise SampleError(
-            f"{first} has samples that are {_describe(wanted)}, but {second} has {_describe(found)}, and a "
-            "batch may mix them: make their fields the same, or pass a collate_fn"
-        )
-    for name, field in wanted.fields.items():
-        other = found.fields[name]
-        if not _fit(field[0], other[0]):
-            raise SampleError(
-                f"{first} has {_name(field[0])}, but {second} has {_name(other[0])}, and a batch may mix "
-                "them: convert one of them, declare the field in feed_list, or pass a collate_fn",
-                field=name,
-            )
-        if None not in (field[1], other[1]) and field[1] != other[1] and name not in varying:
-            raise SampleError(
-                f"{first} has the shape {field[1]}, but {second} has {other[1]}, and a batch may mix them: "
-                "make their shapes the same, name the field in pad or ragged if its length varies, or pass "
-                "a collate_fn",
-                field=name,
-            )
-
-
-def _fit(one: np.dtype[Any] | None, other: np.dtype[Any] | None) -> bool:
-    """Return whether a field of one dtype holds numbers of the other, and the other way round."""
-    if one is None or other is None or one == other:
-        return one == other
-    return find_kind(one) == find_kind(other) == "i"
-
-
-def _name(dtype: np.dtype[Any] | None) -> str:
-    return "Python objects" if dtype is None else describe_dtype(dtype)
-
-
-def describe_field(field: Field) -> str:
-    """Return the dtype of a field, and its shape if it is not a number.
-
-    >>> describe_field((np.dtype("float32"), ())), describe_field((np.dtype("int64"), (2,)))
-    ('float32', 'int64 of shape (2,)')
-    >>> describe_field((np.dtype("int64"), None)), describe_field((None, None))
-    ('int64 of varying shape', 'Python objects')
-    """
-    dtype, shape = field
-    if dtype is None or shape == ():
-        return _name(dtype)
-    return f"{_name(dtype)} of {'varying shape' if shape is None else f'shape {shape}'}"
-
-
-def _describe(fields: SampleFields) -> str:
-    if fields.kind == "value":
-        return "single values"
-    names = list(fields.fields)
-    return f"dicts with the keys {names}" if fields.kind == "dict" else f"tuples of {len(names)}"
-
-
-def find_fields(dataset: Any) -> SampleFields | None:
-    """Return what is known of a dataset's samples without reading any; None if nothing is.
-
-    >>> find_fields(np.zeros((5, 3), "float32")), find_fields(["a"])
-    (SampleFields(kind='value', fields={'0': (dtype('float32'), (3,))}), None)
-    """
-    source = array_source(dataset)
-    if source is not None:
-        kind = "value" if source.bare else "tuple" if source.names is None else "dict"
-        return of_arrays(kind, source.names, source.arrays)
-    tell: Callable[[], SampleFields] | None = own_method(dataset, "_sample_fields")
-    if tell is not None:
-        return tell()
-    if reads_like(dataset, Subset, *find_classes("Subset")):
-        return None if chained(dataset.dataset) else find_fields(dataset.dataset)
-    if reads_like(dataset, *find_classes("TensorDataset")):
-        kind, tensors = "tuple", dataset.tensors
-    elif isinstance(dataset, np.ndarray) or is_tensor(dataset):
-        kind, tensors = "value", (dataset,)
-    else:
-        return None
-    return of_arrays(kind, None, [as_array(one) for one in tensors]) if all(map(can_stage, tensors)) else None
-
-
-def of_arrays(kind: str, names: Iterable[str] | None, arrays: Sequence[Any]) -> SampleFields:
-    """Return the fields of samples that are rows of arrays, whose first axis counts the samples.
-
-    >>> of_arrays("tuple", None, [np.zeros((5, 3)), np.array(["a"])]).fields
-    {'0': (dtype('float64'), (3,)), '1': (None, None)}
-    """
-    keys = map(str, range(len(arrays))) if names is None else names
-    return SampleFields(kind, {name: _of_array(array) for name, array in zip(keys, arrays, strict=True)})
-
-
-def of_columns(
-    columns: Mapping[str, Column], dtypes: Mapping[str, np.dtype[Any]] | None = None
-) -> SampleFields:
-    """Return the fields of samples that lie in the columns of a table.
-
-    Parameters
-    ----------
-    columns : mapping of str to column
-        The columns.
-    dtypes : mapping of str to numpy.dtype, optional
-        The dtypes that the numbers of columns are converted to, if that is not their own.
-
-    Examples
-    --------
-    >>> of_columns({"x": np.zeros(2)}, {"x": np.dtype("float32")}).fields
-    {'x': (dtype('float32'), ())}
-    """
-    found: dict[str, Field] = {}
-    for name, column in columns.items():
-        piece: Any = column.piece(0) if isinstance(column, Chunked) else column
-        if isinstance(piece, Ragged):
-            field: Field = np.dtype(piece.values.dtype), None
-        else:
-            field = _of_array(piece) if isinstance(piece, np.ndarray) else (None, None)
-        found[name] = (dtypes or {}).get(name, field[0]), field[1]
-    return SampleFields("dict", found)
-
-
-def _of_array(array: Any) -> Field:
-    dtype = np.dtype(array.dtype)
-    return (native(dtype), tuple(array.shape[1:])) if is_stageable(dtype) else (None, None)
-
-
-_OF_TORCH = ("Subset", "ConcatDataset", "ComposeDataset", "StackDataset")
-
-
-def holds_pictures(dataset: object) -> bool:
-    """Return whether a dataset has pictures, or is composed of one that has; no sample is read.
-
-    A dataset says so with its attribute ``holds_pictures``, as an `ImageFolder` does.
-
-    >>> holds_pictures([1, 2])
-    False
-    """
-    if getattr(dataset, "holds_pictures", False) is True:
-        return True
-    if not reads_like(dataset, Subset, ConcatDataset, ComposeDataset, *find_classes(*_OF_TORCH)):
-        return False
-    inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    if isinstance(inner, Mapping):
-        inner = inner.values()
-    return isinstance(inner, Iterable) and any(map(holds_pictures, inner))
+        if part.chained:
+            yield from _known_parts(part, at)
+        elif len(part.dataset) and part.fields is not None:
+            yield f"dataset {at} ({type(part.dataset).__name__})", part.fields

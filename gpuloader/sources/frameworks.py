@@ -10,35 +10,31 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from gpuloader.order.worker_info import WORKER_MODULES, WorkerInfo, own_worker_info
+from gpuloader.system.imported import find_classes, is_instance
 
 # Recognize objects of other libraries without importing these libraries.
 
-_FRAMES = {
-    "pandas": ("DataFrame",),
-    "polars": ("DataFrame", "LazyFrame"),
-    "pyarrow": ("Table", "RecordBatch"),
-}
+FRAME, COLUMNS, SERIES = "frame", "columns", "series"
 
 
-def is_instance(value: object, module: str, *names: str) -> bool:
-    """Return whether a value is of one of a module's classes; False if the program has not imported it.
+def name_table(value: object) -> str:
+    """Return whether a value is a 'frame', a dict of 'columns', or a 'series' of pandas; empty for others.
 
-    >>> import fractions
-    >>> is_instance(fractions.Fraction(1, 2), "fractions", "Fraction"), is_instance(1, "no_such", "One")
-    (True, False)
+    Frames are the data frames of pandas and Polars, and tables of Arrow. The keys of a dict of columns are
+    all text.
+
+    >>> name_table({"a": [1, 2]}), name_table({0: "first sample"}), name_table({})
+    ('columns', '', '')
     """
-    loaded: Any = sys.modules.get(module)
-    kinds = [getattr(loaded, name, None) for name in names]
-    return any(isinstance(value, kind) for kind in kinds if isinstance(kind, type))
-
-
-def is_frame(value: object) -> bool:
-    """Return whether a value is a data frame of pandas or Polars, or a table of Arrow.
-
-    >>> is_frame({"a": [1, 2]})
-    False
-    """
-    return any(is_instance(value, module, *names) for module, names in _FRAMES.items())
+    frames = (
+        *find_classes("DataFrame", "LazyFrame", modules=("pandas", "polars")),
+        *find_classes("Table", "RecordBatch", modules=("pyarrow",)),
+    )
+    if isinstance(value, frames):
+        return FRAME
+    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+        return COLUMNS
+    return SERIES if is_instance(value, "pandas", "Series") else ""
 
 
 def values_by_position(value: Any) -> Any:
@@ -50,30 +46,11 @@ def values_by_position(value: Any) -> Any:
     return value.array if is_instance(value, "pandas", "Series") else value
 
 
-def is_dict_of_columns(value: object) -> bool:
-    """Return whether a value is a dict whose keys are all text, as that of a table's columns.
-
-    >>> is_dict_of_columns({"a": [1, 2]}), is_dict_of_columns({0: "first sample"}), is_dict_of_columns({})
-    (True, False, False)
-    """
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(key, str) for key in value)
-
-
-_DATA_MODULES = ("torch.utils.data", "paddle.io")
 _COLLATING = "torch.utils.data._utils.collate"
 
 _lock = threading.Lock()
 _answered = 0
 _replaced: dict[FunctionType, CodeType] = {}
-
-
-def is_iterable_only(dataset: object) -> bool:
-    """Return whether this is PyTorch's or Paddle's iterable dataset, whose ``__getitem__`` only raises.
-
-    >>> is_iterable_only([1, 2])
-    False
-    """
-    return any(is_instance(dataset, name, "IterableDataset") for name in _DATA_MODULES)
 
 
 def tell_worker(info: WorkerInfo) -> None:

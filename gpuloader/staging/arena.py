@@ -44,44 +44,12 @@ class PageLocker(Protocol):
 
 
 class Arena:
-    """One host memory mapping for many slots.
+    """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
-    The mapping is reserved in full before anything is written, so a lack of memory is a `StagingMemoryError`
-    and never a bus error. It is faulted in once, so staging never waits for new pages. It has no name, so a
-    crash leaves nothing behind. Its bytes live as long as anything refers to the arena: a batch that the user
-    keeps holds it through its lease.
+    A batch that the user keeps holds it through its lease. `near` are the processor cores near which the
+    memory is to lie; empty: wherever the system puts it. With `shared`, worker processes map `descriptor`,
+    which stays None if processes cannot share memory. Raises `StagingMemoryError` if there is too little.
 
-    Memory that a device copies from lies in a memory file, sealed against resizing and shared with forked
-    children. A private page would move when it is written after a fork, away from the address the device
-    reads. Other memory is private and anonymous, because Linux uses huge pages only there, and they make
-    writing large batches a sixth faster. `gpuloader.system.platforms` describes the fallbacks for systems
-    without memory files.
-
-    Parameters
-    ----------
-    nbytes : int
-        Size of the mapping in bytes, 1 or more; not rounded up, except to whole pages by the kernel.
-    locker : PageLocker or None
-        The device that page-locks the mapping. If it refuses, the arena warns once and stays pageable:
-        copies are then slower and overlap less.
-    shared : bool
-        Whether to use a memory file even without a device, for worker processes that map `descriptor`.
-        `descriptor` stays None if processes cannot share memory.
-    near : set of int
-        The processor cores near which the memory is to lie; empty: wherever the system puts it.
-
-    Attributes
-    ----------
-    number : int
-        A number that no other arena of this process has, which identifies it in messages to workers.
-
-    Raises
-    ------
-    StagingMemoryError
-        The memory is not available.
-
-    Examples
-    --------
     >>> arena = Arena(1 << 20)
     >>> arena.bytes.shape, arena.page_locked
     ((1048576,), False)
@@ -95,39 +63,48 @@ class Arena:
         shared: bool = False,
         near: Cores = frozenset(),
     ) -> None:
-        self.nbytes = nbytes
-        self.number = next(_numbers)
+        self.nbytes = nbytes  # exact: CuPy's pool of pinned memory rounds up to powers of two
+        self.number = next(_numbers)  # which identifies it in messages to workers
         self._ended: list[bool] = []
         self._end = once(partial(self._ended.append, True))
         self.page_locked = False
         self.descriptor: int | None = None
         check_available(nbytes)
         try:
-            self._mapping = call_near(near, lambda: self._map(nbytes, locker is not None, shared))
+            # A short-lived thread on the cores near the GPU touches the pages first, so the kernel places
+            # them there. That needs no system call for memory policies, which containers forbid.
+            self._mapping = call_near(near, partial(self._map, nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
         self.address: int = self.bytes.ctypes.data
         if locker is not None:
+            # Page-locking stays in the caller's thread, because none of our threads calls CUDA.
             self._page_lock(locker)
 
     def _map(self, nbytes: int, locked: bool, shared: bool) -> mmap.mmap:
+        # Memory for the CPU alone is private and anonymous, because Linux uses huge pages only there: writing
+        # 10 MB batches then takes a sixth less time. And no file descriptor is kept.
         if not can_share_memory() or not (shared or locked):
             return map_private(nbytes)
+        # What a device copies from must be shared with forked children: a private page would move when it is
+        # written after a fork, away from the address that the device reads.
         if not shared and not has_memory_files():
             return map_shared(nbytes)
+        # A memory file has no name, so a crash leaves nothing behind.
         self.descriptor = open_memory_file("gpuloader-arena")
         self._end = once(self._end, closing_once(self.descriptor))
-        reserve(self.descriptor, nbytes)
-        seal(self.descriptor, writable=True)
+        reserve(self.descriptor, nbytes)  # before the first write: too little memory is an error, not SIGBUS
+        seal(self.descriptor, writable=True)  # a worker that shrinks the file would crash every other process
         mapping = mmap.mmap(self.descriptor, nbytes)
-        prefault(mapping)
+        prefault(mapping)  # staging never waits for new pages
         return mapping
 
     def _page_lock(self, locker: PageLocker) -> None:
         try:
             locker.page_lock(self.address, self.nbytes)
         except OSError as error:
+            # Pageable memory works, too: copies are slower and overlap less.
             warnings.warn(
                 f"{self.nbytes:,} bytes of staging memory could not be page-locked ({error}); copying to "
                 "the device from pageable memory instead, which is slower and overlaps less",
@@ -136,6 +113,7 @@ class Arena:
             )
         else:
             self.page_locked = True
+            # It keeps the mapping: unlocking comes before unmapping.
             self._unlock = Finalizer(locker.page_unlocker(self.address, self._mapping))
 
     @property

@@ -15,40 +15,21 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class FieldLayout:
-    """One field's part of a slot.
+    """One field's part of a slot."""
 
-    Attributes
-    ----------
-    offset : int
-        Bytes from the start of the slot, a multiple of `ALIGNMENT`.
-    shape : tuple of int
-        Shape of this field's array, for the whole batch.
-    dtype : numpy.dtype
-        The dtype of the array.
-    """
-
-    offset: int
-    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the slot, a multiple of `ALIGNMENT`
+    shape: tuple[int, ...]  # of the whole batch
     dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The arrangement of one batch's fields in a slot.
+    """The arrangement of one batch's fields in a slot."""
 
-    Attributes
-    ----------
-    fields : tuple of FieldLayout
-        The fields, in the order of the feed list.
-    nbytes : int
-        Bytes from the start of the first field to the end of the last, all moved by one copy.
-    turned : tuple of (int, tuple of int)
-        The numbers of the fields whose dimensions are delivered in another order than they have in memory,
-        each with that order, as for `numpy.transpose`.
-    """
-
-    fields: tuple[FieldLayout, ...]
-    nbytes: int
+    fields: tuple[FieldLayout, ...]  # in the order of the feed list
+    nbytes: int  # from the start of the first field to the end of the last, all moved by one copy
+    # The numbers of the fields that are delivered with another order of dimensions than they have in memory,
+    # each with that order, as for `numpy.transpose`.
     turned: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def turn(self, arrays: list[Any]) -> list[Any]:
@@ -67,8 +48,6 @@ class Layout:
 def arrange(fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Layout:
     """Return the layout of the given ``(shape, dtype)`` pairs, one after another, each aligned.
 
-    Examples
-    --------
     >>> layout = arrange((((32, 784), np.dtype("float32")), ((32, 1), np.dtype("int64"))))
     >>> [field.offset for field in layout.fields], layout.nbytes
     ([0, 100352], 100608)
@@ -87,8 +66,6 @@ def arrange_last(
 ) -> tuple[Layout, Layout]:
     """Return the layout of fields of which those with these numbers lie last, and that of the others.
 
-    Examples
-    --------
     >>> byte = np.dtype("uint8")
     >>> whole, others = arrange_last((((300,), byte), ((5,), byte)), last=[0])
     >>> [field.offset for field in whole.fields], whole.nbytes, others.nbytes

@@ -1,10 +1,19 @@
-"""The slots of one loader: which are free, which are leased, and when a batch must be delivered as a copy."""
+"""The slots of one loader: which are free, which are leased, and when a batch must be delivered as a copy.
+
+    free ──acquire, take──▶ being filled, queued or being copied ──lend──▶ leased ──drain──▶ free
+                                         └───────────release───────────▶ free
+
+    free + (being filled, queued or being copied) + leased = count, and leased <= spare
+
+So ``count - spare`` slots always circulate, however many batches the user keeps: the fetcher never waits for
+the user to drop a batch, only for the consumer's next step. This is the whole proof that keeping batches
+cannot deadlock.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
@@ -31,58 +40,33 @@ MOST_STRETCHED = 40
 
 
 class Views(list[NDArray[Any]]):
-    """The arrays through which a batch is written into a slot.
+    """The arrays through which a batch is written into a slot."""
 
-    Attributes
-    ----------
-    prepared : object
-        What a writer keeps with them, so that it need not prepare it for every batch; None at first.
-    """
-
-    __slots__ = ("prepared",)
-
-    def __init__(self, arrays: Iterable[NDArray[Any]] = ()) -> None:
-        super().__init__(arrays)
-        self.prepared: Any = None
+    prepared: Any = None  # what a writer keeps with them, so that it need not prepare it for every batch
 
 
 class Slot:
-    """One contiguous region of host memory that holds one batch.
-
-    Attributes
-    ----------
-    bytes : numpy.ndarray
-        The region as a uint8 array.
-    address : int
-        Start address of the region.
-    nbytes : int
-        Size of the region in bytes.
-    interface : dict
-        The region's NumPy array interface, created once and used by every lease.
-    memory : object
-        The object that keeps the region mapped.
-    in_ring : bool
-        False for a private copy, which does not return to a ring.
-    """
+    """One contiguous region of host memory that holds one batch."""
 
     __slots__ = (
         "_layout", "_other", "_views", "address", "bytes", "in_ring", "interface", "memory", "nbytes",
     )  # fmt: skip
 
     def __init__(self, region: NDArray[np.uint8], memory: object, *, in_ring: bool = True) -> None:
-        self.in_ring = in_ring
-        self.replace(region, memory)
-
-    def replace(self, region: NDArray[np.uint8], memory: object) -> None:
-        """Move to another region; allowed only while no lease refers to the slot."""
+        self.in_ring = in_ring  # False for a private copy, which does not return to a ring
         self.bytes = region
         self.nbytes = region.size
-        self.memory = memory
-        self.interface: dict[str, Any] = region.__array_interface__
+        self.memory = memory  # keeps the region mapped
+        self.interface: dict[str, Any] = region.__array_interface__  # created once, for every lease
         self.address: int = self.interface["data"][0]
         self._layout: Layout | None = None
         self._views = Views()
         self._other: tuple[Layout | None, Views] = None, Views()
+
+    def replace(self, other: Slot) -> None:
+        """Take over another slot's region; allowed only while no lease refers to this one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
 
     def views(self, layout: Layout) -> Views:
         """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
@@ -92,22 +76,18 @@ class Slot:
             self._layout, self._views = self._other
             self._other = latest
         if layout is not self._layout:
-            self._views = Views(
-                np.ndarray(field.shape, field.dtype, self.bytes, field.offset) for field in layout.fields
-            )
+            self._views = Views()
+            for field in layout.fields:
+                self._views.append(np.ndarray(field.shape, field.dtype, self.bytes, field.offset))
             self._layout = layout
         return self._views
 
 
 class Ring:
-    """A fixed number of slots that circulate: free, filled, leased, free.
+    """A number of slots that circulate: free, filled, leased, free.
 
     Of many slots only the first are reserved at once, and then twice as many whenever all are in use. So
     memory follows the batches that there are, and not a capacity that is larger than the dataset.
-
-    ``free + (being filled, queued or being copied) + leased = count``, and `lend` keeps ``leased <= spare``.
-    So ``count - spare`` slots always circulate, however many batches the user keeps: the fetcher never waits
-    for the user to drop a batch, only for the consumer's next step.
 
     Fetchers call `acquire` and `fit`, from any thread; `acquire` may wait. The consumer calls everything
     else, from one thread at a time. Only `freed` is different: a lease's finalizer appends to it from any
@@ -127,17 +107,6 @@ class Ring:
         Bytes within which small slots are more than `count`, `MOST_STRETCHED` at most.
     near : set of int
         The processor cores near which the memory is to lie; empty: wherever the system puts it.
-
-    Attributes
-    ----------
-    allocated : bool
-        Whether the memory is reserved, which the first `acquire` does.
-    stretched : int
-        Number of slots added because they are small; 0 before the first `acquire`.
-    slot_nbytes : int
-        Initial size of each slot in bytes, 0 before the first `acquire`; single slots may have grown since.
-    reserved_in : int
-        Nanoseconds that the first `acquire` took to reserve the memory.
     """
 
     def __init__(
@@ -151,19 +120,19 @@ class Ring:
         near: Cores = frozenset(),
     ) -> None:
         self.count = count
-        self._near = near
-        self.stretched = 0
-        self._stretch = stretch
-        self.allocated = False
-        self.slot_nbytes = 0
-        self.reserved_in = 0
-        self.freed: deque[Slot] = deque()
+        self.stretched = 0  # slots added because they are small
+        self.allocated = False  # whether the memory is reserved, which the first `acquire` does
+        self.slot_nbytes = 0  # initial size of each slot; single slots may have grown since
+        self.reserved_in = 0  # nanoseconds that reserving took, which are no time of the reader
+        self.freed: deque[Slot] = deque()  # whose lease has ended since the last `drain`
         self.leased = 0
-        self._reserved = 0
+        self._stretch = stretch
+        self._near = near
+        self._reserved = 0  # slots that have memory
         self._spare = spare
         self._locker = locker
         self._shared = shared
-        self._allocating = threading.Lock()
+        self._allocating = threading.Lock()  # several threads may bring the first batches
         # The slot freed last is taken first, because it is still in the processor's cache. For each free slot
         # there is one credit in a C queue, which waits without a Python-level lock; False there means closed.
         self._free: deque[Slot] = deque()
@@ -173,21 +142,17 @@ class Ring:
         """Take a free slot of at least `nbytes`, waiting until there is one.
 
         The first call reserves the memory of the slots at that size. A slot that is too small for a later
-        batch grows individually.
-
-        Raises
-        ------
-        QueueClosed
-            The consumer has closed the loader.
-        StagingMemoryError
-            The memory is not available.
+        batch grows individually. Raises `QueueClosed` if the consumer has closed the loader, and
+        `StagingMemoryError` if there is too little memory.
         """
-        if not self.allocated:
-            self._reserve(max(nbytes, 1))
-        while (credit := self._look()) is None:
-            if not self._extend():
+        while True:
+            try:
+                credit = self._credits.get_nowait()
+            except Empty:
+                if self._extend(nbytes):
+                    continue
                 credit = self._credits.get()
-                break
+            break
         if not credit:
             self._credits.put(False)
             raise QueueClosed("the consumer has closed the loader")
@@ -196,92 +161,74 @@ class Ring:
             try:
                 self.fit(slot, nbytes)
             except BaseException:
-                self._return(slot)
+                self.release(slot)
                 raise
         return slot
 
     def take(self) -> Slot | None:
-        """Take a free slot of any size without waiting, or return None if none is free or reserved yet.
-
-        Raises
-        ------
-        StagingMemoryError
-            The memory is not available.
-        """
-        while (credit := self._look()) is None:
-            if not self.allocated or not self._extend():
+        """Take a free slot of any size without waiting, or return None if none is free or reserved yet."""
+        while True:
+            try:
+                credit = self._credits.get_nowait()
+            except Empty:
+                if self.allocated and self._extend(0):
+                    continue
                 return None
+            break
         if not credit:
             self._credits.put(False)
             return None
         return self._free.pop()
 
-    def _look(self) -> bool | None:
-        """Return a credit, or None if there is none now."""
-        try:
-            return self._credits.get_nowait()
-        except Empty:
-            return None
-
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
         if nbytes > slot.nbytes:
             arena = Arena(align(int(nbytes * GROWTH)), self._locker, shared=self._shared, near=self._near)
-            slot.replace(arena.bytes, arena)
+            slot.replace(Slot(arena.bytes, arena, in_ring=slot.in_ring))
 
-    def _return(self, slot: Slot) -> None:
-        self._free.append(slot)
-        self._credits.put(True)
-
-    def _reserve(self, nbytes: int) -> None:
-        with self._allocating:  # several threads may bring the first batches
+    def _extend(self, nbytes: int) -> bool:
+        """Reserve the first slots, for batches of `nbytes`, or as many again; return False if all are."""
+        with self._allocating:
+            if self._free:  # another thread was faster
+                return True
             if self.allocated:
-                return
+                more = min(self._reserved, self.count - self._reserved)
+                if more > 0:
+                    self._add(more)
+                return more > 0
             begun = perf_counter_ns()
-            size = self.slot_nbytes = align(nbytes)
+            size = self.slot_nbytes = align(max(nbytes, 1))
             stretched = max(min(self._stretch // size, MOST_STRETCHED) - self.count, 0)
             first = max(FIRST_SLOTS, 2 * self._spare)
             if self.count > first:
-                check_available(size * self.count)
-            self._add(min(self.count + stretched, first), size)
+                check_available(size * self.count)  # before the first batch, not in the middle of an epoch
+            self._add(min(self.count + stretched, first))
             self.count += stretched
             self.stretched = stretched
             self.reserved_in = perf_counter_ns() - begun
             self.allocated = True
+            return True
 
-    def _extend(self) -> bool:
-        """Reserve more slots; return False if all are reserved."""
-        with self._allocating:
-            if self._free:  # another thread was faster
-                return True
-            more = min(self._reserved, self.count - self._reserved)
-            if more > 0:
-                self._add(more, self.slot_nbytes)
-            return more > 0
-
-    def _add(self, count: int, size: int) -> None:
+    def _add(self, count: int) -> None:
+        size = self.slot_nbytes
         arena = Arena(size * count, self._locker, shared=self._shared, near=self._near)
         for start in range(0, arena.nbytes, size):
-            self._return(Slot(arena.bytes[start : start + size], arena))
+            self._free.append(Slot(arena.bytes[start : start + size], arena))
+            self._credits.put(True)
         self._reserved += count
 
     def grow(self, more: int) -> None:
-        """Add `more` slots of the initial size; called by the consumer.
-
-        Raises
-        ------
-        StagingMemoryError
-            The memory is not available.
-        """
+        """Add `more` slots of the initial size; raises `StagingMemoryError`."""
         with self._allocating:
             if self.allocated:
-                self._add(more, self.slot_nbytes)
+                self._add(more)
             self.count += more
 
     def release(self, slot: Slot) -> None:
         """Return a slot that no lease refers to."""
         if slot.in_ring:
-            self._return(slot)
+            self._free.append(slot)
+            self._credits.put(True)
 
     def lend(self, slot: Slot, layout: Layout) -> Slot:
         """Return the slot to lease to the user: `slot` itself, or a private copy once `spare` are lent."""
@@ -299,7 +246,8 @@ class Ring:
             slot = self.freed.popleft()
             if slot.in_ring:
                 self.leased -= 1
-                self._return(slot)
+                self._free.append(slot)
+                self._credits.put(True)
 
     @property
     def free(self) -> int:
@@ -320,10 +268,10 @@ class Ring:
 
     def rearm(self) -> bool:
         """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
-        for credit in [self._credits.get() for _ in range(self._credits.qsize())]:
-            if credit:
-                self._credits.put(credit)
-        return not self.allocated or self.free + self.leased == self.count
+        for _ in range(self._credits.qsize()):
+            if self._credits.get():
+                self._credits.put(True)
+        return not self.allocated or len(self._free) + self.count - self._reserved + self.leased == self.count
 
 
 # Leases: a slot stays reserved until the user's last view of the delivered batch is gone.
@@ -335,14 +283,15 @@ class Lease:
     """A token that all views of a batch keep alive; when the last view dies, `owner` is appended to `freed`.
 
     The arrays have the lease as their base object, so slices, reshapes and views of views keep it alive. A
-    reference to an array alone would not guarantee that. The finalizer runs in whatever thread drops the last
-    view, perhaps while that thread holds a lock. So it only appends to a deque, which the loader checks on
-    its next step, and runs no Python code, in which a Ctrl-C would be lost.
+    reference to an array alone would not guarantee that.
     """
 
     __slots__ = ("__array_interface__", "_release")
 
     def __init__(self, owner: Any, freed: deque[Any], interface: dict[str, Any] | None = None) -> None:
+        # The finalizer runs in whatever thread drops the last view, perhaps while that thread holds a lock,
+        # so it only appends to a deque, which the loader checks on its next step. And it runs no Python code,
+        # in which a Ctrl-C would be lost.
         self._release = partial(freed.append, owner)
         if interface is not None:
             self.__array_interface__ = interface
@@ -353,8 +302,6 @@ class Lease:
 def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[Any]]:
     """Return one array per field in a host slot; `slot` is appended to `freed` when the last view dies.
 
-    Examples
-    --------
     >>> from gpuloader.staging.layout import arrange
     >>> freed = deque()
     >>> slot = Slot(np.zeros(256, np.uint8), None)
@@ -366,4 +313,7 @@ def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[A
     True
     """
     region = _asarray(Lease(slot, freed, slot.interface))
-    return [_ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]
+    arrays: list[NDArray[Any]] = []
+    for field in layout.fields:
+        arrays.append(_ndarray(field.shape, field.dtype, region, field.offset))
+    return arrays

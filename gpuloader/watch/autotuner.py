@@ -1,14 +1,18 @@
-"""The search behind 'auto': hill climbing on the measured rate, for the number of workers and the prefetch.
+"""Tuning 'auto' options while a loop runs: hill climbing on the measured rate, over workers and prefetch.
 
-The search changes only the speed, never which samples a batch holds nor the order of batches. The plan
-determines these, and a batch is the same whichever worker fetches it.
+Tuning changes only the speed, never which samples a batch holds nor the order of batches. The plan determines
+these, and a batch is the same whichever worker fetches it.
+
+    ┌─▶ skip the steps of the last setting ──▶ measure ──▶ keep the setting or not ──▶ settled
+    └──────────────── apply a larger one ◀───────────────────────┘
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from gpuloader.watch.stats import LoaderStats
+from gpuloader.watch.stats import LoaderStats, Meter
 
 ENOUGH = 0.02
 """A loop that waits for less than this fraction of its time needs no faster input."""
@@ -18,98 +22,112 @@ DEEPEST = 8
 """The most batches per worker in progress, and the most steps copied ahead."""
 BUDGET = 1 << 30
 """Bytes of host memory that the slots may grow to without a ``memory_budget``."""
+FEWEST_STEPS, SHORTEST = 8, 0.2
+"""The fewest steps, and the fewest seconds, over which a rate is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The tuned options.
-
-    Attributes
-    ----------
-    workers : int
-        The number of worker threads or processes.
-    depth : int
-        Batches in progress for each worker, the loader's ``prefetch_factor``.
-    prefetch : int
-        Steps copied to devices ahead of the consumer.
-    """
+    """The tuned options."""
 
     workers: int
-    depth: int
-    prefetch: int
+    depth: int  # batches in progress for each worker, the loader's ``prefetch_factor``
+    prefetch: int  # steps copied to devices ahead of the consumer
 
 
-@dataclass(slots=True)
-class HillClimb:
-    """The search for a setting: it doubles the workers, then the depth, while that makes the loop faster.
+class Autotuner:
+    """Searches a loader's best setting, from epoch to epoch: doubles the workers, then depth and prefetch.
 
-    It tries one setting beyond the first that gains nothing. If a sample takes long now and then, two workers
-    may be no faster than one, while four are.
+    Only the consumer calls the methods. If several epochs run at a time, only the latest tunes.
 
-    Parameters
-    ----------
-    setting : Setting
-        The setting to start with; later the current one.
-    most_workers : int
-        The most workers to try; equal to the current number if the user chose that.
-    deepens : bool
-        Whether depth and prefetch are tuned.
-
-    Attributes
-    ----------
-    settled : bool
-        Whether the search is over, so that the setting stays.
-    tried : list of (Setting, float)
-        Every setting measured, with its steps per second.
-    seen : list of int
-        The measurements of the current setting so far: steps, nanoseconds of the loop, and of waiting.
-    steered_by : object
-        The `Steering` of the latest epoch.
-    settled_at : LoaderStats or None
-        The loader's statistics when the search ended; None before that.
-
-    Examples
-    --------
-    >>> climb = HillClimb(Setting(1, 2, 1), most_workers=8)
+    >>> tuner = Autotuner(Setting(1, 2, 1), 8, Meter())
     >>> for rate in (100.0, 200.0, 390.0, 395.0):
-    ...     climb.measured(rate, waiting=0.5)
-    >>> climb.settled, climb.setting.workers
+    ...     tuner.measured(rate, waiting=0.5)
+    >>> tuner.settled, tuner.setting.workers
     (True, 4)
     """
 
-    setting: Setting
-    most_workers: int
-    deepens: bool = False
-    settled: bool = False
-    tried: list[tuple[Setting, float]] = field(default_factory=list)
-    seen: list[int] = field(default_factory=lambda: [0, 0, 0])
-    steered_by: object = None
-    settled_at: LoaderStats | None = None
-    _best: tuple[Setting, float] | None = None
-    _doublings: int = 1
-    _widened: bool = False
-    _deepened: bool = False
+    def __init__(self, setting: Setting, most_workers: int, meter: Meter, *, deepens: bool = False) -> None:
+        self.setting = setting  # the one to start with; later the current one
+        self.most_workers = most_workers  # equal to the current number if the user chose that
+        self.deepens = deepens  # whether depth and prefetch are tuned
+        self.settled = False  # whether the search is over, so that the setting stays
+        self.settled_at: LoaderStats | None = None  # the statistics at that moment
+        self.tried: list[tuple[Setting, float]] = []  # every setting measured, with its steps per second
+        self._meter = meter
+        self._apply: Callable[[Setting], int | None] | None = None  # that of the latest epoch
+        self._in_force = setting
+        self._flushing = 0
+        self._latest = 0, 0, 0
+        self._seen = [0, 0, 0]  # of the current setting: steps, nanoseconds of the loop, and of waiting
+        self._best: tuple[Setting, float] | None = None
+        self._doublings = 1
+        self._widened = self._deepened = False
+
+    # Measuring a loop.
+
+    def begin(self, apply: Callable[[Setting], int | None]) -> None:
+        """Tune a new epoch from now on, and apply the setting that earlier ones have reached.
+
+        `apply` returns how many steps still belong to the last setting, or None, without changing anything,
+        if a setting exceeds the memory budget.
+        """
+        self._apply = apply
+        self._latest = self._read()
+        self._use_setting()
+
+    def after_step(self, apply: Callable[[Setting], int | None]) -> bool:
+        """Count a step of the epoch that has begun with `apply`; return False once its tuning is over."""
+        is_over = self.settled or self._apply is not apply
+        if is_over:
+            return False
+        before, self._latest = self._latest, self._read()
+        if self._flushing > 0:  # these batches belong to the last setting, or wait for new workers
+            self._flushing -= 1
+            return True
+        # Add up over as many epochs as it takes, because short epochs are too short by themselves.
+        seen = self._seen
+        for kind, (then, now) in enumerate(zip(before, self._latest, strict=True)):
+            seen[kind] += now - then
+        steps, loop, wait = seen
+        if steps < FEWEST_STEPS or loop < SHORTEST * 1e9:
+            return True
+        self.measured(steps / (loop * 1e-9), wait / loop)
+        while self.setting != self._in_force and not self._use_setting():
+            self._forgo()  # memory is too small for it
+            self._choose()
+        if self.settled:
+            self.settled_at = self._meter.snapshot()
+        return not self.settled
+
+    def _use_setting(self) -> bool:
+        assert self._apply is not None
+        flushing = self._apply(self.setting)
+        if flushing is None:
+            return False
+        self._in_force, self._flushing = self.setting, flushing
+        return True
+
+    def _read(self) -> tuple[int, int, int]:
+        meter = self._meter
+        return meter.steps, meter.wait + meter.transfer + meter.compute, meter.wait
+
+    # Choosing the next setting.
 
     def measured(self, rate: float, waiting: float) -> None:
         """Record the current setting's steps per second and its fraction of waiting; choose the next one."""
         self.tried.append((self.setting, rate))
-        self.seen = [0, 0, 0]
+        self._seen = [0, 0, 0]
         gained = self._best is None or rate >= GAIN * self._best[1]
         if gained:
             self._best, self._doublings = (self.setting, rate), 1
         elif self._doublings == 1 and self._goes_further():
+            # One setting beyond the first that gains nothing: if a sample takes long now and then, two
+            # workers may be no faster than one, while four are.
             self._doublings = 2
         else:
             self._forgo()
-        if gained and waiting < ENOUGH:
-            self._hold()
-        else:
-            self._go_on()
-
-    def refuse(self) -> None:
-        """Reject the current setting, because it exceeds the memory budget, and choose another."""
-        self._forgo()
-        self._go_on()
+        self._choose(holds=gained and waiting < ENOUGH)
 
     def _forgo(self) -> None:
         """Give up the direction that led to the current setting."""
@@ -127,21 +145,17 @@ class HillClimb:
             return self.setting.workers < self.most_workers
         return max(self.setting.depth, self.setting.prefetch) < DEEPEST
 
-    def _go_on(self) -> None:
+    def _choose(self, *, holds: bool = False) -> None:
         assert self._best is not None
         best, times = self._best[0], 2**self._doublings
-        if not self._widened and best.workers < self.most_workers:
+        if not holds and not self._widened and best.workers < self.most_workers:
             self.setting = replace(best, workers=min(times * best.workers, self.most_workers))
-        elif self.deepens and not self._deepened and max(best.depth, best.prefetch) < DEEPEST:
+        elif not holds and self.deepens and not self._deepened and max(best.depth, best.prefetch) < DEEPEST:
             self.setting = replace(
                 best, depth=min(times * best.depth, DEEPEST), prefetch=min(times * best.prefetch, DEEPEST)
             )
         else:
-            self._hold()
-
-    def _hold(self) -> None:
-        assert self._best is not None
-        self.setting, self.settled = self._best[0], True
+            self.setting, self.settled = best, True
 
     def describe(self) -> str:
         """Return a sentence about the setting and the rates that led to it."""

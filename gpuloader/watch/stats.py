@@ -98,23 +98,23 @@ class LoaderStats:
         return replace(self, **changes)
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
-    """The counters behind `LoaderStats`, in nanoseconds; each has one writer, so there is no lock."""
+    """The counters behind `LoaderStats`, times in nanoseconds; each has one writer, so there is no lock."""
 
-    __slots__ = (
-        "_ring", "batches", "compute", "copy", "fetch", "nbytes", "skipped", "stage", "stall", "startup",
-        "steps", "transfer", "wait",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.steps = self.batches = self.nbytes = self.skipped = 0
-        self.fetch = self.stage = self.stall = self.copy = 0
-        self.startup = self.wait = self.transfer = self.compute = 0
-        self._ring: ref[Ring] | None = None
-
-    def watch(self, ring: Ring) -> None:
-        """Report the slots of this ring, which belongs to the latest epoch."""
-        self._ring = ref(ring)
+    steps: int = 0
+    batches: int = 0
+    nbytes: int = 0
+    skipped: int = 0
+    fetch: int = 0
+    stage: int = 0
+    stall: int = 0
+    copy: int = 0
+    startup: int = 0
+    wait: int = 0
+    transfer: int = 0
+    compute: int = 0
+    ring: ref[Ring] | None = None  # that of the latest epoch; weak, because a loader may let go of its memory
 
     def staged(self, begun: int, fetched: int, ready: int, nbytes: int) -> None:
         """Count one batch, from the times when reading had `begun`, was `fetched` and its slot was `ready`.
@@ -138,21 +138,9 @@ class Meter:
         self.skipped += skipped
         self.fetch += busy
 
-    def delivered(self, asked: int, waited: int, handed: int, *, first: bool) -> None:
-        """Count one step, asked for at `asked`, delivered at `handed`, after a wait of `waited` nanoseconds.
-
-        `first` marks the first step of an epoch.
-        """
-        self.steps += 1
-        if first:
-            self.startup += waited
-        else:
-            self.wait += waited
-        self.transfer += handed - asked - waited
-
     def snapshot(self) -> LoaderStats:
         """Return the counters, times as seconds."""
-        ring = None if self._ring is None else self._ring()
+        ring = None if self.ring is None else self.ring()
         slots = ring.count if ring is not None and ring.allocated else 0
         return LoaderStats(
             steps=self.steps,

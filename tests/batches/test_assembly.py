@@ -10,6 +10,7 @@ from gpuloader import DataLoader, SampleError, data
 from gpuloader.batches.assembly import Assembler, describe_error
 from gpuloader.batches.items import Reading
 from gpuloader.batches.schema import Collation
+from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 
@@ -46,7 +47,7 @@ def make_slot(nbytes, kind=Slot):
 def test_each_sample_is_written_once_and_from_where_it_lies():
     """No array is created between the dataset's sample and its row in the slot."""
     samples = [np.full((4, 3), index) for index in range(6)]
-    assembler = Assembler(samples, Collation())
+    assembler = Assembler(describe(samples), Collation())
     slots = []
 
     def reserve(nbytes):
@@ -85,7 +86,7 @@ SHAPES = {"flat": (MEBIBYTE // 16,), "a picture": (4, 64, 256), "varying": (MEBI
 def test_assembly_needs_no_memory_of_the_size_of_a_batch(case):
     """Runs the same code as a worker process; a sample has 256 KiB, a batch 4 MiB."""
     collation = Collation(ragged=frozenset(["x"])) if case == "varying" else Collation()
-    assembler = Reading(Large(SHAPES[case]), collation, 16).make_assembler(worker=0)
+    assembler = Reading(describe(Large(SHAPES[case])), collation, 16).make_assembler(worker=0)
     slot = make_slot(8 * MEBIBYTE)
     assembler.assemble(0, range(16), lambda nbytes: slot)
     tracemalloc.start()
@@ -147,7 +148,9 @@ def test_parts_of_a_batch_in_any_order():
         Collation(ragged=frozenset(["x"])),
         Collation(function=lambda samples: [sample["x"] for sample in samples]),
     ):
-        assembler = Assembler([{"x": np.full(2, index), "y": f"{index}"} for index in range(6)], collation)
+        assembler = Assembler(
+            describe([{"x": np.full(2, index), "y": f"{index}"} for index in range(6)]), collation
+        )
         for number, parts in enumerate([[(4, 6), (2, 4), (0, 2)], [(0, 2), (2, 6)], [(2, 6), (0, 2)]]):
             assembly = assembler.begin(number, np.arange(6), make_slot)
             for start, stop in parts:
@@ -181,7 +184,7 @@ def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
         slots.append(make_slot(nbytes, WatchedSlot))
         return slots[-1]
 
-    assembly = Assembler(Made(make), Collation()).begin(0, range(4), reserve)
+    assembly = Assembler(describe(Made(make)), Collation()).begin(0, range(4), reserve)
     late = threading.Thread(target=assembly.fetch, args=(2, 4))
     late.start()
     assembly.fetch(0, 2)
@@ -194,7 +197,7 @@ def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
 
 def test_declared_feeds_need_no_first_sample():
     feeds = (data("x", [None, 2]), data("y", [None, 1], "int64"))
-    assembler = Assembler([([1, 2], 3)], Collation(feeds=feeds))
+    assembler = Assembler(describe([([1, 2], 3)]), Collation(feeds=feeds))
     assert assembler.schemas.declared.schema.declared
     staged = assembler.assemble(0, [0, 0], make_slot)
     assert [view.tolist() for view in staged.slot.views(staged.layout)] == [[[1, 2], [1, 2]], [[3], [3]]]
@@ -213,7 +216,7 @@ def test_free_dimensions_are_settled_batch_by_batch():
 
 
 def test_tables_of_ever_new_sizes_do_not_pile_up():
-    assembler = Assembler(list(range(60)), Collation())
+    assembler = Assembler(describe(list(range(60))), Collation())
     for count in range(1, 40):
         assembler.assemble(count, range(count), make_slot)
     [known] = assembler.schemas.recent
@@ -221,7 +224,7 @@ def test_tables_of_ever_new_sizes_do_not_pile_up():
 
 
 def test_forms_of_ever_new_shapes_do_not_pile_up():
-    assembler = Assembler([np.zeros(length) for length in range(40)], Collation())
+    assembler = Assembler(describe([np.zeros(length) for length in range(40)]), Collation())
     for number in range(40):
         staged = assembler.assemble(number, [number, number], make_slot)
         assert staged.layout.fields[0].shape == (2, number)
@@ -233,7 +236,7 @@ def test_errors_say_where_and_by_whom():
         raise LookupError
 
     with pytest.raises(SampleError) as caught:
-        Assembler(Made(fail), Collation(), worker=3).assemble(7, ["a", "b"], make_slot)
+        Assembler(describe(Made(fail)), Collation(), worker=3).assemble(7, ["a", "b"], make_slot)
     error = caught.value
     assert (error.batch, error.index, error.dataset_index, error.worker) == (7, 0, "a", 3)
     assert str(error).endswith("the dataset raised LookupError")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, get_worker_info
-from gpuloader.sources.block import Block, Part, gives_blocks
+from gpuloader.sources.block import Block, Part
+from gpuloader.sources.describing import describe
 from gpuloader.transforms import OneHot, Resize
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
@@ -157,8 +158,8 @@ class Tenfold(Columns):
 
 
 def test_samples_of_a_derived_class_are_its_own():
-    assert gives_blocks(Columns())
-    assert not gives_blocks(Tenfold())
+    assert describe(Columns()).in_blocks
+    assert not describe(Tenfold()).in_blocks
     assert [batch.tolist() for batch in DataLoader(Tenfold(4), places="cpu", batch_size=4)] == [
         [0, 10, 20, 30]
     ]

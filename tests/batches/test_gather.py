@@ -12,7 +12,7 @@ from gpuloader.batches.gathering import Gatherer
 from gpuloader.batches.tree import Tree
 from gpuloader.order.order import Mapped, Shuffled
 from gpuloader.order.plan import OrderedPlan
-from gpuloader.sources.array_rows import array_source
+from gpuloader.sources.array_rows import find_arrays
 from gpuloader.staging.ring import Slot
 
 ARRAYS = (np.arange(20).reshape(10, 2), np.arange(10.0), np.arange(30, dtype="i2").reshape(10, 3).T.copy().T)
@@ -131,9 +131,9 @@ def test_a_take_needs_no_memory_of_its_own(lie, indices):
 
 def test_only_arrays_in_native_order_are_taken_from():
     native, foreign = np.arange(4), np.arange(4).astype(">i8")
-    assert array_source(TensorDataset(native)) is not None
-    assert array_source(TensorDataset(native, foreign)) is None
-    assert array_source(Subset(TensorDataset(foreign), [1])) is None
+    assert find_arrays(TensorDataset(native)) is not None
+    assert find_arrays(TensorDataset(native, foreign)) is None
+    assert find_arrays(Subset(TensorDataset(foreign), [1])) is None
 
 
 def test_layouts_of_ever_new_sizes_do_not_pile_up():

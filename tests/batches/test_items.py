@@ -7,6 +7,7 @@ from gpuloader import SampleError, sample_rng
 from gpuloader.batches.items import ItemAssembler, ItemState, ItemStream
 from gpuloader.batches.schema import Collation
 from gpuloader.order.randomness import Draw, exchange_draw
+from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Counting, Stateful
 
@@ -17,7 +18,7 @@ def make_slot(nbytes):
 
 
 def stream_of(dataset, size=2, drop_last=False, reached=None, collation=None, **options):
-    assembler = ItemAssembler(dataset, collation or Collation())
+    assembler = ItemAssembler(describe(dataset), collation or Collation())
     return ItemStream(assembler, size, drop_last=drop_last, reached=reached or ItemState(0, 0), **options)
 
 

@@ -11,6 +11,7 @@ from gpuloader.batches.schema import Collation
 from gpuloader.order.plan import Division
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 
 
@@ -20,7 +21,7 @@ def make_slot(nbytes):
 
 
 def share_of(items, rank, world_size, uneven="pad", size=2, drop_last=False, base=0):
-    assembler = ItemAssembler(items, Collation())
+    assembler = ItemAssembler(describe(items), Collation())
     return ShareStream(assembler, size, Division(rank, world_size, uneven), drop_last=drop_last, base=base)
 
 

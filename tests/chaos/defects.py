@@ -61,33 +61,33 @@ def _leak_a_process() -> None:
 
 def _hang() -> None:
     """The third step of an epoch never comes."""
-    from gpuloader.epoch import steps
+    from gpuloader.epoch import epoch
 
-    inner, counting = steps.Pipeline.next_step, itertools.count(1)
+    inner, counting = epoch.Epoch.next_step, itertools.count(1)
 
-    def next_step(self: Any) -> Any:
+    def next_step(self: Any, asked: int) -> Any:
         if next(counting) == 3:
             threading.Event().wait()
-        return inner(self)
+        return inner(self, asked)
 
-    steps.Pipeline.next_step = next_step  # type: ignore[method-assign]
+    epoch.Epoch.next_step = next_step  # type: ignore[method-assign]
 
 
 def _swallow_interrupts() -> None:
     """An interrupt ends the epoch as if it were over."""
-    from gpuloader.epoch import steps
+    from gpuloader.epoch import epoch
     from gpuloader.errors import QueueClosed
 
-    inner = steps.Pipeline.next_step
+    inner = epoch.Epoch.next_step
 
-    def next_step(self: Any) -> Any:
+    def next_step(self: Any, asked: int) -> Any:
         try:
             time.sleep(0.05)
-            return inner(self)
+            return inner(self, asked)
         except KeyboardInterrupt:
             raise QueueClosed from None
 
-    steps.Pipeline.next_step = next_step  # type: ignore[method-assign]
+    epoch.Epoch.next_step = next_step  # type: ignore[method-assign]
 
 
 def _let_new_processes_hear_interrupts() -> None:

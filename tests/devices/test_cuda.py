@@ -987,7 +987,7 @@ class TestAStreamBeingCaptured:
         gc.collect()
         for _ in range(3):
             next(epoch)
-        [lane] = epoch._remains.road.lanes
+        [lane] = epoch._epoch.buffers.lanes
         assert [slot.streams for slot in lane._slots.freed].count([stream]) == 1
         runtime.end_capture(stream.ptr)
         assert len(list(epoch)) == 6

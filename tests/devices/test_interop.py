@@ -109,7 +109,7 @@ class TestOnAHost:
         loader = DataLoader(numbers(8), places="cpu", batch_size=4, output=name)
         epoch = iter(loader)
         batch = next(epoch)
-        ring = epoch._epoch._remains.road.ring
+        ring = epoch._epoch.buffers.ring
         part = batch[1:] if name != "jax" else batch  # JAX has no views
         del batch
         gc.collect()

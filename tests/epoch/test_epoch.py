@@ -11,7 +11,7 @@ import pytest
 from gpuloader import CPUPlace, DataLoader, LoaderError
 from gpuloader.devices.places import Place
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch, build_buffers
+from gpuloader.epoch.epoch import open_epoch, take_buffers
 from gpuloader.system import interrupts as exiting
 from gpuloader.testing import simulated_places
 from gpuloader.watch.stats import Meter
@@ -27,11 +27,11 @@ class Loop:
     def __init__(self, entries, places: list[Place], present=list, **options):
         meter = Meter()
         delivery = Delivery.of(places, None, None, prefetch=1, drop_last=False, **options)
-        self.road = build_buffers(delivery, 4, meter)
-        self.fetch = Staged(self.road.ring, entries)
+        self.buffers = take_buffers(deque(), delivery, 4, meter)
+        self.fetch = Staged(self.buffers.ring, entries)
         self.idle, self.ended = deque(), []
-        self.epoch = Epoch(
-            self.road,
+        self.epoch = open_epoch(
+            self.buffers,
             self.fetch,
             present,
             self.idle,
@@ -47,12 +47,12 @@ def places(request):
 
 
 class TestTheEnd:
-    def test_leaves_the_road_for_the_next_epoch(self, places):
+    def test_leaves_the_buffers_for_the_next_epoch(self, places):
         loop = Loop(range(6), places)
         assert loop.epoch.is_running
         assert len(list(loop.epoch)) == 6 // len(places)
         assert not loop.epoch.is_running
-        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [1], True)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.buffers], [1], True)
         assert list(loop.epoch) == []
         assert loop.ended == [1]
 
@@ -60,7 +60,7 @@ class TestTheEnd:
         loop = Loop([*range(2), OSError("gone"), *range(2)], places)
         with pytest.raises(OSError, match="gone"):
             list(loop.epoch)
-        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.buffers], [], True)
         assert list(loop.epoch) == []
         assert loop.ended == []
 
@@ -71,7 +71,7 @@ class TestTheEnd:
         loop = Loop(range(6), places, present)
         with pytest.raises(ValueError, match="cannot be presented"):
             next(loop.epoch)
-        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.buffers], [], True)
         assert list(loop.epoch) == []
 
     def test_by_an_error_of_the_first_steps_copy_closes_the_epoch(self, monkeypatch, places):
@@ -79,7 +79,7 @@ class TestTheEnd:
             raise LoaderError("the device is lost")
 
         loop = Loop(range(6), places)
-        monkeypatch.setattr(loop.road.lanes[-1], "issue", fail)
+        monkeypatch.setattr(loop.buffers.lanes[-1], "issue", fail)
         with pytest.raises(LoaderError, match="lost"):
             loop.epoch.prepare()
         assert not loop.epoch.is_running
@@ -92,7 +92,7 @@ class TestTheEnd:
         next(loop.epoch)
         loop.epoch.close()
         loop.epoch.close()
-        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+        assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.buffers], [], True)
         assert list(loop.epoch) == []
 
     def test_does_not_come_with_an_interrupt(self, places):
@@ -112,7 +112,7 @@ def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monke
     def fail(*_):
         raise LoaderError("the device is lost")
 
-    monkeypatch.setattr(loop.road.lanes[0], question, fail)
+    monkeypatch.setattr(loop.buffers.lanes[0], question, fail)
     with pytest.raises(LoaderError, match="lost"):
         next(loop.epoch)
     assert (loop.ended, loop.fetch.is_closed) == ([], True)
@@ -135,7 +135,7 @@ def test_a_daemon_thread_whose_device_goes_at_exit_ends_in_silence(monkeypatch, 
             seen.append("delivered")
         seen.append("saved")
 
-    monkeypatch.setattr(loop.road.lanes[0], question, fail)
+    monkeypatch.setattr(loop.buffers.lanes[0], question, fail)
     monkeypatch.setattr(exiting, "_exiting", True)
     monkeypatch.setattr(threading, "excepthook", lambda raised: seen.append(raised.exc_type))
     thread = threading.Thread(target=go_on, daemon=True)
@@ -159,27 +159,27 @@ def test_a_dropped_epoch_that_cannot_be_closed_is_silent(monkeypatch):
     assert (printed, list(loop.idle)) == ([], [])
 
 
-def test_a_dropped_epoch_leaves_the_road_for_the_next_one():
+def test_a_dropped_epoch_leaves_the_buffers_for_the_next_one():
     loop = Loop(range(6), [CPUPlace()])
     next(loop.epoch)
     loop.epoch = None
     gc.collect()
-    assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.road], [], True)
+    assert (list(loop.idle), loop.ended, loop.fetch.is_closed) == ([loop.buffers], [], True)
 
 
 def test_an_epoch_whose_slots_are_not_all_back_leaves_nothing():
     loop = Loop(range(3), [CPUPlace()])
-    loop.road.ring.acquire(1)  # as of a thread that hangs in the user's dataset
+    loop.buffers.ring.acquire(1)  # as of a thread that hangs in the user's dataset
     list(loop.epoch)
     assert not loop.idle
 
 
-def test_a_held_batch_keeps_its_slot_and_not_the_road():
+def test_a_held_batch_keeps_its_slot_and_not_the_buffers():
     loop = Loop(range(4), [CPUPlace()])
     kept = next(loop.epoch)
     list(loop.epoch)
-    assert list(loop.idle) == [loop.road]
-    assert loop.road.ring.leased >= 1
+    assert list(loop.idle) == [loop.buffers]
+    assert loop.buffers.ring.leased >= 1
     [(_, [array])] = kept
     assert (array == 0).all()
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gpuloader.epoch.steps import KernelsAhead
+from gpuloader.epoch.epoch import KernelsAhead
 from tests.fakes import wait_until
 
 PROGRAM = object()

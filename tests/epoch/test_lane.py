@@ -1,6 +1,7 @@
 """A lane over the fake CUDA runtime, with streams that run only as far as a test lets them."""
 
 import gc
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +29,7 @@ def runtime(monkeypatch):
         yield fake
 
 
-class Road:
+class Copying:
     """A ring of `slots` host slots, and a lane that copies from it; nothing runs by itself."""
 
     def __init__(self, runtime, monkeypatch, slots=6, programmer=None):
@@ -46,9 +47,9 @@ class Road:
         self.number += 1
         return self.lane.issue(StagedBatch(slot, layout, (0,), self.number - 1, structure))
 
-    def drop(self, landing):
+    def drop(self, batch):
         """Deliver a batch and drop it at once, while nothing of it has run."""
-        self.lane.deliver(landing)
+        self.lane.deliver(batch)
         gc.collect()
 
     def run_copies(self):
@@ -63,24 +64,24 @@ class Road:
 
 
 @pytest.fixture
-def road(runtime, monkeypatch):
-    return Road(runtime, monkeypatch)
+def copying(runtime, monkeypatch):
+    return Copying(runtime, monkeypatch)
 
 
 class TestHostSlots:
-    def test_are_free_as_soon_as_their_copy_has_run(self, road):
+    def test_are_free_as_soon_as_their_copy_has_run(self, copying):
         """Even if another batch is already on its way into the same device slot."""
-        landings = [road.issue(), road.issue(), road.issue()]
-        assert road.held == 3
-        road.drop(landings[0])
-        assert road.held == 3
-        road.issue()  # into the first batch's device slot, behind the work on that batch
-        assert road.held == 4
-        road.run_copies()  # the last copy waits for the consumer, the first three do not
-        assert road.held == 1
-        road.runtime.run_stream(DEFAULT_STREAM)
-        road.run_copies()
-        assert road.held == 0
+        batches = [copying.issue(), copying.issue(), copying.issue()]
+        assert copying.held == 3
+        copying.drop(batches[0])
+        assert copying.held == 3
+        copying.issue()  # into the first batch's device slot, behind the work on that batch
+        assert copying.held == 4
+        copying.run_copies()  # the last copy waits for the consumer, the first three do not
+        assert copying.held == 1
+        copying.runtime.run_stream(DEFAULT_STREAM)
+        copying.run_copies()
+        assert copying.held == 0
 
     def test_do_not_wait_for_kernels(self, runtime, monkeypatch):
         held = []
@@ -92,80 +93,80 @@ class TestHostSlots:
             room=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), decodings=(), run_on_device=compute
         )
         programmer = SimpleNamespace(program=lambda *_, drawn: program, sources=None)
-        road = Road(runtime, monkeypatch, programmer=programmer)
-        landing = road.issue()
-        road.run_copies()
+        copying = Copying(runtime, monkeypatch, programmer=programmer)
+        batch = copying.issue()
+        copying.run_copies()
         assert held  # the kernel is still running
-        assert road.held == 0
-        [array] = road.lane.deliver(landing)
+        assert copying.held == 0
+        [array] = copying.lane.deliver(batch)
         seen = runtime.launch_read(array)
         runtime.run_stream(DEFAULT_STREAM)
         assert not seen  # the batch, unlike its host slot, waits for the kernel
         held[0].reach()
-        road.run_copies()
+        copying.run_copies()
         runtime.run_stream(DEFAULT_STREAM)
         assert seen[0][0, 0] == 0
 
-    def test_are_each_asked_about_by_their_own_copy(self, road):
+    def test_are_each_asked_about_by_their_own_copy(self, copying):
         """The events of copies are used again, and never while an older copy is asked about by one."""
         for _ in range(30):
-            landings = [road.issue(), road.issue()]
-            assert road.held == 2
-            road.run_copies()
-            assert road.held == 0
-            for landing in landings:
-                [array] = road.lane.deliver(landing)
-                road.runtime.run_stream(DEFAULT_STREAM)
-                assert read(array)[0, 0] == landing.staged.number
-                del array, landing
-            road.runtime.run_stream(DEFAULT_STREAM)
-        assert len(road.lane._spare) == 2
+            batches = [copying.issue(), copying.issue()]
+            assert copying.held == 2
+            copying.run_copies()
+            assert copying.held == 0
+            for batch in batches:
+                [array] = copying.lane.deliver(batch)
+                copying.runtime.run_stream(DEFAULT_STREAM)
+                assert read(array)[0, 0] == batch.staged.number
+                del array, batch
+            copying.runtime.run_stream(DEFAULT_STREAM)
+        assert len(copying.lane._spare) == 2
 
 
 class TestAStep:
-    """What `begin` does in one look at the device; `take` says which batch to deliver."""
+    """What `begin` does in one look at the device."""
 
-    def test_delivers_a_batch(self, road):
-        landing = road.issue()
-        road.run_copies()
-        error, delivered = road.lane.begin(lambda: landing)
+    def test_delivers_a_batch(self, copying):
+        batch = copying.issue()
+        copying.run_copies()
+        error, delivered = copying.lane.begin(deque([[batch]]))
         assert error is None
-        assert delivered is landing
-        assert read(landing.arrays[0])[0, 0] == 0
+        assert delivered is batch
+        assert read(batch.arrays[0])[0, 0] == 0
 
-    def test_asks_about_copies_only_if_their_slots_are_needed(self, road):
+    def test_asks_about_copies_only_if_their_slots_are_needed(self, copying):
         """With one step ahead, one host slot may stay; when it is one too many, all that are done return."""
-        nothing = lambda: None  # noqa: E731
         for _ in range(2):  # the first copy is timed, which takes a question more
-            road.issue()
-            road.run_copies()
-            assert road.held == 0
-        road.issue()
-        road.run_copies()
-        road.runtime.calls.clear()
-        road.lane.begin(nothing)
-        assert not road.runtime.calls["eventQuery"]
-        road.issue()
-        road.run_copies()
-        road.lane.begin(nothing)
-        assert road.runtime.calls["eventQuery"] == 1
-        assert road.ring.free == road.ring.count
+            copying.issue()
+            copying.run_copies()
+            assert copying.held == 0
+        copying.issue()
+        copying.run_copies()
+        copying.runtime.calls.clear()
+        copying.lane.begin(None)
+        assert not copying.runtime.calls["eventQuery"]
+        copying.issue()
+        copying.run_copies()
+        copying.lane.begin(None)
+        assert copying.runtime.calls["eventQuery"] == 1
+        assert copying.ring.free == copying.ring.count
 
-    def test_takes_no_batch_that_cannot_be_delivered(self, road):
-        road.issue()
-        road.runtime.failed = 700
+    def test_takes_no_batch_that_cannot_be_delivered(self, copying):
+        flying = deque([[copying.issue()]])
+        copying.runtime.failed = 700
         with pytest.raises(LoaderError, match="700"):
-            road.lane.begin(pytest.fail)
-        road.runtime.failed = 0
+            copying.lane.begin(flying)
+        assert len(flying) == 1
+        copying.runtime.failed = 0
 
 
-def test_a_batch_whose_copy_is_known_to_be_done_is_not_waited_for_again(road):
+def test_a_batch_whose_copy_is_known_to_be_done_is_not_waited_for_again(copying):
     """Its event may belong to a later copy by then, which the consumer must not wait for."""
-    first = road.issue()
-    road.run_copies()
-    assert road.held == 0
-    road.issue()  # takes the event of the first copy
-    [array] = road.lane.deliver(first)
-    seen = road.runtime.launch_read(array)
-    road.runtime.run_stream(DEFAULT_STREAM)
+    first = copying.issue()
+    copying.run_copies()
+    assert copying.held == 0
+    copying.issue()  # takes the event of the first copy
+    [array] = copying.lane.deliver(first)
+    seen = copying.runtime.launch_read(array)
+    copying.runtime.run_stream(DEFAULT_STREAM)
     assert seen[0][0, 0] == 0

@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
-from gpuloader.epoch.lane import Masks
-from gpuloader.epoch.split import ShardedPlan, add_mask, cut
+from gpuloader.epoch.split import Masks, ShardedPlan, add_mask, cut
 from gpuloader.errors import LoaderError
 from gpuloader.order.order import InOrder
 from gpuloader.order.plan import DividedPlan, Division, OrderedPlan, SampledPlan

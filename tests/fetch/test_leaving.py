@@ -15,7 +15,7 @@ from multiprocessing import popen_fork
 import pytest
 
 from gpuloader import DataLoader, LoaderError
-from gpuloader.epoch.steps import Pipeline
+from gpuloader.epoch.epoch import Epoch
 from gpuloader.fetch.processes import fork_server, pool, process, workers
 from gpuloader.fetch.processes.wire import Kind
 from tests.fakes import leave_early, wait_until
@@ -311,11 +311,11 @@ def test_ctrl_c_while_workers_end_leaves_no_descriptor(monkeypatch):
 
 
 def test_ctrl_c_at_the_end_of_an_epoch_shows_nothing_else(monkeypatch):
-    def stop(pipeline, ending=Pipeline.stop):
-        ending(pipeline)
+    def close(epoch, ending=Epoch.close):
+        ending(epoch)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Pipeline, "stop", stop)
+    monkeypatch.setattr(Epoch, "close", close)
     with pytest.raises(KeyboardInterrupt) as caught:
         list(loader(Faulty(), num_workers=0))
     assert caught.value.__context__ is None

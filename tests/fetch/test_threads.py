@@ -14,6 +14,7 @@ from gpuloader.batches.schema import Collation
 from gpuloader.fetch import threads as crew
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.threads import _Parts
+from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
 from tests.fakes import loader_threads, wait_until
@@ -61,7 +62,7 @@ class Bad:
 def begin_bad():
     """Return a batch of `Bad` that is to be fetched in parts."""
     slot = Slot(np.zeros(256, np.uint8), None)
-    return Assembler(Bad(), Collation()).begin(0, range(3), lambda nbytes: slot)
+    return Assembler(describe(Bad()), Collation()).begin(0, range(3), lambda nbytes: slot)
 
 
 @pytest.mark.parametrize("parts", [(2, 1, 0), (1, 2, 0)])

@@ -23,8 +23,8 @@ def test_the_next_copy_is_done_while_the_consumer_still_computes():
     spin(200_000_000)
     held = cupy.cuda.Event(disable_timing=True)
     held.record()
-    [landings] = epoch._pipeline._flying
-    ready = landings[0].ready
+    [batches] = epoch._epoch._flying
+    ready = batches[0].ready
     ready.synchronize()
     assert cupy.cuda.runtime.eventQuery(held.ptr) == 600  # the spin was still running when the copy ended
     held.synchronize()
@@ -49,10 +49,10 @@ def test_a_host_slot_is_free_while_kernels_run_on_its_batch():
     rows = TensorDataset(np.zeros((8, MIB), np.uint8))
     epoch = iter(DataLoader(rows, places="gpu:0", batch_size=1, transforms=[Slow()]))
     next(epoch)
-    [lane] = epoch._epoch._remains.road.lanes
-    copied, landing, _ = lane._copying[-1]
+    [lane] = epoch._epoch.buffers.lanes
+    copied, batch, _ = lane._copying[-1]
     copied.synchronize()
     lane.drain()
     assert not lane._copying
-    assert cupy.cuda.runtime.eventQuery(landing.ready.ptr) == 600  # the kernel was still running
+    assert cupy.cuda.runtime.eventQuery(batch.ready.ptr) == 600  # the kernel was still running
     epoch.close()

@@ -14,10 +14,10 @@ MORE: dict[str, str] = {
     "batches/blocks.py": "sources/tables/table",
     "batches/columns.py": "api/forms api/generator_loader",
     "batches/gathering.py": "batches/gather epoch/cache transforms/transforms",
-    "batches/image_samples.py": "api/pictures transforms/staging epoch/decoding",
+    "batches/image_samples.py": "api/pictures transforms/staging epoch/image_decoding",
     "batches/items.py": "batches/shares batches/blocks api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
-    "batches/left_out.py": "batches/gaps api/pictures epoch/decoding",
+    "batches/left_out.py": "batches/gaps api/pictures epoch/image_decoding",
     "batches/reader_batches.py": "batches/samples api/generator_loader bad_input",
     "batches/rows.py": "batches/samples batches/items api/exact_values batches/columns "
     "api/generator_loader bad_input",
@@ -32,16 +32,14 @@ MORE: dict[str, str] = {
     "devices/outputs.py": "devices/interop",
     "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
     "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",
-    "epoch/epoch.py": "epoch/closing epoch/steering api/iteration devices/cuda promises "
-    "api/warm_up watch/stats watch/tuning",
-    "epoch/image_decoding.py": "epoch/decoding",
+    "epoch/epoch.py": "epoch/steps epoch/closing epoch/kernels_ahead epoch/lane epoch/split "
+    "kernels/on_streams api/iteration api/warm_up devices/cuda promises watch/stats watch/autotuner",
     "epoch/lane.py": "watch/stats watch/tracing epoch/steps devices/cuda "
     "devices/cuda_programs promises epoch/split",
     "epoch/sending.py": "epoch/cache api/feeder devices/cuda devices/cuda_programs promises",
-    "epoch/steps.py": "epoch/kernels_ahead kernels/on_streams epoch/lane epoch/split promises",
     "errors.py": "system/installing",
     "fetch/fetching.py": "fetch/threads fetch/read_ahead api/numa api/state api/late_ranks "
-    "api/attributes api/options watch/tuning",
+    "api/attributes api/options watch/autotuner",
     "fetch/inline.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
     "api/dataset_loader api/endings",
     "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
@@ -98,8 +96,6 @@ MORE: dict[str, str] = {
     "transforms/layouts.py": "transforms/mixing",
     "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/transforms",
     "transforms/programmer.py": "transforms/draws transforms/program transforms/transforms transforms/mixing",
-    "watch/autotuner.py": "watch/tuning",
-    "watch/read_ahead_policy.py": "watch/pace",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.errors import SampleError
-from gpuloader.sources.array_rows import array_source
+from gpuloader.sources.array_rows import find_arrays
 from gpuloader.sources.dataset import (
     ChainDataset,
     ComposeDataset,
@@ -581,7 +581,7 @@ class TestRandomSplit:
 class TestArraySource:
     def test_of_a_tensor_dataset_it_is_its_arrays(self):
         dataset = TensorDataset([np.zeros((3, 2)), np.zeros(3)])
-        arrays, rows, *_ = array_source(dataset)
+        arrays, rows, *_ = find_arrays(dataset)
         assert all(found is array for found, array in zip(arrays, dataset.arrays, strict=True))
         assert rows is None
 
@@ -592,17 +592,17 @@ class TestArraySource:
             count = len(dataset)
             indices = st.integers(-count, count - 1)
             dataset = Subset(dataset, data.draw(st.lists(indices, min_size=1, max_size=12)))
-        (array,), rows, *_ = array_source(dataset)
+        (array,), rows, *_ = find_arrays(dataset)
         assert rows.dtype == np.int64
         assert ((rows >= 0) & (rows < 10)).all()
         assert array[rows].tolist() == [dataset[index][0] for index in range(len(dataset))]
 
     def test_parts_of_a_split_have_one(self):
         first, second = random_split(TensorDataset([np.arange(10)]), [4, 6], 1)
-        assert sorted([*array_source(first)[1], *array_source(second)[1]]) == list(range(10))
+        assert sorted([*find_arrays(first)[1], *find_arrays(second)[1]]) == list(range(10))
 
     def test_an_empty_subset_has_one(self):
-        _, rows, *_ = array_source(Subset(TensorDataset([np.arange(10)]), []))
+        _, rows, *_ = find_arrays(Subset(TensorDataset([np.arange(10)]), []))
         assert rows.tolist() == []
 
     @pytest.mark.parametrize("name", ["__getitem__", "__getitems__", "__len__"])
@@ -610,10 +610,10 @@ class TestArraySource:
         base = TensorDataset([np.arange(3)])
         own_tensors = type("OwnTensors", (TensorDataset,), {name: lambda self, *_: 1})
         own_subset = type("OwnSubset", (Subset,), {name: lambda self, *_: 1})
-        assert array_source(own_tensors([np.arange(3)])) is None
-        assert array_source(own_subset(base, [0])) is None
-        assert array_source(Subset(own_subset(base, [0]), [0])) is None
-        assert array_source(Subset(own_tensors([np.arange(3)]), [0])) is None
+        assert find_arrays(own_tensors([np.arange(3)])) is None
+        assert find_arrays(own_subset(base, [0])) is None
+        assert find_arrays(Subset(own_subset(base, [0]), [0])) is None
+        assert find_arrays(Subset(own_tensors([np.arange(3)]), [0])) is None
 
     def test_a_subclass_that_reads_as_its_base_has_one(self):
         class Named(TensorDataset):
@@ -621,7 +621,7 @@ class TestArraySource:
                 super().__init__(*arrays)
                 self.name = name
 
-        assert array_source(Named("digits", np.arange(3))) is not None
+        assert find_arrays(Named("digits", np.arange(3))) is not None
 
     @pytest.mark.parametrize(
         "dataset",
@@ -636,7 +636,7 @@ class TestArraySource:
         ids=lambda dataset: type(dataset).__name__,
     )
     def test_of_anything_else_there_is_none(self, dataset):
-        assert array_source(dataset) is None
+        assert find_arrays(dataset) is None
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset
-from gpuloader.api.options import check_dataset
 from gpuloader.order.worker_info import WorkerInfo
+from gpuloader.sources.describing import describe
 from gpuloader.sources.frameworks import tell_worker
 
 MODULES = {"torch": "torch.utils.data", "paddle": "paddle.io"}
@@ -168,7 +168,7 @@ class TestWithoutTheFrameworks:
                 return iter(range(4))
 
         monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(IterableDataset=IterableDataset))
-        assert check_dataset(IterableDataset())
+        assert describe(IterableDataset()).iterable
         batches = DataLoader(IterableDataset(), places="cpu", batch_size=2)
         assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
 

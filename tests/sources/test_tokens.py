@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, MixDataset, RandomSampler, Subset, TokenWindows
-from gpuloader.sources.array_rows import array_source
+from gpuloader.sources.array_rows import find_arrays
 from gpuloader.transforms import Cast
 from tests.rank_loaders import make, numbers
 from tests.sample_sets import PROCESSES, WORKERS, name_workers
@@ -44,7 +44,7 @@ def test_windows_are_those_one_would_list(count, length, stride, documents):
     windows = TokenWindows(tokens, length, stride=stride, documents=documents)
     assert [window.tolist() for window in windows] == wanted
     assert len(windows) == len(wanted)
-    source = array_source(windows)
+    source = find_arrays(windows)
     [array], rows = source.arrays, source.rows
     assert (array if rows is None else array[rows[:]]).tolist() == wanted
     loader = DataLoader(windows, places="cpu", batch_size=4)

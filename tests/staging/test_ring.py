@@ -388,5 +388,5 @@ def test_views_of_two_layouts_are_made_once():
     assert slot.views(one) is first
     assert slot.views(two) is second
     assert [len(slot.views(layout)[0]) for layout in (three, one, two, three)] == [7, 3, 5, 7]
-    slot.replace(np.zeros(256, np.uint8), None)
+    slot.replace(Slot(np.zeros(256, np.uint8), None))
     assert slot.views(one)[0].tolist() == [0, 0, 0]

@@ -11,8 +11,8 @@ theirs = pytest.importorskip("torch.utils.data")
 
 import gpuloader  # noqa: E402
 import gpuloader.torch as drop_in  # noqa: E402
-from gpuloader.sources.array_rows import array_source  # noqa: E402
-from gpuloader.sources.tables.table import as_dataset  # noqa: E402
+from gpuloader.sources.array_rows import find_arrays  # noqa: E402
+from gpuloader.sources.describing import describe  # noqa: E402
 
 DATASETS = {
     "TensorDataset": lambda: drop_in.TensorDataset(torch.arange(6)),
@@ -164,7 +164,7 @@ def test_workers_read_classes_of_the_user(start_method):
 
 def test_our_loaders_recognize_what_they_can_read_at_once():
     part = drop_in.Subset(drop_in.TensorDataset(np.arange(6)), [4, 2])
-    assert array_source(part).rows.tolist() == [4, 2]
+    assert find_arrays(part).rows.tolist() == [4, 2]
     both = drop_in.ConcatDataset([drop_in.TensorDataset(np.arange(2)), gpuloader.TableDataset({"x": [1]})])
     assert hasattr(both, "__getitems__")
 
@@ -173,7 +173,7 @@ def test_datasets_of_hugging_face_are_found_inside():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"x": [1, 2, 3]})
     for outer in (drop_in.Subset(table, [2, 0]), drop_in.ConcatDataset([table, table])):
-        adapted = as_dataset(outer)
+        adapted = describe(outer).dataset
         assert adapted is not outer
         inner = adapted.dataset if isinstance(outer, drop_in.Subset) else adapted.datasets[1]
         assert type(inner).__name__ == "HuggingFaceRows"
@@ -184,7 +184,7 @@ def test_datasets_of_hugging_face_are_found_inside():
 
         own = copy.copy(outer)
         own.__class__ = Own
-        assert as_dataset(own) is own
+        assert describe(own).dataset is own
 
 
 def test_worker_info_in_workers_of_pytorchs_loader():

@@ -59,7 +59,8 @@ def choose_start(setup: Setup, method: str | None) -> Start:
         return Start("fork", setup, None)
     packed = pack_list(setup.reading.dataset, IN_BAND_LIMIT)
     if packed is not None:
-        setup = replace(setup, reading=replace(setup.reading, dataset=packed))
+        source = replace(setup.reading.source, dataset=packed)
+        setup = replace(setup, reading=replace(setup.reading, source=source))
     may_fork = method is None and may_fork_unasked()
     try:
         parcel = pack(setup) if method is None else pack(setup, limit=None)
@@ -69,7 +70,7 @@ def choose_start(setup: Setup, method: str | None) -> Start:
         return Start("fork", setup, None)  # forking needs no second copy of the dataset's arrays
     except Unshippable as reason:
         if not may_fork:
-            what = str(reason).removeprefix("Setup.").removeprefix("reading.")
+            what = str(reason).removeprefix("Setup.").removeprefix("reading.").removeprefix("source.")
             raise LoaderError(
                 f"the dataset cannot be sent to worker processes: {what}; make "
                 "it picklable, or pass start_method='fork' or worker_type='thread'"

@@ -13,7 +13,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.errors import PictureError, SampleError, SourceError
 from gpuloader.fields.image_regions import Code, Part
-from gpuloader.sources.frameworks import is_instance
 from gpuloader.sources.images.decoding import (
     Header,
     Pixels,
@@ -26,6 +25,7 @@ from gpuloader.sources.images.decoding import (
     read_header,
     shrink_size,
 )
+from gpuloader.system.imported import is_instance
 
 # The geometry of a picture: which part of it to take, how to resample that, and how to mirror the result.
 

@@ -23,7 +23,7 @@ from gpuloader import (
     TableDataset,
     random_split,
 )
-from gpuloader.sources.array_rows import array_source, as_rows
+from gpuloader.sources.array_rows import as_rows, find_arrays
 from gpuloader.sources.block import Block, Chunked, Part, row_parts
 from gpuloader.sources.tables.arrow import _column
 from gpuloader.transforms import OneHot
@@ -71,7 +71,7 @@ class TestEveryLibrary:
         assert len(loader) == 5
 
     def test_numbers_are_gathered_as_arrays(self, library):
-        source = array_source(TableDataset(make_table(library, numbers())))
+        source = find_arrays(TableDataset(make_table(library, numbers())))
         assert source.names == ("x", "label", "even")
 
     def test_text_stays_text(self, library):
@@ -249,7 +249,7 @@ class TestPandas:
         assert list(batch) == ["a", "b", "3", "s"]
         assert batch["b"].tolist() == [1, 4, 7, 10]
         assert batch["s"].tolist() == [0, 0, 1, 0]
-        assert array_source(TableDataset(frame)).arrays[1].flags.c_contiguous
+        assert find_arrays(TableDataset(frame)).arrays[1].flags.c_contiguous
 
     def test_the_index_is_not_read(self, pd):
         frame = pd.DataFrame({"x": [1, 2, 3]}, index=[30, 10, 20])
@@ -378,7 +378,7 @@ class TestArrow:
 class TestDicts:
     def test_arrays_are_not_copied(self):
         array = np.zeros((4, 3))
-        assert array_source(TableDataset({"x": array})).arrays[0] is array
+        assert find_arrays(TableDataset({"x": array})).arrays[0] is array
 
     def test_any_number_of_dimensions_and_byte_order(self):
         (batch,) = load({"image": np.arange(12, dtype=">i2").reshape(2, 3, 2), "f": np.arange(4.0)[::2]})
@@ -493,7 +493,7 @@ class TestWithTheRest:
                 return [{"x": row["x"] * 3} for row in super().__getitems__(indices)]
 
         assert column(load(AtOnce(mixed())), "x") == [row / 4 * 3 for row in range(ROWS)]
-        assert array_source(Doubled(numbers())) is None
+        assert find_arrays(Doubled(numbers())) is None
 
     def test_a_collate_function_gets_the_rows(self):
         loader = load(mixed(), collate_fn=lambda rows: [row["name"] for row in rows])

@@ -1,7 +1,9 @@
-"""The search for the number of workers: the climb over invented rates, and real loops with 'auto'."""
+"""Tuning: the search over invented rates, when a loop is measured, and real loops with 'auto'."""
 
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,74 +11,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, IterableDataset, TensorDataset
+from gpuloader.epoch.epoch import apply_setting
 from gpuloader.testing import simulated_places
-from gpuloader.watch.autotuner import DEEPEST, GAIN, HillClimb, Setting
+from gpuloader.watch.autotuner import DEEPEST, FEWEST_STEPS, GAIN, Autotuner, Setting
+from gpuloader.watch.stats import Meter
+
+SECOND = 10**9
 
 
-def climb_on(rate_of, waiting=0.5, **options):
-    """Run a climb to its end, with the rate of each setting from a function; return the climb."""
-    climb = HillClimb(**{"setting": Setting(1, 2, 1), "most_workers": 16, **options})
+def search(rate_of, waiting=0.5, **options):
+    """Run a search to its end, with the rate of each setting from a function; return the tuner."""
+    tuner = Autotuner(**{"setting": Setting(1, 2, 1), "most_workers": 16, "meter": Meter(), **options})
     for _ in range(20):
-        if climb.settled:
-            return climb
-        climb.measured(rate_of(climb.setting), waiting)
-    raise AssertionError("the climb goes on for ever")
+        if tuner.settled:
+            return tuner
+        tuner.measured(rate_of(tuner.setting), waiting)
+    raise AssertionError("the search goes on for ever")
 
 
 def test_workers_double_as_long_as_the_loop_gains():
-    climb = climb_on(lambda setting: min(setting.workers, 4) * 100.0)
-    assert climb.setting.workers == 4
-    assert [setting.workers for setting, _ in climb.tried] == [1, 2, 4, 8, 16]
+    tuner = search(lambda setting: min(setting.workers, 4) * 100.0)
+    assert tuner.setting.workers == 4
+    assert [setting.workers for setting, _ in tuner.tried] == [1, 2, 4, 8, 16]
 
 
 def test_a_setting_that_gains_nothing_is_looked_past_once():
     """If one sample in forty takes long, two threads wait for it as long as one."""
     rates = {1: 100.0, 2: 102.0, 4: 120.0, 8: 123.0, 16: 160.0}
-    assert climb_on(lambda setting: rates[setting.workers]).setting.workers == 16
-    level = climb_on(lambda setting: 100.0, most_workers=32)
+    assert search(lambda setting: rates[setting.workers]).setting.workers == 16
+    level = search(lambda setting: 100.0, most_workers=32)
     assert level.setting.workers == 1
     assert [setting.workers for setting, _ in level.tried] == [1, 2, 4]
-    deep = climb_on(lambda setting: 100.0 + 50.0 * (setting.depth == 8), most_workers=1, deepens=True)
+    deep = search(lambda setting: 100.0 + 50.0 * (setting.depth == 8), most_workers=1, deepens=True)
     assert deep.setting.depth == 8
 
 
 def test_a_loop_that_does_not_wait_is_left_alone():
-    climb = climb_on(lambda setting: setting.workers * 100.0, waiting=0.01)
-    assert climb.setting == Setting(1, 2, 1)
-    assert len(climb.tried) == 1
+    tuner = search(lambda setting: setting.workers * 100.0, waiting=0.01)
+    assert tuner.setting == Setting(1, 2, 1)
+    assert len(tuner.tried) == 1
 
 
 def test_there_are_never_more_workers_than_may_be():
-    climb = climb_on(lambda setting: float(setting.workers), most_workers=6)
-    assert climb.setting.workers == 6
-    assert max(setting.workers for setting, _ in climb.tried) == 6
+    tuner = search(lambda setting: float(setting.workers), most_workers=6)
+    assert tuner.setting.workers == 6
+    assert max(setting.workers for setting, _ in tuner.tried) == 6
 
 
 def test_depth_is_tried_where_more_workers_do_not_help():
-    climb = climb_on(lambda setting: 100.0 * min(setting.depth, 4), deepens=True, most_workers=4)
-    assert climb.setting == Setting(1, 4, 2)
+    tuner = search(lambda setting: 100.0 * min(setting.depth, 4), deepens=True, most_workers=4)
+    assert tuner.setting == Setting(1, 4, 2)
 
 
 def test_depth_has_an_end():
-    climb = climb_on(lambda setting: 100.0 * setting.depth, deepens=True, most_workers=1)
-    assert climb.setting.depth == DEEPEST
-
-
-def test_what_there_is_no_room_for_is_not_kept():
-    climb = HillClimb(Setting(1, 2, 1), most_workers=8)
-    climb.measured(100.0, 0.5)
-    assert climb.setting.workers == 2
-    climb.refuse()
-    assert climb.settled
-    assert climb.setting.workers == 1
+    tuner = search(lambda setting: 100.0 * setting.depth, deepens=True, most_workers=1)
+    assert tuner.setting.depth == DEEPEST
 
 
 def test_it_says_what_it_chose_and_why():
-    climb = climb_on(lambda setting: min(setting.workers, 2) * 100.0)
-    said = climb.describe()
+    tuner = search(lambda setting: min(setting.workers, 2) * 100.0)
+    said = tuner.describe()
     assert said.startswith("Chosen for 'auto': 2 workers")
     assert "100 with 1 worker, prefetch_factor 2, prefetch 1" in said
-    assert HillClimb(Setting(1, 2, 0), 4).describe() == (
+    assert Autotuner(Setting(1, 2, 0), 4, Meter()).describe() == (
         "Still searching for 'auto', now: 1 worker, prefetch_factor 2."
     )
 
@@ -88,15 +85,112 @@ def test_it_says_what_it_chose_and_why():
     waiting=st.floats(0.0, 1.0),
 )
 def test_any_climb_ends_soon_with_a_setting_no_measured_one_beats_by_much(rates, most, deepens, waiting):
-    climb = climb_on(
+    tuner = search(
         lambda setting: rates[(setting.workers * 3 + setting.depth) % 16],
         most_workers=most,
         deepens=deepens,
         waiting=waiting,
     )
-    assert len(climb.tried) <= 10
-    chosen = dict(climb.tried)[climb.setting]
-    assert all(rate < GAIN * chosen or rate <= chosen for _, rate in climb.tried)
+    assert len(tuner.tried) <= 10
+    chosen = dict(tuner.tried)[tuner.setting]
+    assert all(rate < GAIN * chosen or rate <= chosen for _, rate in tuner.tried)
+
+
+class Loop:
+    """A loop on one simulated device, whose steps take as long as the test says."""
+
+    def __init__(self, tuner=None, setting=None, prefetch=1, budget=1 << 20):
+        self.meter = Meter() if tuner is None else tuner._meter
+        self.tuner = tuner or Autotuner(setting or Setting(1, 2, 1), 8, self.meter)
+        self.resized = []
+        ring = SimpleNamespace(count=4, slot_nbytes=1000, grow=self.grow)
+        lanes = [SimpleNamespace(device=place.device, prefetch=prefetch) for place in simulated_places(1)]
+        self.buffers = SimpleNamespace(ring=ring, lanes=lanes, prefetch=prefetch)
+        capacity = SimpleNamespace(ahead_of=lambda workers, depth: workers * depth, budget=budget)
+        fetch = SimpleNamespace(resize=lambda *sizes: self.resized.append(sizes))
+        self.apply = partial(apply_setting, self.buffers, fetch, capacity)
+        self.tuner.begin(self.apply)
+
+    def grow(self, count):
+        self.buffers.ring.count += count
+
+    def step(self, seconds=0.1, waiting=0.5):
+        self.meter.steps += 1
+        self.meter.wait += int(seconds * SECOND * waiting)
+        self.meter.compute += int(seconds * SECOND * (1 - waiting) / 2)
+        self.meter.transfer += int(seconds * SECOND * (1 - waiting) / 2)
+        return self.tuner.after_step(self.apply)
+
+    def flush(self):
+        """Take the steps that belong to the setting before, or wait for new workers."""
+        for _ in range(self.tuner._flushing):
+            assert self.step(5.0)
+        assert self.tuner.tried == []
+
+
+def test_a_rate_is_measured_over_enough_steps_and_time():
+    loop = Loop()
+    loop.flush()
+    assert [loop.step() for _ in range(FEWEST_STEPS)] == [True] * FEWEST_STEPS
+    assert loop.tuner.tried == [(Setting(1, 2, 1), pytest.approx(10.0))]
+    assert loop.tuner.setting.workers == 2
+    brief = Loop()
+    brief.flush()
+    assert all(brief.step(0.01) for _ in range(19))
+    assert brief.tuner.tried == []
+    brief.step(0.011)
+    assert brief.tuner.tried == [(Setting(1, 2, 1), pytest.approx(100.0, rel=0.01))]
+
+
+def test_a_setting_has_workers_slots_and_steps_ahead():
+    loop = Loop(setting=Setting(2, 3, 2))
+    assert loop.resized == [(2, 6)]
+    assert loop.buffers.ring.count == 6 + 1 + 1 + 3  # waiting, being filled, being grouped, being copied
+    assert (loop.buffers.prefetch, loop.buffers.lanes[0].prefetch) == (2, 2)
+    unhurried = Loop(setting=Setting(2, 3, 2), prefetch=0)
+    assert unhurried.buffers.ring.count == 6 + 1 + 1 + 1
+    assert (unhurried.buffers.prefetch, unhurried.buffers.lanes[0].prefetch) == (0, 0)
+
+
+def test_steps_of_the_last_setting_are_not_measured():
+    loop = Loop(setting=Setting(2, 3, 2))
+    for _ in range(6 + 2 + 2):  # waiting, copied ahead, in progress
+        loop.step(5.0)
+    for _ in range(FEWEST_STEPS):
+        assert loop.tuner.tried == []
+        loop.step()
+    assert loop.tuner.tried == [(Setting(2, 3, 2), pytest.approx(10.0))]
+
+
+def test_a_setting_beyond_the_memory_budget_changes_nothing():
+    loop = Loop(budget=7000)  # of 2 + 1 + 1 + 2 slots of 1000 bytes; 2 workers need two more
+    assert loop.buffers.ring.count == 6
+    while loop.step():
+        assert loop.meter.steps < 100
+    assert loop.tuner.setting == Setting(1, 2, 1)
+    assert loop.tuner.settled_at.steps == loop.meter.steps
+    assert loop.resized == [(1, 2)]
+    assert not loop.step()
+    enough = Loop(budget=8000)
+    enough.flush()
+    for _ in range(FEWEST_STEPS):
+        enough.step()
+    assert (enough.tuner.setting.workers, enough.buffers.ring.count) == (2, 8)
+
+
+def test_a_loop_that_hardly_waits_keeps_its_setting():
+    loop = Loop()
+    loop.flush()
+    assert [loop.step(waiting=0.01) for _ in range(FEWEST_STEPS)] == [True] * (FEWEST_STEPS - 1) + [False]
+    assert loop.tuner.setting == Setting(1, 2, 1)
+    assert loop.resized == [(1, 2)]
+
+
+def test_only_the_latest_epoch_of_a_loader_is_tuned():
+    earlier = Loop()
+    later = Loop(earlier.tuner)
+    assert not earlier.step()
+    assert later.step()
 
 
 class Waiting:
