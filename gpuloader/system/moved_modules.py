@@ -39,7 +39,7 @@ _MOVED = {
     "sources.pictures.folder": "sources.images.folder",
     "sources.pictures.geometry": "sources.images.image",
     "sources.pictures.picture": "sources.images.image",
-    "sources.known_fields": "sources.describing",
+    "sources.sample_fields": "sources.known_fields",
     "sources.tables.adapting": "sources.tables.table",
     "sources.tables.columns": "sources.tables.table",
     "sources.tables.huggingface_streams": "sources.tables.huggingface",
