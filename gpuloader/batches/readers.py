@@ -71,7 +71,7 @@ def stage_all(
     try:
         while True:
             # Around each batch, because loops over other loaders may run between two of them.
-            outer = read_for(owner)
+            outer, this_thread.reads_for = this_thread.reads_for, owner
             try:
                 if items is None:
                     items, number = _open(reader, reached), reached.batches
@@ -82,7 +82,7 @@ def stage_all(
                 _name_batch(error, number)
                 raise
             finally:
-                read_for(outer)
+                this_thread.reads_for = outer
             if staged is None:
                 return
             yield staged
