@@ -29,6 +29,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
+from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 _END = object()
