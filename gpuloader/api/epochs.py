@@ -36,7 +36,8 @@ from gpuloader.epoch.epoch import (
 )
 from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
-from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions
+from gpuloader.fetch.contract import EpochRequest, WorkerOptions
+from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
@@ -44,7 +45,7 @@ from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
 from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Spec, Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
@@ -268,7 +269,7 @@ class DatasetEpochs(Epochs):
 
     def _read_from(
         self, position: Position, batching: Batching
-    ) -> tuple[InOrder | Shuffled | None, Callable[[StagedBatch], tuple[int, int]] | None, Pass]:
+    ) -> tuple[InOrder | Shuffled | None, Callable[[StagedBatch], tuple[int, int]] | None, EpochRequest]:
         """Return the order that cached batches follow, what counts a batch's real samples, and the pass.
 
         Samples are counted only where batches may end in repeated ones, and carry a mask.
@@ -286,7 +287,7 @@ class DatasetEpochs(Epochs):
             return (
                 None,
                 attrgetter("state") if counts else None,
-                Pass(
+                EpochRequest(
                     position.seed,
                     position.epoch,
                     None,
@@ -314,7 +315,7 @@ class DatasetEpochs(Epochs):
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        one = Pass(position.seed, position.epoch, numbered, {}, owner=self._token)
+        one = EpochRequest(position.seed, position.epoch, numbered, {}, owner=self._token)
         return order, count_real, one
 
     # Positions: where an epoch starts, and where one resumes that another loader may have begun.
@@ -521,7 +522,7 @@ class DatasetEpochs(Epochs):
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            policy=fetching.pace if fetching.ahead and not fetching.count else None,
+            policy=fetching.policy if fetching.ahead and not fetching.count else None,
         )
 
     def close(self) -> None:

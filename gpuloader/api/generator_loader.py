@@ -26,8 +26,8 @@ from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
@@ -286,10 +286,8 @@ class GeneratorLoader(Measured):
             "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
         )
         parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
-        ahead = (
-            "nothing read ahead" if self._epochs.policy is None else f"up to {self._capacity} batches ahead"
-        )
-        parts.append(ahead)
+        reads_ahead = self._epochs.policy is not None
+        parts.append(f"up to {self._capacity} batches ahead" if reads_ahead else "nothing read ahead")
         if self._epochs.source is not None:
             parts.append(f"on {', '.join(device.name for device in self._epochs.delivery.devices)}")
         return f"<{type(self).__name__}: {'; '.join(parts)}>"

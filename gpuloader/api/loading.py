@@ -16,7 +16,7 @@ from gpuloader.devices.places import parse_places
 from gpuloader.epoch.cache import check_cache
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.split import check_last, check_split
-from gpuloader.fetch.fetching import WorkerOptions, most_workers
+from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler
 from gpuloader.order.order import InOrder

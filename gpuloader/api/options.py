@@ -22,7 +22,7 @@ from gpuloader.devices.outputs import check_output
 from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.split import SPLITS
 from gpuloader.errors import BadType, BadValue
-from gpuloader.fetch.fetching import METHODS
+from gpuloader.fetch.contract import METHODS
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 

@@ -24,14 +24,14 @@ from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
 from gpuloader.errors import BadType
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.iterators import Steady, refuse_read
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import Steady, refuse_read
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration, Measured

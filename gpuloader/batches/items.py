@@ -27,7 +27,7 @@ from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.describing import Source
-from gpuloader.system.rereading import Steady
+from gpuloader.system.iterators import Steady
 
 _END = object()
 

@@ -29,7 +29,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.rereading import read_for
+from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 _END = object()
@@ -72,7 +72,7 @@ def stage_all(
     try:
         while True:
             # Around each batch, because loops over other loaders may run between two of them.
-            outer = read_for(owner)
+            outer, this_thread.reads_for = this_thread.reads_for, owner
             try:
                 if items is None:
                     items, number = _open(reader, reached), reached.batches
@@ -83,7 +83,7 @@ def stage_all(
                 _name_batch(error, number)
                 raise
             finally:
-                read_for(outer)
+                this_thread.reads_for = outer
             if staged is None:
                 return
             yield staged

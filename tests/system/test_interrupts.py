@@ -1,13 +1,12 @@
 """The end of the interpreter: whatever is alive until then is freed without a word."""
 
-import multiprocessing
 import subprocess
 import sys
 
 import pytest
 
 from gpuloader.system import interrupts as exiting
-from gpuloader.system.processes import close_process
+from gpuloader.system.processes import start_child, starting
 from tests.launching import environment
 
 # Python clears modules in the reverse order of their import. What a module that was imported before this
@@ -46,10 +45,13 @@ def test_a_loader_an_epoch_and_a_batch_that_live_to_the_end(keeper, workers, kin
 
 def test_a_process_is_not_closed_while_multiprocessing_joins_it_at_exit(monkeypatch):
     """A closed one makes the joining fail, and that prints a traceback."""
-    process = multiprocessing.get_context("fork").Process(target=int)
-    process.start()
+    with starting():
+        child = start_child("fork", "short", int)
     monkeypatch.setattr(exiting, "_exiting", True)
-    close_process(process)
-    assert process.exitcode == 0  # a closed process has none, and raises
+    child.release(is_ours=True)
+    assert child.released
+    assert child.exit_code(0) == 0  # a closed process has none, and raises
     monkeypatch.undo()
-    close_process(process)
+    child.release(is_ours=True)
+    with pytest.raises(ValueError, match="closed"):
+        child.exit_code(0)
