@@ -27,8 +27,8 @@ from gpuloader.devices.places import Place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, EpochBuffers, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
@@ -36,7 +36,7 @@ from gpuloader.sources.readers.reader_processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter

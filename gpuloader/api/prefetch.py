@@ -32,14 +32,15 @@ from gpuloader.epoch.epoch import (
     take_buffers,
 )
 from gpuloader.errors import BadType
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.iterators import Steady, refuse_read
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import Steady, check_not_reading, refuse_read
+from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy

@@ -35,27 +35,16 @@ MORE: dict[str, str] = {
     "errors.py": "system/installing",
     "fetch/fetching.py": "fetch/threads fetch/read_ahead api/numa api/state api/late_ranks "
     "api/attributes api/options watch/autotuner",
-    "fetch/inline.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
+    "fetch/contract.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
     "api/dataset_loader api/endings",
-    "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
-    "fetch/processes/control.py": "fetch/processes/fork_server",
-    "fetch/processes/failures.py": "fetch/processes/deaths",
-    "fetch/processes/pickling.py": "fetch/processes/shipping",
-    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/starting "
-    "fetch/processes/deaths",
-    "fetch/processes/process.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/deaths",
-    "fetch/processes/reporting.py": "fetch/processes/failures",
-    "fetch/processes/serving.py": "fetch/processes/fork_server",
-    "fetch/processes/setup.py": "fetch/processes/worker_life",
+    "fetch/processes/fork_server.py": "fetch/processes/deaths fetch/starting",
+    "fetch/processes/messages.py": "fetch/processes/objects fetch/processes/failures",
     "fetch/processes/shipping.py": "fetch/processes/objects",
-    "fetch/processes/starting.py": "fetch/starting fetch/processes/fork_server",
-    "fetch/processes/surroundings.py": "fetch/starting fetch/processes/worker_life",
-    "fetch/processes/wire.py": "fetch/processes/objects",
     "fetch/processes/worker.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/failures",
+    "fetch/processes/failures fetch/starting",
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/deaths",
+    "fetch/processes/deaths fetch/starting",
+    "fetch/read_ahead.py": "fetch/timeouts api/endings",
     "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
     "fields/spec.py": "fields/declaring",
