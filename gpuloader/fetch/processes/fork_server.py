@@ -123,7 +123,7 @@ def send_request(control: Connection, value: Request | Forked, descriptors: Iter
         control.send(value)
         for descriptor in descriptors:
             reduction.send_handle(control, descriptor, 0)
-    except ConnectionError as error:
+    except (ConnectionError, RuntimeError) as error:  # the latter without an acknowledgement, on macOS
         raise ServerGone from error
 
 

@@ -92,15 +92,15 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
         setup = replace(setup, reading=replace(setup.reading, source=source))
     may_fork = method is None and may_fork_unasked()
     try:
-        # If nobody has chosen, unpickling many objects in every worker would cost more than forking.
+        # A fork server has a worker ready in 7 ms, a fork in 4 ms. But a fork copies the locks of whatever
+        # threads are running. Only where unpickling many objects in every worker would cost more, is a
+        # dataset forked if nobody has chosen (`benchmarks/start_method.py`).
         parcel = pack(setup) if method is None else pack(setup, limit=None)
-    except StagingMemoryError:
-        if may_fork:
-            return "fork", setup, None  # forking needs no second copy of the dataset's arrays
-        raise
-    except Unshippable as reason:
-        if may_fork:
+    except (StagingMemoryError, Unshippable) as reason:
+        if may_fork:  # which needs no pickle, and no second copy of the dataset's arrays
             return "fork", setup, None
+        if isinstance(reason, StagingMemoryError):
+            raise
         what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.").removeprefix("source.")
         raise LoaderError(
             f"the dataset cannot be sent to worker processes: {what}; make "
@@ -615,8 +615,9 @@ class ProcessWorkers:
             Workers are not to be replaced, or too many died at the same batch.
         """
         with contextlib.suppress(BlockingIOError):
-            while self._receive(worker):
+            while self._receive(worker):  # what it said before it died counts
                 pass
+        # A job can be done twice: its slot is written from the start, and delivered only once answered.
         held = list(worker.jobs)
         if held:
             held[0].deaths += 1
