@@ -182,7 +182,7 @@ class WorkerProcess:
         LoaderError
             Too few descriptors or too little memory to send it.
         """
-        if not self.unsent:
+        if not self.unsent:  # else it would overtake them
             try:
                 send(self.link, message, socket.MSG_DONTWAIT)
                 return
@@ -531,6 +531,7 @@ class ProcessWorkers:
                 worker.awaits_room = not worker.awaits_room
                 events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
                 self._poll.modify(worker.link.fileno(), events)
+        # A process descriptor tells of a death immediately, even if a child of the worker holds its link open.
         ready = self._poll.poll(milliseconds)
         try:
             for descriptor, events in ready:
@@ -641,7 +642,7 @@ class ProcessWorkers:
     def _time_out(self) -> LoaderError:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
-        self._broken = True
+        self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
         worker.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
@@ -675,7 +676,7 @@ class ProcessWorkers:
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self._pool.table.serial[0] = -1
+        self._pool.table.serial[0] = -1  # workers see it before each task, and skip that
         try:
             while any(worker.jobs for worker in self._pool.workers):
                 if monotonic() > deadline:
