@@ -531,7 +531,7 @@ class ProcessWorkers:
                 worker.awaits_room = not worker.awaits_room
                 events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
                 self._poll.modify(worker.link.fileno(), events)
-        # A process descriptor tells of a death immediately, even if a child of the worker holds its link open.
+        # A process descriptor tells of a death even if a child of the worker holds its link open.
         ready = self._poll.poll(milliseconds)
         try:
             for descriptor, events in ready:
