@@ -396,7 +396,7 @@ class Loading:
         self._fetching = self._make_fetching(collation, workers, None)
         self._tuner = self._fetching.autotuner(delivery.prefetch, meter)
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
-        self._epochs = EpochSetter(batching)
+        self._epochs = None if batching.given is None else EpochSetter(batching)
         self._masks = Masks(delivery.locker)
 
     def _make_fetching(
@@ -562,7 +562,8 @@ class Loading:
         if tuner is not None:
             self._fetching.begin_with(tuner.setting)
             self._delivery = replace(self._delivery, prefetch=tuner.setting.prefetch)
-        self._epochs.begin(progress.epoch)
+        if self._epochs is not None:
+            self._epochs.begin(progress.epoch)
         buffers = take_buffers(
             self._idle,
             self._delivery,
@@ -609,7 +610,8 @@ class Loading:
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
-        pads = isinstance(plan, OrderedPlan | DealtPlan) and plan.pads
+        is_part = batching.division is not None
+        pads = is_part and isinstance(plan, OrderedPlan | DealtPlan) and plan.pads
         if self._shards > 1:
             plan = ShardedPlan(plan, self._shards, self._delivery.remainder)
         batches: Iterator[Any] = plan.batches(start)
