@@ -24,8 +24,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import describe_machine
-from benchmarks.script import make_parser, run_script
+from benchmarks.measure import describe_machine, make_parser, run_script
 from gpuloader import DataLoader
 from gpuloader.order.dividing import Division, Share
 from gpuloader.order.order import Shuffled

@@ -4,6 +4,7 @@ A checkpoint outlives the version of the package that wrote it. After an intende
 ``python -m tests.test_golden_states`` records everything again whose libraries are installed.
 """
 
+import itertools
 import json
 import os
 
@@ -248,11 +249,10 @@ TRANSFORMS = {
 
 def read_batches(loader, stop=None):
     """Return the rest of an epoch, or as many batches as given, with the state behind each."""
-    found = []
-    for number, batch in enumerate(loader, 1):
+    found, epoch = [], iter(loader)
+    for batch in itertools.islice(epoch, stop):
         found.append((plain(batch), json.loads(json.dumps(loader.state_dict()))))
-        if number == stop:
-            break
+    epoch.close()  # its threads would outlive the test
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 _DOCTOR = """
 import sys
-from gpuloader.doctor.examination import examine
+from gpuloader.doctor.findings import examine
 report = examine()
 for one in report.to_json():
     print("{verdict:4} {section}: {name}: {value}  {advice}".format(**one).rstrip())

@@ -9,7 +9,7 @@ from typing import Any
 from gpuloader.api.loading import Loading
 from gpuloader.api.state import Cursor, read_state
 from gpuloader.devices.places import Place
-from gpuloader.fetch.fetching import WorkerOptions
+from gpuloader.fetch.contract import WorkerOptions
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import GeneratorLike

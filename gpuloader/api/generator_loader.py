@@ -27,8 +27,8 @@ from gpuloader.devices.places import Place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, EpochBuffers, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
@@ -36,7 +36,7 @@ from gpuloader.sources.readers.reader_processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
@@ -228,7 +228,7 @@ class GeneratorLoader(Driven, Measured):
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         self._read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
-        self._pace = ReadAheadPolicy(fixed=self._read_ahead == THREAD, bound=True)
+        self._policy = ReadAheadPolicy(fixed=self._read_ahead == THREAD, bound=True)
         self._as_list = return_list or self._feeds is None
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
@@ -396,9 +396,9 @@ class GeneratorLoader(Driven, Measured):
 
     def _configuration(self) -> Configuration:
         places = 1 if self._delivery is None else len(self._delivery.devices)
-        pace = self._pace if self._read_ahead else None
-        threads = int(pace is not None and pace.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, policy=pace)
+        policy = self._policy if self._read_ahead else None
+        threads = int(policy is not None and policy.threaded)
+        return Configuration("reader", threads, "thread", usable_cores(), places, policy=policy)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.
@@ -481,7 +481,7 @@ class GeneratorLoader(Driven, Measured):
         batches = stream(buffers.ring, progress)
         fetch: Fetch = InlineFetch(batches)
         if self._read_ahead:
-            fetch = ReadAhead(batches, buffers.ring, self._capacity, self._pace, bound=True, eager=True)
+            fetch = ReadAhead(batches, buffers.ring, self._capacity, self._policy, bound=True, eager=True)
         # The deque of this source: a source set meanwhile has its own.
         epoch = Epoch(
             buffers,

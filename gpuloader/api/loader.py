@@ -29,7 +29,7 @@ from gpuloader.api.state import Cursor, Progress
 from gpuloader.checks import check_flags
 from gpuloader.epoch.cache import ArraySource, check_cache, materialise
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.fetch.fetching import WorkerOptions
+from gpuloader.fetch.contract import WorkerOptions
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, StoredOrder, as_sampler
 from gpuloader.order.randomness import GeneratorLike

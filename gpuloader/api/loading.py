@@ -1,4 +1,4 @@
-"""What happens inside a `DataLoader`: the fetch, the road and the cache of its epochs."""
+"""What happens inside a `DataLoader`: the fetch, the buffers and the cache of its epochs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from gpuloader.epoch.epoch import (
 )
 from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
-from gpuloader.fetch.fetching import Fetching, Pass, WorkerOptions, check_worker_init
+from gpuloader.fetch.contract import EpochRequest, WorkerOptions, check_worker_init
+from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching, EpochSetter
@@ -44,7 +45,7 @@ from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.sources.describing import Source
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Spec, Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
@@ -432,7 +433,7 @@ class Loading:
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            policy=fetching.pace if fetching.ahead and not fetching.count else None,
+            policy=fetching.policy if fetching.ahead and not fetching.count else None,
         )
 
     def draw_seed(self) -> int:
@@ -600,7 +601,7 @@ class Loading:
 
     def _plan(
         self, progress: Progress, batching: Batching
-    ) -> tuple[InOrder | Shuffled | None, Counting | None, Pass]:
+    ) -> tuple[InOrder | Shuffled | None, Counting | None, EpochRequest]:
         """Return the order that cached batches follow, what counts real samples, and the pass."""
         assert progress.seed is not None
         start, beyond = progress.batches, set(progress.beyond)
@@ -624,9 +625,9 @@ class Loading:
         if isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan) and (pads or self._delivery.pads):
             take = plan.take_own
             own = lambda staged: take(staged.number)  # noqa: E731
-        return order, own, Pass(progress.seed, progress.epoch, numbered, {}, owner=self._token)
+        return order, own, EpochRequest(progress.seed, progress.epoch, numbered, {}, owner=self._token)
 
-    def _plan_items(self, progress: Progress, batching: Batching) -> tuple[Counting | None, Pass]:
+    def _plan_items(self, progress: Progress, batching: Batching) -> tuple[Counting | None, EpochRequest]:
         assert progress.seed is not None
         reached, own, division = dict(progress.workers), None, batching.division
         if division is not None:
@@ -635,7 +636,7 @@ class Loading:
             # A step that would need a mask and has to be cut into shards is dropped.
             if division.pads(None, drop_last=batching.drop_last or self._shards > 1):
                 own = attrgetter("state")
-        return own, Pass(
+        return own, EpochRequest(
             progress.seed, progress.epoch, None, reached, progress.batches, progress.turn, self._token
         )
 

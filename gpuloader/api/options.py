@@ -16,7 +16,7 @@ from gpuloader.devices.outputs import check_output
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.split import check_last, check_split
-from gpuloader.fetch.fetching import METHODS, WorkerOptions
+from gpuloader.fetch.contract import METHODS, WorkerOptions
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import Batching
 from gpuloader.order.order import InOrder

@@ -32,14 +32,15 @@ from gpuloader.epoch.epoch import (
     take_buffers,
 )
 from gpuloader.errors import BadType
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.iterators import Steady, refuse_read
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import Steady, check_not_reading, refuse_read
+from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
@@ -321,7 +322,7 @@ class PrefetchedLoader(Measured):
             _settle_weakly(weakref.ref(self)),
             None if delivery.has_host else delivery.devices[0].is_page_locked,
         )
-        self._pace = ReadAheadPolicy(bound=True)
+        self._policy = ReadAheadPolicy(bound=True)
         self._meter = Meter()
         self._token = object()
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
@@ -421,8 +422,8 @@ class PrefetchedLoader(Measured):
         fetch: Fetch = InlineFetch(batches)
         if self._ahead:
             # What a loader announces while it is read must not be seen before `next` returns.
-            pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._pace
-            fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
+            policy = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._policy
+            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
         epoch = Epoch(
             buffers,
             fetch,
@@ -449,10 +450,10 @@ class PrefetchedLoader(Measured):
         end_epoch(progress, partial(find_spent_batches, self._batches, drops=self._delivery.drop_last))
 
     def _configuration(self) -> Configuration:
-        pace = self._pace if self._ahead else None
-        threads = int(pace is not None and pace.threaded)
+        policy = self._policy if self._ahead else None
+        threads = int(policy is not None and policy.threaded)
         places = len(self._delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=policy)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.

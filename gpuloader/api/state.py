@@ -15,7 +15,7 @@ from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler
 from gpuloader.sources.describing import READ_ONCE, Source
-from gpuloader.system.rereading import find_kept, may_start_over
+from gpuloader.system.iterators import find_kept, may_start_over
 
 _COUNTED, _POSITIONED = 1, 2
 """Versions of a state: it counts the batches of its epoch, whatever they hold, or the samples."""

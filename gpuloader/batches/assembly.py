@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.batches.columns import KeptBatch, fits, stage_block
-from gpuloader.batches.kept import stage_whole
+from gpuloader.batches.kept import BatchSignature, stage_whole
 from gpuloader.batches.rows import shorten
 from gpuloader.batches.schema import Collation, SchemaCache
 from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
@@ -52,6 +52,7 @@ class Assembler:
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.schemas = SchemaCache(collation)
+        self._signature: BatchSignature | None = None
         # A collate_fn, declared feeds and pictures want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.pictures is not None
         self.take_block = None if by_sample else source.take_block
@@ -87,6 +88,21 @@ class Assembler:
             if not fits(block, schema):
                 return None
         return stage_block(block, schema, self.collation, number, reserve)
+
+    def stage_whole(self, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
+        """Stage the result of the user's ``collate_fn``, or the single sample of an unbatched loader."""
+        collation = self.collation
+        value: Any = samples if collation.batched else samples[0]
+        if collation.function is not None:
+            draw = current_draw()
+            draw.index = draw.generator = None
+            try:
+                value = collation.function(value)
+            except Exception as error:
+                raise SampleError(f"collate_fn raised {describe_error(error)}") from error
+        # Threads may replace the signature meanwhile; it only saves time.
+        staged, self._signature = stage_whole(value, collation, number, reserve, self._signature)
+        return staged
 
     def fetch(
         self, samples: list[Any], indices: Sequence[Any], number: int, start: int, bad: list[int] | None
@@ -335,7 +351,7 @@ class Assembly:
                 if found is not None:
                     return complete(collation, found, self._indices)
             elif collation.whole:
-                staged = stage_kept(collation, self._close_up(), self.number, self._reserve)
+                staged = assembler.stage_whole(self._close_up(), self.number, self._reserve)
                 staged.skipped = 0 if gaps is None else gaps.count
                 return staged
             else:
@@ -402,16 +418,3 @@ class Assembly:
             objects = tuple(map(gaps.close_up, objects))
             layout = shorten(layout, gaps.left)
         return StagedBatch(slot, layout, schema.levels, self.number, schema.tree, objects)
-
-
-def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
-    """Stage the result of the user's ``collate_fn``, or the single sample of an unbatched loader."""
-    value: Any = samples if collation.batched else samples[0]
-    if collation.function is not None:
-        draw = current_draw()
-        draw.index = draw.generator = None
-        try:
-            value = collation.function(value)
-        except Exception as error:
-            raise SampleError(f"collate_fn raised {describe_error(error)}") from error
-    return stage_whole(value, collation, number, reserve)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.rereading import read_for
+from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 _END = object()
@@ -68,26 +67,52 @@ def stage_all(
     """
     reached = reached or Reached()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
-    place = _Place(owner)
-    with place:
-        if reached.state is not None:
-            check_takes_state(reader)
-            reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
-        items = iterate(reader)
-        if reached.state is None:
-            skip(items, reached.batches * reached.items, reached.items, "the reader")
+    items: Iterator[Any] | None = None
+    number = 0
     try:
-        for number in itertools.count(reached.batches):
-            place.number = number
-            with place:
+        while True:
+            # Around each batch, because loops over other loaders may run between two of them.
+            outer, this_thread.reads_for = this_thread.reads_for, owner
+            try:
+                if items is None:
+                    items, number = _open(reader, reached), reached.batches
                 staged = stage(items, number)
                 if staged is not None and own_state is not None:
                     staged.state = own_state()
+            except BaseException as error:
+                _name_batch(error, number)
+                raise
+            finally:
+                this_thread.reads_for = outer
             if staged is None:
                 return
             yield staged
+            number += 1
     finally:
         close_items(items)
+
+
+def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
+    """Start a reader after the batches the user has received: load its state, or skip the earlier items."""
+    if reached.state is not None:
+        check_takes_state(reader)
+        reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
+        return iterate(reader)
+    items = iterate(reader)
+    skip(items, reached.batches * reached.items, reached.items, "the reader")
+    return items
+
+
+def _name_batch(error: BaseException, number: int) -> None:
+    """Add the current batch's number to an error."""
+    if isinstance(error, SampleError):
+        error.batch = number
+    elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
+        raise LoaderError(
+            f"the reader raised {describe_error(error)} while it produced batch {number}"
+        ) from error
+    elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
+        note_batch(error, number)
 
 
 def close_items(items: object) -> None:
@@ -104,35 +129,6 @@ def check_takes_state(reader: object) -> None:
             "the state holds the own state of another reader, but this reader has no load_state_dict; "
             "resume with a reader of the same kind"
         )
-
-
-class _Place:
-    """A context that adds the current batch's number to every exception raised within it."""
-
-    __slots__ = ("_outer", "_owner", "number")
-
-    def __init__(self, owner: object) -> None:
-        self.number = 0
-        self._owner = owner
-        self._outer: object = None
-
-    def __enter__(self) -> None:
-        self._outer = read_for(self._owner)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        read_for(self._outer)
-        if error is None:
-            return
-        if isinstance(error, SampleError):
-            error.batch = self.number
-        elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
-            raise LoaderError(
-                f"the reader raised {describe_error(error)} while it produced batch {self.number}"
-            ) from error
-        elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
-            note_batch(error, self.number)
 
 
 # Samples, one by one or in lists.

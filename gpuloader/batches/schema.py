@@ -157,7 +157,8 @@ class Schema:
                 size *= length or 0
             nbytes += size
         rest = iter(specs)
-        self._specs = [next(rest) if leaf.is_array else None for leaf in self.tree.leaves]
+        for leaf in self.tree.leaves:
+            self._specs.append(next(rest) if leaf.is_array else None)
         # A chunk stays in the processor's cache until it is written, and its memory is used for the next.
         # Small samples come in one chunk, so that the loop over the dataset runs no code of ours in between.
         self.chunk = max(_CHUNK_NBYTES // nbytes, 1)

@@ -56,6 +56,8 @@ class Delivery:
         >>> Delivery.of([CPUPlace()], None, None, prefetch=2, drop_last=True).prefetch
         0
         """
+        # JAX frees an array while kernels that read it may still be queued on streams that it does not
+        # expose. So it gets copies, whose addresses are its own.
         if static and output == "jax":
             raise BadValue(
                 "static=True gives batches fixed addresses, but output='jax' delivers copies where JAX "
@@ -100,6 +102,7 @@ class Delivery:
 
     def refuse_capture(self) -> None:
         """Raise `LoaderError` if the calling thread captures a graph, before anything else is called."""
+        # An allocation or a query would end the capture, so this asks for the states of streams alone.
         if self.on_host:
             return
         for device, output in zip(self.devices, self.outputs, strict=True):

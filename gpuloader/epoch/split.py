@@ -38,6 +38,8 @@ def check_split(
     check_word("remainder", remainder, REMAINDERS)
     if split == "batches" or places == 1:
         return 1
+    # Parts are batches of their own, which consecutive places get in turn. So only the plan knows of them,
+    # and whatever keeps consecutive batches apart or together decides whether a step is one batch.
     if not in_order:
         raise ValueError(
             "split='shards' needs in_order=True, so that the parts of a batch are delivered together"
@@ -60,6 +62,7 @@ def check_split(
             f"a batch of {size} samples cut into {places} equal parts with remainder='drop' would leave "
             f"nothing; choose a batch_size of {places} or more"
         )
+    # Workers cut what they read, and only the end of an iterable dataset shows how large its last batch is.
     if iterable and remainder != "drop":
         raise ValueError(
             "split='shards' needs remainder='drop' for an iterable dataset, because the size of its last "

@@ -2,5 +2,5 @@
 
 In: a plan's batches of indices, or an open reader.
 Out: staged batches, in the plan's order unless ``in_order=False``.
-Callers: `loader` opens one `fetch.base.Fetch` per epoch, and `pipeline` takes the batches from it.
+Callers: `loader` opens one `fetch.contract.Fetch` per epoch, and `pipeline` takes the batches from it.
 """

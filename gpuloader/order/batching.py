@@ -35,7 +35,7 @@ from gpuloader.order.samplers import (
 )
 from gpuloader.order.worker_info import find_rank, find_torch_rank
 from gpuloader.system.imported import find_classes, foreign_name
-from gpuloader.system.rereading import refuse_read
+from gpuloader.system.iterators import refuse_read
 
 OwnOrder = Callable[[bool], Any]
 """Makes the sampler of a dataset with an order of its own, such as a `MixDataset`, shuffled or not."""

@@ -38,7 +38,7 @@ from gpuloader.order.order import (
 )
 from gpuloader.order.randomness import GeneratorLike, draw_seed, is_torch_generator
 from gpuloader.order.worker_info import find_rank
-from gpuloader.system.rereading import Steady
+from gpuloader.system.iterators import Steady
 
 I = TypeVar("I", covariant=True)  # noqa: E741 - a sampler's index
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from gpuloader.sources.array_rows import check_index, locate
 from gpuloader.sources.block import WholeList, each_row
 from gpuloader.sources.frameworks import COLUMNS, FRAME, name_table, values_by_position
 from gpuloader.system.imported import find_classes
-from gpuloader.system.rereading import refuse_read
+from gpuloader.system.iterators import refuse_read
 
 # Datasets that are read in an order of their own, such as a `MixDataset`, must not lose it inside others.
 

@@ -33,7 +33,7 @@ from gpuloader.sources.frameworks import COLUMNS, SERIES, name_table
 from gpuloader.sources.known_fields import SampleFields, name_dtype, of_arrays
 from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.imported import find_classes, is_instance
-from gpuloader.system.rereading import refuse_read
+from gpuloader.system.iterators import refuse_read
 
 TakeBlock = Callable[[Sequence[int]], Block]
 """Reads the samples at several indices in columns."""

@@ -172,15 +172,13 @@ def available_memory(root: Path = Path("/")) -> int | None:
     True
     """
     group = read_control_group(root)
-    left = None if group.memory_limit is None else max(group.memory_limit - group.memory_used, 0)
-    known = [size for size in (_system_available(root / "proc/meminfo"), left) if size is not None]
+    known: list[int] = []
+    if group.memory_limit is not None:
+        known.append(max(group.memory_limit - group.memory_used, 0))
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
-
-
-def _system_available(table: Path) -> int | None:
-    lines = (read_text(table) or "").splitlines()
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else None
 
 
 def keep_freed_memory() -> None:

@@ -392,7 +392,7 @@ class TestOrderAndLife:
         [place] = simulated_places(1)
         copies = count_copies(place.device, monkeypatch)
         loader = gpuloader.prefetch(plain(20), places=place, prefetch=prefetch)
-        loader._pace = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
+        loader._policy = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
         ahead = []
         for number, batch in enumerate(loader, 1):
             ahead.append(len(copies) - number)
@@ -816,7 +816,7 @@ class TestState:
     def test_it_is_the_wrapped_loaders_as_of_the_last_batch(self, place, prefetch):
         inner = Stateful()
         loader = gpuloader.prefetch(inner, places=place, prefetch=prefetch)
-        loader._pace = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
+        loader._policy = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
         assert loader.state_dict()["read"] == 0
         for number, _ in enumerate(loader, 1):
             if prefetch and number == 1:

@@ -16,6 +16,7 @@ from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, as_host, make_cupy, read, use_cupy
+from tests.loading import read_batches
 
 FRAMEWORKS = ["torch", "jax", "paddle"]
 DTYPES = [
@@ -170,8 +171,7 @@ class TestOnAHost:
 
     def test_of_a_generator(self, name):
         framework(name)
-        loader = DataLoader.from_generator(capacity=2, return_list=True, output=name)
-        loader.set_batch_generator(lambda: ([numbers(4) + one] for one in range(9)), places="cpu")
+        loader = read_batches(lambda: ([numbers(4) + one] for one in range(9)), output=name)
         kept = [batch for [batch] in loader]
         for one, batch in enumerate(kept):
             np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)

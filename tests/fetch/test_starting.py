@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from multiprocessing import resource_tracker
 
 import numpy as np
 import pytest
@@ -138,6 +139,7 @@ class Nested(Made):
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_loader_with_processes_within_a_worker(method):
+    resource_tracker.ensure_running()  # stays, and keeps a descriptor open
     prepare_server()
     loader = DataLoader(Nested(np.arange, 2), places="cpu", num_workers=1, start_method=method)
     with nothing_left_behind():

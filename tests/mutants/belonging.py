@@ -25,44 +25,33 @@ MORE: dict[str, str] = {
     "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/transforms",
     "batches/tree.py": "api/forms batches/schema",
     "devices/outputs.py": "devices/interop",
-    "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
-    "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",
-    "epoch/epoch.py": "epoch/steps epoch/closing epoch/kernels_ahead epoch/lane epoch/split "
+    "epoch/delivery.py": "epoch/lane epoch/device_slots api/numa api/options epoch/split devices/cuda",
+    "epoch/device_slots.py": "epoch/lane epoch/epoch devices/cuda promises",
+    "epoch/epoch.py": "epoch/lane epoch/split "
     "kernels/on_streams api/iteration api/warm_up devices/cuda promises watch/stats watch/autotuner",
-    "epoch/lane.py": "watch/stats watch/tracing epoch/steps devices/cuda "
+    "epoch/lane.py": "watch/stats watch/tracing epoch/epoch devices/cuda "
     "devices/cuda_programs promises epoch/split",
     "epoch/sending.py": "epoch/cache api/feeder devices/cuda devices/cuda_programs promises",
     "errors.py": "system/installing",
     "fetch/fetching.py": "fetch/threads fetch/read_ahead api/numa api/state api/late_ranks "
     "api/attributes api/options watch/autotuner",
-    "fetch/inline.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
+    "fetch/contract.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
     "api/dataset_loader api/endings",
-    "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
-    "fetch/processes/control.py": "fetch/processes/fork_server",
-    "fetch/processes/failures.py": "fetch/processes/deaths",
-    "fetch/processes/pickling.py": "fetch/processes/shipping",
-    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/starting "
-    "fetch/processes/deaths",
-    "fetch/processes/process.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/deaths",
-    "fetch/processes/reporting.py": "fetch/processes/failures",
-    "fetch/processes/serving.py": "fetch/processes/fork_server",
-    "fetch/processes/setup.py": "fetch/processes/worker_life",
+    "fetch/processes/fork_server.py": "fetch/processes/deaths fetch/starting",
+    "fetch/processes/messages.py": "fetch/processes/objects fetch/processes/failures",
     "fetch/processes/shipping.py": "fetch/processes/objects",
-    "fetch/processes/starting.py": "fetch/starting fetch/processes/fork_server",
-    "fetch/processes/surroundings.py": "fetch/starting fetch/processes/worker_life",
-    "fetch/processes/wire.py": "fetch/processes/objects",
     "fetch/processes/worker.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/failures",
+    "fetch/processes/failures fetch/starting",
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/deaths",
-    "fetch/threads.py": "epoch/closing api/rank_streams fetch/timeouts fetch/leaving "
+    "fetch/processes/deaths fetch/starting",
+    "fetch/read_ahead.py": "fetch/timeouts api/endings",
+    "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
     "fields/spec.py": "fields/declaring",
     "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
     "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
-    "order/bucket_sampler epoch/static torch/ranks sources/mix torch/mixing",
+    "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
     "order/mixed.py": "order/interleave sources/mix",
     "order/order.py": "order/stretch order/permutation order/sampler",
     "order/permutation.py": "order/order",
@@ -81,7 +70,6 @@ MORE: dict[str, str] = {
     "sources/images/resampling.py": "sources/images/compiling",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
-    "staging/ring.py": "staging/lease",
     "system/cores.py": "system/control_group system/numa",
     "system/finalizers.py": "system/living",
     "system/interrupts.py": "system/exiting",

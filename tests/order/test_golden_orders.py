@@ -6,6 +6,7 @@ intended change, ``python -m tests.order.test_golden_orders`` writes the file ag
 """
 
 import gzip
+import itertools
 import json
 import random
 from functools import cache
@@ -126,12 +127,10 @@ def plain(batch):
 
 def read_steps(case, loader, count=None):
     """Return the rest of an epoch, or `count` steps of it."""
-    steps = []
-    for step in loader:
-        steps.append([plain(one) for one in step] if case["places"] > 1 else plain(step))
-        if count and len(steps) == count:
-            break
-    return steps
+    epoch = iter(loader)
+    steps = list(itertools.islice(epoch, count))
+    epoch.close()
+    return [[plain(one) for one in step] if case["places"] > 1 else plain(step) for step in steps]
 
 
 def public_name(error):
@@ -156,10 +155,10 @@ def observe(case):
     if case["stop"]:
         loader = make_loader(case, 0, world_size)
         loader.set_epoch(case["epoch"])
-        for number, _ in enumerate(loader, 1):
-            if number == case["stop"]:
-                found["state"] = json.loads(json.dumps(loader.state_dict()))
-                break
+        epoch = iter(loader)
+        if len(list(itertools.islice(epoch, case["stop"]))) == case["stop"]:
+            found["state"] = json.loads(json.dumps(loader.state_dict()))
+        epoch.close()
         if "state" in found:
             found["resumed"] = observe_resumed(case, found["state"])
     return found

@@ -20,7 +20,7 @@ from gpuloader.errors import LoaderError
 from gpuloader.sources.images import resizing
 from gpuloader.sources.images.decoding import Pixels, load_pillow, shrink_size
 from gpuloader.sources.images.image import Geometry, Picture, size_of
-from gpuloader.system.processes import start_thread
+from gpuloader.system.threads import start_thread
 
 # Decides whether Pillow or compiled code resizes a picture; both produce the same pixels.
 
