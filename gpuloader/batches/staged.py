@@ -21,7 +21,7 @@ from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.program import Program, Spec
+    from gpuloader.transforms.program import Program
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
@@ -157,28 +157,6 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
         staged.layout, staged.levels = program.delivered, program.levels
     else:
         staged.layout = program.copied
-    return staged
-
-
-def list_draws(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> tuple[Spec, ...]:
-    """Return the shapes and dtypes of the random draws that are copied with a batch of this layout."""
-    program = find_program(collation, tree, levels, layout)
-    drawn = () if program is None else program.copied.fields[len(layout.fields) :]
-    return tuple((one.shape, one.dtype) for one in drawn)
-
-
-def complete_apart(
-    collation: Collation, staged: StagedBatch, arrays: list[Array], keys: Indices
-) -> StagedBatch:
-    """Write the transforms' random draws for a batch of which a device copies some arrays from elsewhere.
-
-    The arrays are the batch's, wherever they lie, and those of `list_draws`; raises like `complete`.
-    """
-    assert staged.tree is not None
-    program = find_program(collation, staged.tree, staged.levels, staged.layout, drawn=True)
-    if program is not None and collation.programmer is not None:
-        program.check(arrays)
-        collation.programmer.fill_draws(program, arrays, keys)
     return staged
 
 
