@@ -100,6 +100,7 @@ class Gatherer:
         try:
             program.check(list(self._arrays))
         except SampleError as error:
+            # All samples at once are no batch, so the row is the sample's index in the dataset.
             error.index, error.dataset_index = None, error.index
             raise
 
@@ -114,6 +115,7 @@ class Gatherer:
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises what `begin` raises."""
+        # Not by `begin`, `fetch` and `finish`, because a batch of small arrays takes no longer than these calls.
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
@@ -148,12 +150,15 @@ class Gatherer:
                 found = self._wrap(number, found)
             rows = found
             self._trust(found)
+        # A subset, or datasets joined, have their own numbering.
         if self._rows is None:
             return rows
         return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
 
     def _trust(self, part: NDArray[np.int64]) -> None:
         """Remember the order that a read-only part belongs to, if all of the order is within range."""
+        # The shuffled order of an epoch is one array, and each batch is a read-only view of it. Once all of it
+        # has been found to be within range, its other parts need no look.
         order = part.base
         if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
             return
@@ -176,6 +181,7 @@ class Gatherer:
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the given rows of each array into its target."""
+        # In order, the rows are one block, which NumPy copies at the memory's speed.
         if type(rows) is range and rows.step == 1:
             for array, target in zip(self._arrays, targets, strict=True):
                 np.copyto(target, array[rows.start : rows.stop])

@@ -102,6 +102,7 @@ def stage_whole(
     SampleError
         The value's fields are not those declared, or one of them does not hold numbers.
     """
+    # A collate_fn returns batches of one kind but for the last, so most of them need no walk.
     if signature is not None and (found := signature.take_apart(value)) is not None:
         arrays, objects, _ = found
         slot = reserve(signature.layout.nbytes)
@@ -120,6 +121,7 @@ def stage_whole(
     layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
     write_arrays(parts.arrays, slot.views(layout))
+    # Declared fields convert every value, so one value says nothing about the next.
     staged = StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
     return staged, None if feeds is not None else BatchSignature.of(value, staged, parts.arrays)
 
@@ -130,6 +132,7 @@ def _find_staged(collation: Collation) -> Callable[[Any], bool]:
         return is_proper_value
     if not collation.keeps_gradients:
         return is_proper_array
+    # Copied into a slot, a tensor would lose the graph that its gradient flows through.
     return lambda value: not needs_gradient(value) and is_proper_array(value)
 
 
@@ -177,6 +180,7 @@ class BatchSignature:
         `arrays` were written into the slot; fields in `host` are never staged.
         """
         tree = staged.tree
+        # A ragged field has a length of its own in every batch, and so has the layout.
         if tree is None or not tree.has_plain_keys or any(staged.levels):
             return None
         entries = tree.match(value)
@@ -301,11 +305,13 @@ class NestedStager:
                 levels = (0,) * len(arrays)
                 return StagedBatch(slot, signature.layout, levels, number, signature.tree, objects)
         parts = take_apart(self._open(batch), batch)
+        # The first batch that has arrays decides the library for all: a later one may have none to tell by.
         if parts.arrays and not self._settled:
             owners = map(find_library, parts.tree.flatten(batch))
             library = next((one for one in owners if one not in (None, "numpy")), None)
             self._library = self._intake.settle(library)
             self._settled = True
+        # Transforms draw by this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
             turned = self._turn(parts.arrays)
@@ -365,6 +371,7 @@ class NestedStager:
 
         So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
         """
+        # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
         if self._intake.collation.programmer is not None or self._library in ("jax", "paddle"):
             return ()
         found = []
@@ -416,6 +423,8 @@ class NestedStager:
                 )
                 for one in apart
             )
+            # The device copies the slot's part and each array apart to where one layout has them all, so what
+            # follows on the device is the same as for a batch in one piece.
             staged.in_slot = inside.nbytes
             self._meter.nbytes += whole.nbytes - inside.nbytes
             views = iter(slot.views(inside))
@@ -461,6 +470,7 @@ def is_copied(value: Any) -> bool:
         return can_stage(value)
     if isinstance(value, Ragged):
         return all(map(is_copied, (value.values, *value.row_splits)))
+    # Single numbers are handed through: a step count is for the host, and a copy of 8 bytes is not worth one.
     if isinstance(value, np.generic) or not all(
         hasattr(value, name) for name in ("dtype", "shape", "__array__")
     ):
@@ -478,6 +488,7 @@ def number_samples(number: int, arrays: list[Array]) -> Array:
     >>> number_samples(2, [np.zeros((3, 5))]) - (2 << 32)
     array([0, 1, 2])
     """
+    # The batch's number in the upper half keeps two batches from drawing the same numbers.
     most = max((len(array) for array in arrays if array.ndim), default=0)
     return np.arange(most, dtype=np.int64) + (number << 32)
 

@@ -149,8 +149,9 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     program = find_program(collation, staged.tree, staged.levels, staged.layout)
     if program is None or collation.programmer is None:
         return staged
+    # On a CPU place there is room for the results behind the fields; on a GPU that room is the device's.
     arrays = staged.slot.views(program.room if collation.on_host else program.copied)
-    program.check(arrays)
+    program.check(arrays)  # before a kernel meets what it cannot report, such as a label out of range
     collation.programmer.fill_draws(program, arrays, keys)
     if collation.on_host:
         program.run_on_host(arrays)
@@ -205,6 +206,7 @@ class Gaps:
         left = self.keys(range(self._size))
         for position in [left[row] for row in rows]:
             start = max(start for start in self._parts if start <= position)
+            # The rows have moved up already; only the count and the keys follow now.
             self._parts[start][1].append(position)
 
     def keys(self, indices: Sequence[Any]) -> list[Any]:
@@ -219,6 +221,7 @@ class Gaps:
         ]
         if not isinstance(rows, np.ndarray):
             return [rows[row] for row in taken]
+        # In ascending order no row is overwritten before it has moved, so the slot needs no second copy.
         for to, row in enumerate(taken):
             if to != row:
                 rows[to] = rows[row]
@@ -258,6 +261,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
     views: list[Array] = staged.slot.views(staged.layout)
     rows = np.array([row for row in range(count) if row not in bad], np.int64)
     _refuse_empty(len(rows), count)
+    # All rows are taken first and written then: source and target overlap within the slot.
     changed: list[Array | None] = []
     first = 0
     for level in staged.levels:
