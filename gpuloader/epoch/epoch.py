@@ -34,6 +34,7 @@ from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.epoch.split import Mask
 from gpuloader.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.interrupts import at_exit, end_if_exiting
@@ -226,9 +227,12 @@ def take_buffers(
     """
     if postponed:
         finish_postponed()
+    # An epoch that is one of many must not pay for reserving, faulting in and page-locking its memory.
     while idle:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             found = idle.pop()
+            # A forked child inherits the deque and must leave the parent's memory alone. In a cycle of
+            # garbage, memory may be finalized before the loader that would use it again.
             if found.process == os.getpid() and not found.ring.is_finalized:
                 return found
     prefetch = delivery.prefetch
@@ -247,30 +251,20 @@ class Resizable(Protocol):
         """Use `workers` workers from now on, and keep up to `ahead` batches in progress."""
 
 
-class Capacity(Protocol):
-    """What a loader may use for a setting: `gpuloader.fetch.fetching.Fetching`."""
-
-    @property
-    def budget(self) -> int:
-        """The most bytes that the slots may grow to."""
-
-    def ahead_of(self, workers: int, depth: int) -> int:
-        """Return how many batches are in progress with so many workers."""
-
-
 def apply_setting(
-    buffers: EpochBuffers, fetch: Resizable, capacity: Capacity, setting: Setting
+    buffers: EpochBuffers, fetch: Resizable, fetching: Fetching, setting: Setting
 ) -> int | None:
     """Use a setting that tuning has chosen; return the steps that still belong to the one before.
 
     Returns None, and changes nothing, if the setting exceeds the memory budget.
     """
     ring, lanes = buffers.ring, buffers.lanes
-    ahead = capacity.ahead_of(setting.workers, setting.depth)
-    prefetch = setting.prefetch if buffers.prefetch else 0
+    ahead = fetching.ahead_of(setting.workers, setting.depth)
+    prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
-        if slots * ring.slot_nbytes > capacity.budget:
+        # The size of a batch is known by now: the first setting was measured with it.
+        if slots * ring.slot_nbytes > fetching.budget:
             return None
         ring.grow(slots - ring.count)
     fetch.resize(setting.workers, ahead)
@@ -399,7 +393,7 @@ class Epoch:
             meter.compute += asked - last
             if traced:
                 mark("step", last, asked)
-        nvtx = push_range("next") if traced else None
+        nvtx = push_range("next") if traced else None  # without a trace, not even a call
         try:
             lane = self._shortcut
             if lane is None:
@@ -445,10 +439,12 @@ class Epoch:
 
     def _next_in_flight(self, traced: bool) -> DeliveredStep:
         """Return the oldest step in flight, and first issue the copies of those behind it."""
-        if self._only_copying_lane is None:
+        if self._only_copying_lane is None:  # else `begin_step` has drained
             self._drain()
         self._waited = 0
         early = self._begun
+        # The copies of the next steps are issued before this one is delivered, so they run while the user
+        # computes with it. With several places all copies of a step precede its first delivery.
         self._fill(delivered=early is not None)
         if early is not None:
             self._begun = None
@@ -457,7 +453,7 @@ class Epoch:
             return [(early.staged, arrays)]
         if not self._flying:
             raise self._end()
-        self._shortcut = self._direct_lane
+        self._shortcut = self._direct_lane  # the prepared step was the only one that had to come this way
         begun = perf_counter_ns()
         batches = self._flying.popleft()
         step: DeliveredStep = []
@@ -473,6 +469,7 @@ class Epoch:
 
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places; return once it is there and could be delivered."""
+        # Through flight even on a host: the step has to wait somewhere until the loop asks for it.
         self._shortcut = None
         self._fill(delivered=False)
         if self._flying:
@@ -580,7 +577,8 @@ class Epoch:
         if self._begun is not None:
             self._begun.arrays = None
             self._begun = None
-        self._is_whole = self.fetch.close()  # calls no device
+        # Fetching stops even while a graph is captured, because that calls no device.
+        self._is_whole = self.fetch.close()
         self._drop_group()
         self.finish()
 
@@ -602,6 +600,8 @@ class Epoch:
         for lane in self._lanes:
             lane.close()
         self._drain()
+        # A reader that still runs in the user's code may write to a slot at any time, so its slots are not
+        # used again; and a slot that did not come back would be missing for ever.
         if self._is_whole and self._ring.rearm():
             self.idle.append(self.buffers)
 
@@ -626,6 +626,10 @@ class KernelsAhead:
     Later programs launch the same kernels, with few exceptions. Launching waits for a kernel that is being
     compiled, and compiles any other. So it raises the errors, and whatever goes wrong here is dropped.
     """
+
+    # Which kernels follows from the first sample, and compiling one takes 60 to 290 ms where no earlier
+    # process has left it in CuPy's cache: meanwhile the rest of the first batch is fetched. The thread ends
+    # before the first step is delivered, so none of our threads calls CUDA while the user's code runs.
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices: list[Device] = []

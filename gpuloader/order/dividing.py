@@ -161,13 +161,13 @@ class Share(Computed):
         )
 
 
-def cut(indices: Indices, places: int, remainder: str) -> tuple[list[Indices], list[int]]:
+def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list[int]]:
     """Cut a batch into equal parts; return them, and how many samples of each count.
 
     Raises
     ------
     LoaderError
-        The batch does not divide evenly, and `remainder` is 'error'.
+        The batch does not divide evenly, and `uneven` is 'error'.
 
     Examples
     --------
@@ -179,16 +179,16 @@ def cut(indices: Indices, places: int, remainder: str) -> tuple[list[Indices], l
     ([[7, 8, 9], [4, 5, 5]], [3, 2])
     """
     count = len(indices)
-    if count % places and remainder == "error":
+    if count % places and uneven == "error":
         raise LoaderError(
             f"a batch of {count} samples cannot be cut into {places} equal parts; choose a batch_size that "
-            "the number of places divides, drop_last=True for the last batch, or remainder='drop' or 'pad'"
+            "the number of places divides, drop_last=True for the last batch, or uneven='drop' or 'pad'"
         )
-    if count % places and remainder == "pad":
+    if count % places and uneven == "pad":
         indices = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     parts, counted = [], []
     for place in range(places):
-        begin, own, size = span(count, places, place, remainder)
+        begin, own, size = span(count, places, place, uneven)
         part: Indices = indices[begin : begin + own]
         if own < size:  # a place without a sample of its own repeats the batch's last one
             part = [*part, (part if own else indices)[-1]]

@@ -204,13 +204,13 @@ class ShardedPlan:
 
     plan: Plan
     shards: int
-    remainder: str
+    uneven: str
     own: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of part `start` and of every later one.
 
-        Batches with fewer samples than there are parts are skipped if the remainder is dropped; their parts
+        Batches with fewer samples than there are parts are skipped if uneven samples are dropped; their parts
         get no numbers.
         """
         # A batch sampler may yield such a batch anywhere; otherwise only the last batch can be one.
@@ -218,7 +218,7 @@ class ShardedPlan:
         number = entered * self.shards
         divided = self.plan if isinstance(self.plan, OrderedPlan) and self.plan.pads else None
         for entry, indices in enumerate(self.plan.batches(entered), entered):
-            parts, own = cut(indices, self.shards, self.remainder)
+            parts, own = cut(indices, self.shards, self.uneven)
             if not len(parts[0]):
                 continue
             if divided is not None:
@@ -228,7 +228,7 @@ class ShardedPlan:
                 own = [min(max(counted - begin, 0), count) for begin, count in zip(begins, own, strict=False)]
             for part, count in zip(parts, own, strict=True):
                 if number >= start:
-                    if self.remainder == "pad" or divided is not None:
+                    if self.uneven == "pad" or divided is not None:
                         self.own[number] = count, len(part)
                     yield part
                 number += 1

@@ -109,7 +109,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     ['compute']
     """
     global _spans, _nvtx
-    package = _import_nvtx() if nvtx else None
+    package = _import_nvtx() if nvtx else None  # a missing package is an error before the block, too
     spans: list[Span] = []
     with _tracing:
         if _spans is not None:
@@ -174,6 +174,7 @@ def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
     >>> [[one.name for one in nested] for nested in _split_overlapping(spans)]
     [['a', 'b'], ['c']]
     """
+    # Spans of one row overlap where two loops run in one thread, as in a zip of two loaders.
     lists: list[list[Span]] = []
     running: list[list[int]] = []  # for each list, the ends of its open spans, innermost last
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
