@@ -115,7 +115,8 @@ class Gatherer:
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises what `begin` raises."""
-        # Not by `begin`, `fetch` and `finish`, because a batch of small arrays takes no longer than these calls.
+        # Not by `begin`, `fetch` and `finish`, because a batch of small arrays takes no longer than these
+        # calls.
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
@@ -157,8 +158,8 @@ class Gatherer:
 
     def _trust(self, part: NDArray[np.int64]) -> None:
         """Remember the order that a read-only part belongs to, if all of the order is within range."""
-        # The shuffled order of an epoch is one array, and each batch is a read-only view of it. Once all of it
-        # has been found to be within range, its other parts need no look.
+        # The shuffled order of an epoch is one array, and each batch is a read-only view of it. Once all of
+        # it has been found to be within range, its other parts need no look.
         order = part.base
         if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
             return

@@ -185,8 +185,8 @@ class Schema:
         values, specs = self.tree.match(sample), self._specs
         if values is None or len(values) != len(specs):
             return False
-        # No strict=True: this runs for every batch. That is also why arrays, the commonest values, are compared
-        # here and not in `_is_like`.
+        # No strict=True: this runs for every batch. That is also why arrays, the commonest values, are
+        # compared here and not in `_is_like`.
         for value, spec in zip(values, specs):  # noqa: B905
             if type(value) is np.ndarray and spec is not None:
                 dtype, shape, level = spec
