@@ -167,7 +167,7 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
         The tensor is not dense, or not in host memory.
     """
     array: NDArray[Any]
-    # Torch itself refuses whatever needs more than a view, so the common tensor costs one call here.
+    # Asking first what kind of tensor it is would take longer than this, which nearly always works.
     with suppress(RuntimeError, TypeError):
         array = tensor.numpy()
         return array
@@ -221,6 +221,7 @@ def torch_name(dtype: np.dtype[Any]) -> str | None:
     >>> torch_name(bits_dtype("bfloat16", 2)), torch_name(np.dtype("float32"))
     ('bfloat16', None)
     """
+    # A field's name with a dot cannot be mistaken for one of the user's own structured dtypes.
     names = dtype.names
     if names is None or len(names) != 1 or not names[0].startswith(_PREFIX):
         return None
