@@ -11,8 +11,7 @@ import numpy as np
 from gpuloader.api.options import OWN_BATCHES, Options, is_of_pictures
 from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO
-from gpuloader.devices.opening import default_place
-from gpuloader.devices.places import parse_places
+from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.cache import check_cache
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.split import check_last, check_split

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuloader.devices.base import Device
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.outputs import Output, find_capture, open_output
-from gpuloader.devices.places import Place
+from gpuloader.devices.base import Device, find_capture
+from gpuloader.devices.outputs import Output, open_output
+from gpuloader.devices.places import Place, open_device
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.errors import BadValue
 from gpuloader.staging.arena import PageLocker
