@@ -552,7 +552,7 @@ def _check_alike(parts: Sequence[StagedBatch]) -> None:
     assert first.tree is not None
     for part in others:
         assert part.tree is not None
-        if part.layout is first.layout:  # the ring keeps one layout for equal batches, so nearly always
+        if part.layout is first.layout:  # equal batches share one, so this is nearly always all
             continue
         field, expected, got = None, first.tree.describe(), part.tree.describe()
         if part.tree == first.tree:

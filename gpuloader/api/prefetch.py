@@ -271,7 +271,7 @@ class WrappedEpochs(Epochs):
             # Nothing is staged for a host, unless a transform has to write somewhere.
             delivery.on_host and delivery.locker is None and not listed,
             _settle_once(delivery.outputs, programmer),
-            # Tensors that PyTorch has page-locked are copied from where they lie, if all devices can.
+            # Tensors that are page-locked already are copied from where they lie. A host would hand them out.
             None if delivery.has_host else delivery.devices[0].is_page_locked,
         )
         super().__init__(meter, programmer)
