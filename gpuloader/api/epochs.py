@@ -169,7 +169,7 @@ class DatasetEpochs(Epochs):
         self._has_drawn = False
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
-        self._epoch_setter = EpochSetter(plan.batching)
+        self._epoch_setter = None if plan.batching.given is None else EpochSetter(plan.batching)
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._read_with(plan.collation, plan.workers, None)
@@ -201,8 +201,8 @@ class DatasetEpochs(Epochs):
         if tuner is not None:  # where the search of earlier epochs has arrived
             fetching.begin_with(tuner.setting)
             self.delivery = replace(self.delivery, prefetch=tuner.setting.prefetch)
-        # Before anything asks the user's samplers for indices.
-        self._epoch_setter.begin(position.epoch)
+        if self._epoch_setter is not None:
+            self._epoch_setter.begin(position.epoch)  # before anything asks the user's samplers for indices
 
         buffers = take_buffers(
             self._idle,
@@ -285,7 +285,8 @@ class DatasetEpochs(Epochs):
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
-        pads = self.delivery.pads or (isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
+        is_part = batching.division is not None
+        pads = self.delivery.pads or (is_part and isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
         if shards > 1:
             plan = ShardedPlan(plan, shards, self.delivery.uneven)
         count_real = None
