@@ -153,7 +153,7 @@ def test_the_installed_package_runs_away_from_the_checkout(installed):
         """
         import importlib.util
         import gpuloader, gpuloader.kernels.spin
-        from gpuloader.kernels.compiling import kernel_names, read_source
+        from gpuloader.kernels.compiler import kernel_names, read_source
         gpuloader.kernels.spin.spin_on_host(1)
         assert all("__global__" in read_source(name) for name in kernel_names())
         print(gpuloader.__file__, gpuloader.kernels.__file__, kernel_names())

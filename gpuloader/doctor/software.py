@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuloader.base.installing import install_command
 from gpuloader.doctor.finding import Finding
-from gpuloader.kernels.compiling import kernel_names, read_source
+from gpuloader.kernels.compiler import kernel_names, read_source
 from gpuloader.sources.pictures.turbojpeg import load_turbojpeg
 
 OLDEST_PYTHON = (3, 11)

@@ -16,7 +16,7 @@ from gpuloader.base.errors import LoaderError, describe_error
 from gpuloader.devices.base import Device
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import parse_place
-from gpuloader.kernels.compiling import find_nvrtc
+from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.loader.dataset_loader import DataLoader
 from gpuloader.staging.arena import Arena
 

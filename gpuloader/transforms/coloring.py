@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.kernels.recoloring import CHANGES
+from gpuloader.kernels.recolor import CHANGES
 from gpuloader.sources.pictures.coloring import Coloring, find_shift
 from gpuloader.transforms.planning import Plan
 

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.encoded import Encoded, Part
 from gpuloader.fields.regions import NUMBERS, Region
-from gpuloader.kernels.dtypes import resolve_target
+from gpuloader.kernels.crop import join_shape
+from gpuloader.kernels.launching import resolve_target
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor, recolor_on_host
-from gpuloader.kernels.resample import resample, resample_on_host
-from gpuloader.kernels.resizing import Interpolation
-from gpuloader.kernels.windows import join_shape
+from gpuloader.kernels.resample import Interpolation, resample, resample_on_host
 from gpuloader.sources.pictures.decoding import Pixels, shrink_size
 from gpuloader.sources.pictures.geometry import Geometry
 from gpuloader.sources.pictures.picture import Picture, as_picture, size_of

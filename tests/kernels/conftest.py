@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader.kernels import launching, shuffle
-from gpuloader.kernels.compiling import kernel_names
+from gpuloader.kernels.compiler import kernel_names
 from tests.ahead import Ahead
 from tests.kernels.sanitized import find_sanitizer, run_sanitized
 from tests.kernels.shim import SANITIZED, Kernels, build, read
@@ -51,6 +51,6 @@ def device(kernels):
         patch.setattr(launching, "load_kernel", kernels.load)
         patch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
         patch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
-        patch.setattr(shuffle, "current_device", lambda: cupy.cuda.Device(0))
+        patch.setattr(launching, "current_device", lambda: cupy.cuda.Device(0))
         patch.setattr(shuffle, "sort", lambda array, device, stream: np.ndarray.sort(read(array)))
         yield kernels

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuloader.kernels.compiling import kernel_names
+from gpuloader.kernels.compiler import kernel_names
 
 HERE = Path(__file__).parent
 

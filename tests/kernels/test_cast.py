@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast, cast_on_host
-from gpuloader.kernels.dtypes import FLOATS, INTEGERS, cpp_type
+from gpuloader.kernels.launching import FLOATS, INTEGERS, cpp_type
 from tests.kernels.shim import (
     Placed,
     as_floats,

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.erase import erase, erase_on_host
+from gpuloader.kernels.crop import erase, erase_on_host
 from tests.kernels.shim import Placed, check_refusal, examples, launch_shapes, offsets, place, read
 
 DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64"]

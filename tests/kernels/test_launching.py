@@ -187,7 +187,7 @@ def test_arrays_on_two_devices_are_refused():
         def __init__(self, index):
             self.device = type("Device", (), {"id": index})
 
-    assert find_device(one=Array(1), none=None).id == 1
+    assert find_device(one=Array(1), other=Array(1)).id == 1
     with pytest.raises(ValueError, match="one device, got one on gpu:0, other on gpu:2"):
         find_device(one=Array(0), other=Array(2))
 

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import normalize_on_host
-from gpuloader.kernels.recolor import recolor, recolor_on_host
-from gpuloader.kernels.recoloring import CHANGES, recolor_picture
+from gpuloader.kernels.recolor import CHANGES, recolor, recolor_on_host, recolor_picture
 from gpuloader.sources.pictures.coloring import Coloring
 from gpuloader.sources.pictures.coloring import recolor as recolor_by_pillow
 from tests.kernels.shim import (

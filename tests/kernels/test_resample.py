@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import normalize_on_host
-from gpuloader.kernels.resample import GEOMETRY, resample, resample_on_host
-from gpuloader.kernels.resizing import resize_on_host
+from gpuloader.kernels.resample import GEOMETRY, resample, resample_on_host, resize_on_host
 from tests.kernels.shim import (
     Placed,
     check_refusal,
