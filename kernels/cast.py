@@ -1,4 +1,7 @@
-"""`cast`: convert numbers to another dtype, optionally scaled."""
+"""`cast`: convert numbers to another dtype, optionally scaled; and the dtypes that kernels know.
+
+Other kernels take the C++ names of dtypes, and the rounding to bfloat16, from here.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.launching import (
-    FLOATS,
-    INTEGERS,
-    NUMPY_FLOATS,
-    Plan,
-    cpp_type,
-    declare,
-    resolve_target,
-    round_to,
-    spread,
-    takes,
-)
+from gpuloader.kernels.launching import Plan, declare, spread, takes
+
+# Kernels that only move bits are compiled once per size, and not once per dtype.
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
+"""Maps the number of bytes moved at once to the C++ type that moves them."""
+
+_SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
+# NumPy has no bfloat16: arrays hold its bits as uint16, and only the kernels know a type for it.
+_FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
+
+INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+FLOATS = tuple(_FLOATS)
+"""Names of the float dtypes, including bfloat16."""
+NUMPY_FLOATS = ("float16", "float32", "float64")
+
+
+def cpp_type(name: str) -> str:
+    """Return the C++ type of a dtype, as written in numbers.cuh and by compilers.
+
+    >>> cpp_type("uint8"), cpp_type("float16"), cpp_type("bool")
+    ('unsigned char', 'Half', 'unsigned char')
+    """
+    if name in FLOATS:
+        return _FLOATS[name]
+    dtype = np.dtype(name)
+    return (_SIGNED if dtype.kind == "i" else WORDS)[dtype.itemsize]
+
 
 _SOURCES = ("bool", *INTEGERS, *NUMPY_FLOATS)
 _TARGETS = (*INTEGERS, *FLOATS)
@@ -96,3 +114,37 @@ def _to_integers(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         result[numbers >= high] = limits.max
         result[numbers <= low] = limits.min
     return result
+
+
+def resolve_target(dtype: DTypeLike, expected: tuple[str, ...]) -> tuple[str, np.dtype[Any]]:
+    """Return the name of a dtype to convert to, and the dtype of the array that holds it.
+
+    >>> resolve_target("bfloat16", FLOATS), resolve_target(np.float16, FLOATS)
+    (('bfloat16', dtype('uint16')), ('float16', dtype('float16')))
+    """
+    # Only the string means bits in uint16. A dtype object of that name, as ml_dtypes has one, means itself.
+    is_bits = isinstance(dtype, str) and dtype == "bfloat16"
+    try:
+        held: np.dtype[Any] = np.dtype(np.uint16 if is_bits else dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be one of {', '.join(expected)}, got {dtype!r}") from None
+    name = "bfloat16" if is_bits else held.name
+    if name not in expected or not held.isnative:
+        raise TypeError(f"dtype must be one of {', '.join(expected)}, got {held}")
+    return name, held
+
+
+def round_to(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return floats rounded to the named float dtype, to the nearest, ties to even; bfloat16 as its bits.
+
+    >>> hex(round_to(np.float32([1.0]), "bfloat16")[0])
+    '0x3f80'
+    """
+    with np.errstate(all="ignore"):
+        if name != "bfloat16":
+            return values.astype(name)
+        bits = np.ascontiguousarray(values.astype(np.float32)).view(np.uint32)
+    # A carry out of the fraction rightly raises the exponent, up to infinity; a NaN must not become infinity.
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)

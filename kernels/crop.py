@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.kernels.cast import WORDS
 from gpuloader.kernels.launching import (
-    WORDS,
     Plan,
     check_size,
     declare,
@@ -84,15 +84,7 @@ def crop(
         word = max(find_word(row, result.data.ptr), _LEAST_WORD)
         words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
         grid = spread_images(len(images), out_height, words, planes, _LANE // word)
-        counts = make_counts(
-            samples=len(images),
-            planes=planes,
-            height=height,
-            width=width,
-            pixel=pixel,
-            out_height=out_height,
-            out_width=out_width,
-        )
+        counts = make_counts(len(images), planes, height, width, pixel, out_height, out_width)
         yield f"crop<{WORDS[word]}>", grid, (images, windows, result, counts)
 
     shape = (len(images), *join_shape(channels, out_height, out_width, layout))
@@ -136,14 +128,7 @@ def erase(
         # The color's bits in the low bytes of words of 64: dtypes of one size share a kernel.
         bits = np.zeros((_MOST_COLORS, 8), np.uint8)
         bits[: values.size, : values.itemsize] = values.reshape(-1, 1).view(np.uint8)
-        counts = make_counts(
-            samples=len(images),
-            channels=channels,
-            height=height,
-            width=width,
-            planar=layout == "CHW",
-            colored=values.size > 1,
-        )
+        counts = make_counts(len(images), channels, height, width, layout == "CHW", values.size > 1)
         # The host does not know how large the rectangles are; blocks that find nothing to do end at once.
         grid = spread(-(-images.size // len(images) // _ERASED), len(images))
         arguments = result, windows, counts, make_struct(_COLOR, bits.view("<u8")[:, 0])
@@ -194,7 +179,6 @@ def check_images(images: Any, layout: str) -> tuple[int, int, int]:
     """
     if images.dtype.itemsize not in (1, 2, 4, 8) or images.dtype.kind not in "biuf":
         raise TypeError(f"images must hold numbers of 1, 2, 4 or 8 bytes, got {images.dtype}")
-    check_layout("layout", layout)
     return measure(images, layout)
 
 
@@ -204,6 +188,7 @@ def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple
     >>> measure(np.zeros((8, 32, 40, 3), np.uint8), "HWC")
     (3, 32, 40)
     """
+    check_layout("layout", layout)
     channels, height, width = split_shape(images.shape[1:], layout)
     if not channels or (most_channels is not None and channels > most_channels):
         expected = "at least 1 channel" if most_channels is None else f"1 to {most_channels} channels"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.kernels.cast import WORDS
 from gpuloader.kernels.launching import (
-    WORDS,
     Launch,
     Plan,
     count_lanes,

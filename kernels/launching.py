@@ -15,8 +15,7 @@ signature of both launcher and twin, checks what the decorator cannot say, and r
 
     invert(cupy_array), invert.on_host(numpy_array)
 
-Below the declaration: the dtypes of kernels and their C++ names, the checks, the launch itself, the recording
-of launches, and the sizes of grids.
+Below the declaration: the checks, the launch itself, the recording of launches, and the sizes of grids.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, update_wrapper
+from functools import update_wrapper
 from types import EllipsisType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 
@@ -172,76 +171,6 @@ class Kernel(Generic[Parameters]):
     @staticmethod
     def _obtain(plan: Plan, out: Any, library: Library, device: Any = None) -> Any:
         return obtain("out", out, library, plan.shape, plan.dtype, device) if plan.into is None else plan.into
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Dtypes, and their names in C++
-
-_INTEGERS = {
-    "uint8": "unsigned char",
-    "uint16": "unsigned short",
-    "uint32": "unsigned int",
-    "uint64": "unsigned long long",
-    "int8": "signed char",
-    "int16": "short",
-    "int32": "int",
-    "int64": "long long",
-}
-# NumPy has no bfloat16: arrays hold its bits as uint16, and only the kernels know a type for it.
-_FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
-
-INTEGERS = tuple(_INTEGERS)
-FLOATS = tuple(_FLOATS)
-"""Names of the float dtypes, including bfloat16."""
-
-NUMPY_FLOATS = ("float16", "float32", "float64")
-
-# Kernels that only move bits are compiled once per size, and not once per dtype.
-WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
-"""Maps the number of bytes moved at once to the C++ type that moves them."""
-
-
-def cpp_type(name: str) -> str:
-    """Return the C++ type of a dtype, as written in numbers.cuh and by compilers.
-
-    >>> cpp_type("uint8"), cpp_type("float16"), cpp_type("bool")
-    ('unsigned char', 'Half', 'unsigned char')
-    """
-    return "unsigned char" if name == "bool" else _INTEGERS.get(name) or _FLOATS[name]
-
-
-def resolve_target(dtype: DTypeLike, expected: tuple[str, ...]) -> tuple[str, np.dtype[Any]]:
-    """Return the name of a dtype to convert to, and the dtype of the array that holds it.
-
-    >>> resolve_target("bfloat16", FLOATS), resolve_target(np.float16, FLOATS)
-    (('bfloat16', dtype('uint16')), ('float16', dtype('float16')))
-    """
-    # Only the string means bits in uint16. A dtype object of that name, as ml_dtypes has one, means itself.
-    is_bits = isinstance(dtype, str) and dtype == "bfloat16"
-    try:
-        held: np.dtype[Any] = np.dtype(np.uint16 if is_bits else dtype)
-    except TypeError:
-        raise TypeError(f"dtype must be one of {', '.join(expected)}, got {dtype!r}") from None
-    name = "bfloat16" if is_bits else held.name
-    if name not in expected or not held.isnative:
-        raise TypeError(f"dtype must be one of {', '.join(expected)}, got {held}")
-    return name, held
-
-
-def round_to(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return floats rounded to the named float dtype, to the nearest, ties to even; bfloat16 as its bits.
-
-    >>> hex(round_to(np.float32([1.0]), "bfloat16")[0])
-    '0x3f80'
-    """
-    with np.errstate(all="ignore"):
-        if name != "bfloat16":
-            return values.astype(name)
-        bits = np.ascontiguousarray(values.astype(np.float32)).view(np.uint32)
-    # A carry out of the fraction rightly raises the exponent, up to infinity; a NaN must not become infinity.
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -391,7 +320,8 @@ def launch(
     Arguments are CuPy arrays, NumPy scalars and structures, of exactly the types that the kernel takes: CuPy
     passes their bytes on, and nobody compares them with the parameters. None is a null pointer.
     """
-    if only_noted(name, entry):
+    if _recording.kernels is not None:
+        _recording.kernels.append((name, entry))
         return
     grid, block = shape
     passed = tuple(_NULL if argument is None else argument for argument in arguments)
@@ -417,18 +347,13 @@ def make_struct(dtype: np.dtype[Any], *values: Any) -> NDArray[Any]:
     return np.array(values, dtype)
 
 
-def make_counts(**counts: int) -> NDArray[Any]:
-    """Return a structure of unsigned ints, in the order of the structure in the .cu file.
+def make_counts(*counts: int) -> NDArray[Any]:
+    """Return a structure of unsigned ints, in the order that the .cu file declares them in.
 
-    >>> make_counts(height=2, width=3).nbytes
+    >>> make_counts(2, 3).nbytes
     8
     """
-    return make_struct(_find_counts_type(tuple(counts)), *counts.values())
-
-
-@cache
-def _find_counts_type(names: tuple[str, ...]) -> np.dtype[Any]:
-    return np.dtype([(name, np.uint32) for name in names])
+    return np.array(counts, np.uint32).view(f"V{4 * len(counts)}")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -448,40 +373,29 @@ _recording = _Recording()
 
 
 @contextlib.contextmanager
-def record_launches() -> Iterator[list[Launch]]:
-    """Collect the launches that this thread makes in the block, which run as usual."""
-    before, launches = _recording.launches, list[Launch]()
-    _recording.launches = launches
+def _collect(what: Literal["launches", "kernels"]) -> Iterator[list[Any]]:
+    before, found = getattr(_recording, what), list[Any]()
+    setattr(_recording, what, found)
     try:
-        yield launches
+        yield found
     finally:
-        _recording.launches = before
+        setattr(_recording, what, before)
 
 
-@contextlib.contextmanager
-def only_note_kernels() -> Iterator[list[KernelName]]:
+def record_launches() -> contextlib.AbstractContextManager[list[Launch]]:
+    """Collect the launches that this thread makes in the block, which run as usual."""
+    return _collect("launches")
+
+
+def only_note_kernels() -> contextlib.AbstractContextManager[list[KernelName]]:
     """Collect the kernels that this thread asks to launch in the block, and launch nothing.
 
     >>> with only_note_kernels() as kernels:
-    ...     only_noted("spin", None)
-    True
-    >>> kernels, only_noted("spin", None)
-    ([('spin', None)], False)
+    ...     launch("spin", None, spread(1), (np.uint64(10**9),), device=None, stream=None)
+    >>> kernels
+    [('spin', None)]
     """
-    before, kernels = _recording.kernels, list[KernelName]()
-    _recording.kernels = kernels
-    try:
-        yield kernels
-    finally:
-        _recording.kernels = before
-
-
-def only_noted(name: str, entry: str | None) -> bool:
-    """Return whether a kernel is not to be launched, because it was only noted now."""
-    if _recording.kernels is None:
-        return False
-    _recording.kernels.append((name, entry))
-    return True
+    return _collect("kernels")
 
 
 # ---------------------------------------------------------------------------------------------------------

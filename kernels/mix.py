@@ -14,22 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_images
 from gpuloader.kernels.launching import (
-    FLOATS,
-    INTEGERS,
-    NUMPY_FLOATS,
-    WORDS,
     Plan,
     check_dtype,
     check_shape,
     check_size,
-    cpp_type,
     declare,
     make_counts,
     make_struct,
-    resolve_target,
-    round_to,
     spread,
     takes,
 )
@@ -84,7 +78,7 @@ def blend(
 
     def on_device(result: Any) -> Iterator[Any]:
         # The rest of the structure is of `paste`: no rows, no pixels.
-        counts = make_counts(samples=len(images), values=values, line=0, lines=0, pixel=0)
+        counts = make_counts(len(images), values, 0, 0, 0)
         grid = spread(-(-values // _EACH), len(images))
         yield f"blend<{cpp_type(name)}>", grid, (images, mix, result, counts)
 
@@ -116,9 +110,7 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
     def on_device(result: Any) -> Iterator[Any]:
         pixel = channels if layout == "HWC" else 1
         values = channels * height * width
-        counts = make_counts(
-            samples=len(images), values=values, line=width * pixel, lines=height, pixel=pixel
-        )
+        counts = make_counts(len(images), values, width * pixel, height, pixel)
         grid = spread(-(-values // _EACH), len(images))
         yield f"paste<{WORDS[images.itemsize]}>", grid, (images, mix, result, counts)
 

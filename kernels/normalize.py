@@ -5,13 +5,14 @@ What `resample` and `recolor` do with each channel at the end is here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from gpuloader.kernels.cast import FLOATS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.crop import (
     IMAGES,
     Layout,
@@ -22,17 +23,7 @@ from gpuloader.kernels.crop import (
     join_shape,
     measure,
 )
-from gpuloader.kernels.launching import (
-    FLOATS,
-    Plan,
-    cpp_type,
-    declare,
-    make_counts,
-    resolve_target,
-    round_to,
-    spread_images,
-    takes,
-)
+from gpuloader.kernels.launching import Plan, declare, make_counts, spread_images, takes
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = tuple(name for name in FLOATS if name != "float64")
@@ -90,7 +81,6 @@ def normalize(
     >>> normalize_on_host(images, mean=[0, 128], std=[255, 64]).tolist()
     [[[[0.0, 1.0]], [[0.0, -1.0]]]]
     """
-    check_layout("layout", layout)
     check_layout("out_layout", out_layout)
     channels, height, width = measure(images, layout, _MOST_CHANNELS)
     out_height, out_width = (height, width) if size is None else check_window(size, height, width)
@@ -118,16 +108,8 @@ def normalize(
                 target[piece] = round_to(_multiply_add(part, factor, offset), name)
 
     def on_device(result: Any) -> Iterator[Any]:
-        counts = make_counts(
-            samples=len(images),
-            channels=channels,
-            height=height,
-            width=width,
-            out_height=out_height,
-            out_width=out_width,
-            planar=layout == "CHW",
-            out_planar=out_layout == "CHW",
-        )
+        planar = layout == "CHW", out_layout == "CHW"
+        counts = make_counts(len(images), channels, height, width, out_height, out_width, *planar)
         # By value, as parameters of the kernel, so a launch allocates and copies nothing.
         constants = pack_constants(factor, offset, _MOST_CHANNELS)
         # A thread writes four neighbors, which is one store: of a plane's row, or of a row's channels and
@@ -212,38 +194,38 @@ TARGETS = (*_TARGETS, "uint8")
 _MOST_FINISHED = 4  # the size of the structure in channels.cuh
 
 
-def make_constants(name: str, mean: ArrayLike, std: ArrayLike, scale: float, channels: int) -> NDArray[Any]:
-    """Return the kernels' constants for a result of the named dtype, or raise.
+class Finish(NamedTuple):
+    """The dtype of a result, by its name and as its array's; the kernel's constants; and the twin's last step."""
 
-    >>> make_constants("float32", 0, 2, 1, channels=1)["factor"].tolist()
-    [0.5, 0.0, 0.0, 0.0]
-    """
-    factor, offset = find_constants(mean, std, scale, channels)
-    if name == "uint8" and not ((factor == 1).all() and (offset == 0).all()):
-        raise ValueError("a result of dtype uint8 is not normalized: leave mean, std and scale out")
-    return pack_constants(factor, offset, _MOST_FINISHED)
+    name: str
+    held: np.dtype[Any]
+    constants: NDArray[Any]
+    write: Callable[[NDArray[np.uint8], NDArray[Any]], None]
 
 
-def finish_on_host(
-    pixels: NDArray[np.uint8],
-    out: NDArray[Any],
-    mean: ArrayLike,
-    std: ArrayLike,
-    scale: float,
-    out_layout: Layout,
-    dtype: DTypeLike,
-) -> None:
-    """Write pictures of bytes, in the layout HWC, to the result: normalized, unless that is uint8.
+def plan_finish(
+    channels: int, mean: ArrayLike, std: ArrayLike, scale: float, out_layout: Layout, dtype: DTypeLike
+) -> Finish:
+    """Return what becomes of pictures of bytes, in the layout HWC: normalized, unless the result is uint8.
 
-    >>> out = np.zeros((1, 1, 1, 2), np.float32)
-    >>> finish_on_host(np.array([[[[4], [8]]]], np.uint8), out, 2, 1, 1, "CHW", "float32")
+    >>> finish, out = plan_finish(1, 2, 1, 1, "CHW", "float32"), np.zeros((1, 1, 1, 2), np.float32)
+    >>> finish.write(np.array([[[[4], [8]]]], np.uint8), out)
     >>> out.tolist()
     [[[[2.0, 6.0]]]]
     """
-    if out.dtype == np.uint8:
-        as_pixels(out, out_layout)[...] = pixels
-    else:
-        normalize_on_host(pixels, mean, std, scale=scale, out_layout=out_layout, dtype=dtype, out=out)
+    check_layout("out_layout", out_layout)
+    name, held = resolve_target(dtype, TARGETS)
+    factor, offset = find_constants(mean, std, scale, channels)
+    if name == "uint8" and not ((factor == 1).all() and (offset == 0).all()):
+        raise ValueError("a result of dtype uint8 is not normalized: leave mean, std and scale out")
+
+    def write(pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
+        if name == "uint8":
+            as_pixels(out, out_layout)[...] = pixels
+        else:
+            normalize_on_host(pixels, mean, std, scale=scale, out_layout=out_layout, dtype=dtype, out=out)
+
+    return Finish(name, held, pack_constants(factor, offset, _MOST_FINISHED), write)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.launching import (
-    FLOATS,
-    INTEGERS,
-    WORDS,
-    Plan,
-    check_size,
-    cpp_type,
-    declare,
-    resolve_target,
-    spread_rows,
-    takes,
-)
+from gpuloader.kernels.cast import FLOATS, INTEGERS, WORDS, cpp_type, resolve_target
+from gpuloader.kernels.launching import Plan, check_size, declare, spread_rows, takes
 
 ENTRIES = tuple(
     f"one_hot<{cpp_type(label)}, {word}>" for label in INTEGERS for size, word in WORDS.items() if size <= 8

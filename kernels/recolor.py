@@ -8,19 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.crop import IMAGES, Layout, check_layout, join_shape, measure
-from gpuloader.kernels.launching import (
-    Plan,
-    check_size,
-    cpp_type,
-    declare,
-    make_counts,
-    obtain,
-    resolve_target,
-    spread,
-    takes,
-)
-from gpuloader.kernels.normalize import CHANNELS, TARGETS, finish_on_host, make_constants
+from gpuloader.kernels.cast import cpp_type
+from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
+from gpuloader.kernels.launching import Plan, check_size, declare, make_counts, obtain, spread, takes
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 ENTRIES = (
     *(f"measure<{channels}>" for channels in CHANNELS),
@@ -101,16 +92,14 @@ def recolor(
     if row < first or (row - first) % 2:
         raise ValueError(f"numbers must have pairs from column {first} on, got shape {numbers.shape}")
     contrasts = check_size("contrasts", contrasts, 0, MOST_CONTRASTS + 1)
-    check_layout("out_layout", out_layout)
-    name, held = resolve_target(dtype, TARGETS)
-    constants = make_constants(name, mean, std, scale, channels)
+    finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
     def on_host(result: NDArray[Any]) -> None:
         pixels = np.empty_like(pictures)
         for target, picture, changes in zip(pixels, pictures, numbers[:, first:].tolist(), strict=True):
             pairs = list(zip(changes[::2], changes[1::2], strict=True))
             target[...] = recolor_picture(picture, pairs, contrasts)
-        finish_on_host(pixels, result, mean, std, scale, out_layout, dtype)
+        finish.write(pixels, result)
 
     def on_device(result: Any) -> Iterator[Any]:
         # A change of contrast needs the mean of the whole gray picture as it is by then. So there is a launch
@@ -118,22 +107,15 @@ def recolor(
         # not depend on the order of threads.
         shape = samples, contrasts, PARTS
         parts = obtain("sums", sums, "cupy", shape, np.uint64, result.device) if contrasts else None
-        counts = make_counts(
-            samples=samples,
-            pixels=height * width,
-            planar=out_layout == "CHW",
-            row=row,
-            first=first,
-            contrasts=contrasts,
-        )
+        counts = make_counts(samples, height * width, out_layout == "CHW", row, first, contrasts)
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)
             yield f"measure<{channels}>", grid, (pictures, numbers, parts, counts, np.uint32(contrast))
         grid = spread(-(-height * width // _EACH), samples)
-        arguments = pictures, numbers, parts, result, counts, constants
-        yield f"recolor<{channels}, {cpp_type(name)}>", grid, arguments
+        arguments = pictures, numbers, parts, result, counts, finish.constants
+        yield f"recolor<{channels}, {cpp_type(finish.name)}>", grid, arguments
 
-    return Plan((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
+    return Plan((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
 
 
 recolor_on_host = recolor.on_host

@@ -9,19 +9,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.crop import Layout, check_layout, join_shape
-from gpuloader.kernels.launching import (
-    Plan,
-    check_shape,
-    check_size,
-    cpp_type,
-    declare,
-    make_struct,
-    resolve_target,
-    spread,
-    takes,
-)
-from gpuloader.kernels.normalize import CHANNELS, TARGETS, finish_on_host, make_constants
+from gpuloader.kernels.cast import cpp_type
+from gpuloader.kernels.crop import Layout, check_window, join_shape
+from gpuloader.kernels.launching import Plan, check_shape, declare, make_struct, spread, takes
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -48,6 +39,7 @@ _PICTURES = np.dtype(
 
 _TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 16, 256
 _BITS = 22  # of a weight's fraction; Pillow's, and 8 bits of a pixel and a sign fit into an int with them
+_MOST_SIZE = 2**16 - 1  # of the result
 _GREATEST = 2**24  # height or width: exact as a float, like the edges of a box
 
 
@@ -110,13 +102,8 @@ def resample(
         raise ValueError(f"values must have 1 or 3 channels, got shape {values.shape}")
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    check_layout("out_layout", out_layout)
-    if not isinstance(size, Sequence) or len(size) != 2:
-        raise ValueError(f"size must be (height, width), got {size!r}")
-    height = check_size("height in size", size[0], 0, 2**16)
-    width = check_size("width in size", size[1], 0, 2**16)
-    name, held = resolve_target(dtype, TARGETS)
-    constants = make_constants(name, mean, std, scale, channels)
+    height, width = check_window(size, _MOST_SIZE, _MOST_SIZE)
+    finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
     def on_host(result: NDArray[Any]) -> None:
         pixels = np.zeros((samples, height, width, channels), np.uint8)
@@ -130,18 +117,18 @@ def resample(
                 region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
                 resized = resize_on_host(region, numbers[4:8], (height, width), interpolation, window, corner)
                 pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-        finish_on_host(pixels, result, mean, std, scale, out_layout, dtype)
+        finish.write(pixels, result)
 
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
         pictures = make_struct(_PICTURES, samples, len(values), height, width, *numbers)
         # A block makes a tile, whose input rows it resizes along x into shared memory, and then along y.
         tiles = -(-height // _TILE_ROWS) * -(-width // _TILE_COLUMNS)
-        entry = f"resample<{channels}, {cpp_type(name)}>"
-        arguments = values, row_splits, geometry, result, pictures, constants
+        entry = f"resample<{channels}, {cpp_type(finish.name)}>"
+        arguments = values, row_splits, geometry, result, pictures, finish.constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 
-    return Plan((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
+    return Plan((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
 
 
 resample_on_host = resample.on_host

@@ -142,7 +142,7 @@ def test_the_wheel_built_from_the_sdist_holds_the_same_files(wheel, sdist, tmp_p
 
 
 KERNELS = [
-    *("cast", "checksum", "crop", "erase", "gather", "mix", "normalize", "one_hot", "pad", "recolor"),
+    *("cast", "checksum", "crop", "gather", "mix", "normalize", "one_hot", "pad", "recolor"),
     *("resample", "shuffle", "spin"),
 ]
 

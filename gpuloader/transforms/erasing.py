@@ -10,8 +10,8 @@ import numpy as np
 
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import Array
+from gpuloader.kernels.cast import round_to
 from gpuloader.kernels.crop import check_layout, erase, erase_on_host
-from gpuloader.kernels.launching import round_to
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.operations import KernelCall, Spec, no_rows
 from gpuloader.transforms.pictures import assume_layout, find_layout, find_sizes

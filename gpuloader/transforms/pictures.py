@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike
 from gpuloader.base.checks import check_count
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.spec import Array
+from gpuloader.kernels.cast import resolve_target
 from gpuloader.kernels.crop import check_layout, crop, crop_on_host, join_shape, split_shape
-from gpuloader.kernels.launching import resolve_target
 from gpuloader.kernels.normalize import as_constant, normalize, normalize_on_host
 from gpuloader.transforms.operations import KernelCall, Spec, no_rows
 from gpuloader.transforms.program import Transform

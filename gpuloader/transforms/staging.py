@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from gpuloader.base.errors import SampleError
 from gpuloader.fields.encoded import Encoded, Part
 from gpuloader.fields.regions import NUMBERS, Region
+from gpuloader.kernels.cast import resolve_target
 from gpuloader.kernels.crop import join_shape
-from gpuloader.kernels.launching import resolve_target
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor, recolor_on_host
 from gpuloader.kernels.resample import Interpolation, resample, resample_on_host
 from gpuloader.sources.pictures.decoding import Pixels, shrink_size

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast, cast_on_host
+from gpuloader.kernels.cast import _SOURCES, _TARGETS, FLOATS, INTEGERS, cast, cast_on_host
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.compiler import kernel_entries, kernel_names, load_kernel
 from gpuloader.kernels.crop import crop, crop_on_host, erase, erase_on_host
 from gpuloader.kernels.gather import gather, gather_on_host
-from gpuloader.kernels.launching import FLOATS, INTEGERS
 from gpuloader.kernels.mix import (
     blend,
     blend_on_host,

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast, cast_on_host
-from gpuloader.kernels.launching import FLOATS, INTEGERS, cpp_type
+from gpuloader.kernels.cast import _SOURCES, _TARGETS, FLOATS, INTEGERS, cast, cast_on_host, cpp_type
 from tests.kernels.shim import (
     Placed,
     as_floats,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.launching import INTEGERS, round_to
+from gpuloader.kernels.cast import INTEGERS, round_to
 from gpuloader.kernels.mix import (
     blend,
     blend_on_host,

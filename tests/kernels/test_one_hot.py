@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.launching import FLOATS, INTEGERS
+from gpuloader.kernels.cast import FLOATS, INTEGERS
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from tests.kernels.shim import Placed, as_floats, check_result, examples, launch_shapes, place
 
