@@ -5,6 +5,7 @@ Other kernels take the C++ names of dtypes, and the rounding to bfloat16, from h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,16 +15,16 @@ from numpy.typing import DTypeLike, NDArray
 from gpuloader.kernels.launching import Plan, declare, spread, takes
 
 # Kernels that only move bits are compiled once per size, and not once per dtype.
+# Maps the number of bytes moved at once to the C++ type that moves them.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
-"""Maps the number of bytes moved at once to the C++ type that moves them."""
 
 _SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
 # NumPy has no bfloat16: arrays hold its bits as uint16, and only the kernels know a type for it.
 _FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
 
 INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+# Names of the float dtypes, including bfloat16.
 FLOATS = tuple(_FLOATS)
-"""Names of the float dtypes, including bfloat16."""
 NUMPY_FLOATS = ("float16", "float32", "float64")
 
 
@@ -37,6 +38,15 @@ def cpp_type(name: str) -> str:
         return _FLOATS[name]
     dtype = np.dtype(name)
     return (_SIGNED if dtype.kind == "i" else WORDS)[dtype.itemsize]
+
+
+def find_word(*sizes: int) -> int:
+    """Return how many bytes can be moved at once: the largest power of two, up to 16, that divides all sizes.
+
+    >>> find_word(12, 256), find_word(32, 0), find_word(3)
+    (4, 16, 1)
+    """
+    return math.gcd(16, *sizes)
 
 
 _SOURCES = ("bool", *INTEGERS, *NUMPY_FLOATS)
@@ -59,8 +69,6 @@ def cast(
     range saturate, and NaN becomes 0. Numbers are converted to bfloat16 by way of float32. With `scale`, they
     are converted to float32 (float64 if either dtype is float64), multiplied there, and then cast.
 
-    Examples
-    --------
     >>> cast_on_host(np.array([1.9, -3, 300, np.nan]), "uint8").tolist()
     [1, 0, 255, 0]
     >>> cast_on_host(np.array([0, 64, 255], np.uint8), "float32", scale=1 / 256).tolist()

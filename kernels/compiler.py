@@ -25,11 +25,11 @@ from gpuloader.base.errors import LoaderError
 from gpuloader.base.installing import install_command
 from gpuloader.base.platforms import usable_cores
 
+# Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-"""Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for."""
 
+# Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too.
 OPTIONS = ("--std=c++17",)
-"""Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too."""
 
 
 class CompileError(LoaderError):

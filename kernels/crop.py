@@ -11,23 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.kernels.cast import WORDS
-from gpuloader.kernels.launching import (
-    Plan,
-    check_size,
-    declare,
-    find_word,
-    make_counts,
-    make_struct,
-    spread,
-    spread_images,
-    takes,
-)
+from gpuloader.kernels.cast import WORDS, find_word
+from gpuloader.kernels.launching import Plan, by_value, check_size, declare, spread, spread_images, takes
 
 Layout = Literal["HWC", "CHW"]
 
+# The shape of images, in either layout.
 IMAGES = ("samples", None, None, None)
-"""The shape of images, in either layout."""
 
 _LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and that a lane stores of a row
 _MOST_BYTES, _MOST_ROWS = 2**30, 2**32  # of a row, and in all: the kernel counts them in 32 bits
@@ -39,8 +29,6 @@ ENTRIES = (
     *(f"crop<{word}>" for size, word in WORDS.items() if size >= _LEAST_WORD),
     *(f"erase<{word}>" for size, word in WORDS.items() if size <= 8),
 )
-
-_COLOR = np.dtype([("bits", np.uint64, _MOST_COLORS)])
 
 
 @declare(images=takes(shape=IMAGES), windows=takes("int32", shape=("samples", 3)))
@@ -59,8 +47,6 @@ def crop(
     is top, left, and whether to mirror (0 or not 0). The window, of height and width `size`, is cut out
     first, then mirrored. A window that reaches over the edge is moved inside.
 
-    Examples
-    --------
     >>> images = np.arange(6, dtype=np.uint8).reshape(1, 2, 3, 1)
     >>> crop_on_host(images, (1, 2), np.array([[1, 1, 1]], np.int32)).ravel().tolist()
     [5, 4]
@@ -84,7 +70,7 @@ def crop(
         word = max(find_word(row, result.data.ptr), _LEAST_WORD)
         words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
         grid = spread_images(len(images), out_height, words, planes, _LANE // word)
-        counts = make_counts(len(images), planes, height, width, pixel, out_height, out_width)
+        counts = by_value([len(images), planes, height, width, pixel, out_height, out_width])
         yield f"crop<{WORDS[word]}>", grid, (images, windows, result, counts)
 
     shape = (len(images), *join_shape(channels, out_height, out_width, layout))
@@ -101,8 +87,6 @@ def erase(
     reaches over the edge of the image is cut off. The color is one number for all channels, or one for each
     of up to 64.
 
-    Examples
-    --------
     >>> images = np.zeros((1, 1, 2, 3), np.uint8)
     >>> erase_on_host(images, np.array([[0, 1, 1, 9]], np.int32), color=7).tolist()
     [[[[0, 7, 7], [0, 0, 0]]]]
@@ -128,10 +112,10 @@ def erase(
         # The color's bits in the low bytes of words of 64: dtypes of one size share a kernel.
         bits = np.zeros((_MOST_COLORS, 8), np.uint8)
         bits[: values.size, : values.itemsize] = values.reshape(-1, 1).view(np.uint8)
-        counts = make_counts(len(images), channels, height, width, layout == "CHW", values.size > 1)
+        counts = by_value([len(images), channels, height, width, layout == "CHW", values.size > 1])
         # The host does not know how large the rectangles are; blocks that find nothing to do end at once.
         grid = spread(-(-images.size // len(images) // _ERASED), len(images))
-        arguments = result, windows, counts, make_struct(_COLOR, bits.view("<u8")[:, 0])
+        arguments = result, windows, counts, by_value(bits, np.uint8)
         yield f"erase<{WORDS[images.itemsize]}>", grid, arguments
 
     return Plan(images.shape, images.dtype, on_host, on_device, into=images)
@@ -163,6 +147,7 @@ def join_shape(channels: int, height: int, width: int, layout: str) -> tuple[int
     >>> join_shape(3, 32, 40, "HWC")
     (32, 40, 3)
     """
+    check_layout("out_layout", layout)  # a kernel with one layout has checked it before
     return (height, width, channels) if layout == "HWC" else (channels, height, width)
 
 

@@ -11,17 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.kernels.cast import WORDS
-from gpuloader.kernels.launching import (
-    Launch,
-    Plan,
-    count_lanes,
-    declare,
-    find_kernel,
-    find_word,
-    spread_rows,
-    takes,
-)
+from gpuloader.kernels.cast import WORDS, find_word
+from gpuloader.kernels.launching import Launch, Plan, count_lanes, declare, find_kernel, spread_rows, takes
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 
@@ -37,27 +28,13 @@ _AHEAD = 4  # words that a lane copies at once
     out=takes(optional=True),
 )
 def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stream: Any = None) -> Plan:
-    """Return ``source[indices]`` for whole rows.
+    """Return ``source[indices]`` for whole rows, of any dtype.
 
-    Parameters
-    ----------
-    source : array
-        The rows, shape (rows, ...), any dtype.
-    indices : array or None
-        The rows to copy, shape (n,), int64, each from 0 to below the number of rows. The twin checks them.
-        On a device, an index out of range reads foreign memory or destroys the CUDA context. None is
-        allowed with a span; positions are then row numbers.
-    span : array or None
-        The first and the last position in `indices` to copy, shape (2,), int64; not checked either. As many
-        rows are copied as `out` has; if the span is shorter, its last row is repeated. None copies all
-        `indices`.
-    out : array or None
-        The array to write to, shape (n, ...). A span requires it.
-    stream : cupy.cuda.Stream or None
-        The stream to run on.
+    Indices are from 0 to below the number of rows. The twin checks them. On a device, an index out of range
+    reads foreign memory or destroys the CUDA context. A span is the first and the last position in
+    `indices` to copy, not checked either; as many rows are copied as `out` has, and the last of the span is
+    repeated if it is shorter. Without indices, its positions are row numbers.
 
-    Examples
-    --------
     >>> gather_on_host(np.array([[1, 2], [3, 4]]), np.array([1, 1, 0])).tolist()
     [[3, 4], [3, 4], [1, 2]]
     >>> order, span = np.array([4, 2, 0, 3, 1]), np.array([1, 2])

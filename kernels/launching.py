@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from types import EllipsisType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.compiler import load_kernel
 
@@ -40,36 +39,30 @@ from gpuloader.kernels.compiler import load_kernel
 
 Parameters = ParamSpec("Parameters")
 
+# The library whose arrays a function takes: CuPy for launchers, NumPy for twins.
 Library = Literal["numpy", "cupy"]
-"""The library whose arrays a function takes: CuPy for launchers, NumPy for twins."""
 
-Size = int | str | None
-"""A size in a declared shape: a number, a name for one number in all shapes, or None for any."""
+# A declared shape, of numbers, names that stand for one number in all shapes of a kernel, and None for any
+# number. ``...`` at the end allows any rank.
+Shape = tuple[int | str | EllipsisType | None, ...]
 
+# Grid and block of a launch.
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
-"""Grid and block of a launch."""
 
 
 class ArrayParameter(NamedTuple):
     """What an array parameter of a kernel takes, as `takes` makes it."""
 
     dtypes: tuple[np.dtype[Any], ...]
-    shape: tuple[Size | EllipsisType, ...] | None
+    shape: Shape | None
     optional: bool
     written: bool
 
 
 def takes(
-    *dtypes: DTypeLike,
-    shape: tuple[Size | EllipsisType, ...] | None = None,
-    optional: bool = False,
-    written: bool = False,
+    *dtypes: DTypeLike, shape: Shape | None = None, optional: bool = False, written: bool = False
 ) -> ArrayParameter:
-    """Declare an array parameter; without dtypes or a shape it takes any. ``...`` ends a shape of any rank.
-
-    >>> takes("int32", shape=("samples", 3)).shape
-    ('samples', 3)
-    """
+    """Declare an array parameter; without dtypes or a shape it takes any."""
     return ArrayParameter(tuple(map(np.dtype, dtypes)), shape, optional, written)
 
 
@@ -110,7 +103,6 @@ class Kernel(Generic[Parameters]):
     """
 
     __wrapped__: Callable[Parameters, Plan]
-    __module__: str
     __qualname__: str
 
     def __init__(self, plan: Callable[Parameters, Plan], arrays: Mapping[str, ArrayParameter]) -> None:
@@ -161,7 +153,7 @@ class Kernel(Generic[Parameters]):
             if array is None and optional:
                 continue
             shape = None if declared is None else [sizes.get(one, one) for one in declared]
-            check_array(name, array, library, shape=shape, dtypes=dtypes, written=written)
+            check_array(name, array, library, dtypes, shape, written)
             for one, size in zip(declared or (), array.shape, strict=False):
                 if isinstance(one, str):
                     sizes[one] = size
@@ -178,13 +170,7 @@ class Kernel(Generic[Parameters]):
 
 
 def check_array(
-    name: str,
-    array: Any,
-    library: Library,
-    *,
-    shape: Sequence[Any] | None = None,
-    dtypes: Sequence[DTypeLike] = (),
-    written: bool = False,
+    name: str, array: Any, library: Library, dtypes: Sequence[DTypeLike], shape: Any, written: bool = False
 ) -> None:
     """Raise `TypeError` or `ValueError` unless `array` can be passed to a kernel as it is."""
     module = sys.modules.get(library)
@@ -253,7 +239,7 @@ def obtain(
     if out is None:
         with on_device(device):
             return sys.modules[library].empty(shape, dtype)
-    check_array(name, out, library, shape=shape, dtypes=[dtype], written=True)
+    check_array(name, out, library, [dtype], shape, written=True)
     if device is not None and out.device.id != device.id:
         raise ValueError(f"{name} must be on gpu:{device.id}, got gpu:{out.device.id}")
     return out
@@ -338,29 +324,22 @@ def find_kernel(name: str, entry: str | None) -> Any:
     return load_kernel(name, entry)
 
 
-def make_struct(dtype: np.dtype[Any], *values: Any) -> NDArray[Any]:
-    """Return a structure, which `launch` passes to a kernel by value because it is an array of one element.
+def by_value(numbers: ArrayLike, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
+    """Return numbers as a structure of the .cu file, whose fields follow one another in the same order.
 
-    >>> make_struct(np.dtype([("height", np.int32), ("width", np.int32)]), 2, 3).tolist()
-    (2, 3)
+    >>> by_value([2, 3]).shape, by_value([2, 3]).nbytes
+    ((1,), 8)
     """
-    return np.array(values, dtype)
-
-
-def make_counts(*counts: int) -> NDArray[Any]:
-    """Return a structure of unsigned ints, in the order that the .cu file declares them in.
-
-    >>> make_counts(2, 3).nbytes
-    8
-    """
-    return np.array(counts, np.uint32).view(f"V{4 * len(counts)}")
+    # `launch` passes an array of one element by value, and any other not at all.
+    array = np.asarray(numbers, dtype).reshape(-1)
+    return array.view(f"V{array.nbytes}")
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Launches that are recorded, to be repeated; or only noted, so that what they need can be compiled ahead
 
+# A kernel's file and entry, as in `load_kernel`.
 KernelName = tuple[str, str | None]
-"""A kernel's file and entry, as in `load_kernel`."""
 
 
 # Of a thread: while one thread notes what to compile ahead, others launch.
@@ -471,12 +450,3 @@ def count_lanes(words: int) -> int:
 
 def _within(size: int, greatest: int) -> int:
     return min(max(size, 1), greatest)
-
-
-def find_word(*sizes: int) -> int:
-    """Return how many bytes can be moved at once: the largest power of two, up to 16, that divides all sizes.
-
-    >>> find_word(12, 256), find_word(32, 0), find_word(3)
-    (4, 16, 1)
-    """
-    return math.gcd(16, *sizes)

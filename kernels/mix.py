@@ -18,12 +18,11 @@ from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS, cpp_ty
 from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_images
 from gpuloader.kernels.launching import (
     Plan,
+    by_value,
     check_dtype,
     check_shape,
     check_size,
     declare,
-    make_counts,
-    make_struct,
     spread,
     takes,
 )
@@ -36,7 +35,6 @@ ENTRIES = (
 
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes
-_LABELS = np.dtype([("samples", np.uint64), ("classes", np.uint64)])
 # A row per sample, all alike: a transform's draws have a row per sample, and are staged as they are.
 _MIX = takes("int32", shape=("samples", _OWN + 1))
 
@@ -52,8 +50,6 @@ def blend(
     images have 16 bits. `dtype` is "bfloat16" for images that hold its bits in uint16; None takes that of
     the array.
 
-    Examples
-    --------
     >>> mix = np.zeros((2, 5), np.int32)
     >>> mix[0, 4] = np.float32(0.75).view(np.int32)
     >>> blend_on_host(np.array([[[[0.0]]], [[[4.0]]]]), mix).ravel().tolist()
@@ -78,7 +74,7 @@ def blend(
 
     def on_device(result: Any) -> Iterator[Any]:
         # The rest of the structure is of `paste`: no rows, no pixels.
-        counts = make_counts(len(images), values, 0, 0, 0)
+        counts = by_value([len(images), values, 0, 0, 0])
         grid = spread(-(-values // _EACH), len(images))
         yield f"blend<{cpp_type(name)}>", grid, (images, mix, result, counts)
 
@@ -91,8 +87,6 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
 
     Images are those of `crop`. What reaches over the edge of the images is cut off.
 
-    Examples
-    --------
     >>> images = np.array([[[[1, 1, 1]]], [[[2, 2, 2]]]])
     >>> paste_on_host(images, np.array([[0, 1, 1, 9, 0]] * 2, np.int32)).reshape(2, 3).tolist()
     [[1, 2, 2], [2, 1, 1]]
@@ -110,7 +104,7 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
     def on_device(result: Any) -> Iterator[Any]:
         pixel = channels if layout == "HWC" else 1
         values = channels * height * width
-        counts = make_counts(len(images), values, width * pixel, height, pixel)
+        counts = by_value([len(images), values, width * pixel, height, pixel])
         grid = spread(-(-values // _EACH), len(images))
         yield f"paste<{WORDS[images.itemsize]}>", grid, (images, mix, result, counts)
 
@@ -125,8 +119,6 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
     shares, floats of shape (n, classes). The kernel computes ``before * (1 - own) + sample * own`` and
     rounds each operation: in float64 for shares of float64, otherwise in float32.
 
-    Examples
-    --------
     >>> mix = np.zeros((2, 5), np.int32)
     >>> mix[0, 4] = np.float32(0.75).view(np.int32)
     >>> mix_labels_on_host(np.array([2, 0]), mix, classes=3).tolist()
@@ -149,7 +141,7 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
             result[...] = _mix_two(np.roll(rows, 1, 0), rows, mix)
 
     def on_device(result: Any) -> Iterator[Any]:
-        arguments = labels, mix, result, make_struct(_LABELS, len(labels), classes)
+        arguments = labels, mix, result, by_value([len(labels), classes], np.uint64)
         yield f"mix_labels<{cpp_type(labels.dtype.name)}>", spread(result.size), arguments
 
     return Plan((len(labels), classes), np.float32, on_host, on_device)

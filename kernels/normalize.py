@@ -13,17 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.cast import FLOATS, cpp_type, resolve_target, round_to
-from gpuloader.kernels.crop import (
-    IMAGES,
-    Layout,
-    as_pixels,
-    check_layout,
-    check_window,
-    cut_windows,
-    join_shape,
-    measure,
-)
-from gpuloader.kernels.launching import Plan, declare, make_counts, spread_images, takes
+from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_window, cut_windows, join_shape, measure
+from gpuloader.kernels.launching import Plan, by_value, declare, spread_images, takes
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = tuple(name for name in FLOATS if name != "float64")
@@ -61,10 +52,9 @@ def normalize(
     ----------
     images : array
         The images, uint8 or float32, 1 to 16 channels, fewer than 2**31 values per sample.
-    mean, std : float or sequence of float
-        One number for all channels or one per channel, in units of ``images * scale``.
-    scale : float
-        The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
+    mean, std, scale : float or sequence of float, except for the scale
+        One number for all channels or one per channel, in units of ``images * scale``; a scale of ``1 / 255``
+        maps bytes to 0 to 1.
     layout, out_layout : {"HWC", "CHW"}
         The layouts of the images and of the result.
     dtype : dtype-like
@@ -73,15 +63,12 @@ def normalize(
         As for `crop`; without a size, the images keep theirs, and without windows, they are cut at the top
         left.
     out, stream : array or None, cupy.cuda.Stream or None
-        The array to write to, and the stream to run on.
+        As for any `Kernel`.
 
-    Examples
-    --------
     >>> images = np.array([[[[0, 128], [255, 64]]]], np.uint8)  # one image of 1 x 2 pixels and two channels
     >>> normalize_on_host(images, mean=[0, 128], std=[255, 64]).tolist()
     [[[[0.0, 1.0]], [[0.0, -1.0]]]]
     """
-    check_layout("out_layout", out_layout)
     channels, height, width = measure(images, layout, _MOST_CHANNELS)
     out_height, out_width = (height, width) if size is None else check_window(size, height, width)
     name, held = resolve_target(dtype, _TARGETS)
@@ -109,7 +96,7 @@ def normalize(
 
     def on_device(result: Any) -> Iterator[Any]:
         planar = layout == "CHW", out_layout == "CHW"
-        counts = make_counts(len(images), channels, height, width, out_height, out_width, *planar)
+        counts = by_value([len(images), channels, height, width, out_height, out_width, *planar])
         # By value, as parameters of the kernel, so a launch allocates and copies nothing.
         constants = pack_constants(factor, offset, _MOST_CHANNELS)
         # A thread writes four neighbors, which is one store: of a plane's row, or of a row's channels and
@@ -166,36 +153,27 @@ def find_constants(
     return factor, offset
 
 
-@lru_cache(maxsize=4)
-def _find_constants_type(most: int) -> np.dtype[Any]:
-    return np.dtype([("factor", np.float32, most), ("offset", np.float32, most)])
-
-
 def pack_constants(factor: NDArray[np.float32], offset: NDArray[np.float32], most: int) -> NDArray[Any]:
-    """Return the constants as the structure of a kernel that has room for `most` channels.
-
-    >>> pack_constants(np.float32([2]), np.float32([3]), most=2)["factor"].tolist()
-    [2.0, 0.0]
-    """
-    constants = np.zeros((), _find_constants_type(most))
-    constants["factor"][: factor.size], constants["offset"][: offset.size] = factor, offset
-    return constants
+    """Return the constants as the structure of a kernel that has room for `most` channels."""
+    constants = np.zeros((2, most), np.float32)
+    constants[:, : factor.size] = factor, offset
+    return by_value(constants, np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # What kernels that make pictures of bytes do with each channel at the end; the device's part is channels.cuh
 
+# The numbers of channels that pictures of bytes may have.
 CHANNELS = (1, 3)
-"""The numbers of channels that pictures of bytes may have."""
 
+# The dtypes that pictures of bytes are made into.
 TARGETS = (*_TARGETS, "uint8")
-"""The dtypes that pictures of bytes are made into."""
 
 _MOST_FINISHED = 4  # the size of the structure in channels.cuh
 
 
 class Finish(NamedTuple):
-    """The dtype of a result, by its name and as its array's; the kernel's constants; and the twin's last step."""
+    """A result's dtype, by its name and as its array's; the kernel's constants; the twin's last step."""
 
     name: str
     held: np.dtype[Any]
@@ -213,7 +191,6 @@ def plan_finish(
     >>> out.tolist()
     [[[[2.0, 6.0]]]]
     """
-    check_layout("out_layout", out_layout)
     name, held = resolve_target(dtype, TARGETS)
     factor, offset = find_constants(mean, std, scale, channels)
     if name == "uint8" and not ((factor == 1).all() and (offset == 0).all()):

@@ -26,8 +26,6 @@ def one_hot(
     ``classes - 1`` gets a row of zeros. The result may be bool, any integer or float; "bfloat16" is bits in
     uint16.
 
-    Examples
-    --------
     >>> one_hot_on_host(np.array([2, 0, 7]), 3, "uint8").tolist()
     [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
     """

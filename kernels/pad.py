@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.kernels.cast import WORDS
-from gpuloader.kernels.launching import (
-    Plan,
-    check_shape,
-    check_size,
-    declare,
-    find_word,
-    make_struct,
-    spread_rows,
-    takes,
-)
+from gpuloader.kernels.cast import WORDS, find_word
+from gpuloader.kernels.launching import Plan, by_value, check_shape, check_size, declare, spread_rows, takes
 
 ENTRIES = tuple(f"pad<{word}>" for word in WORDS.values())
 
 _PATTERN = 16
-_SHAPE = np.dtype([(name, np.uint64) for name in ("rows", "longest", "steps", "words")])
 
 
 @declare(
@@ -44,25 +34,11 @@ def pad(
 ) -> Plan:
     """Return rows of varying length as a dense array of shape (n, longest, ...), with short rows filled up.
 
-    Parameters
-    ----------
-    values : array
-        The steps of all rows, one row after the other, shape (steps, ...), any numeric dtype.
-    row_splits : array
-        Shape (n + 1,), int64: row i spans ``row_splits[i]`` to ``row_splits[i + 1]``. Splits that decrease or
-        lie outside the values are clamped.
-    longest : int
-        The number of steps per row of the result; longer rows are cut.
-    fill : number
-        The value that fills up short rows; it must fit the dtype of the values.
-    mask : array or None
-        An array to set to True for steps that come from `values` and False for the others; shape
-        (n, longest), bool.
-    out, stream : array or None, cupy.cuda.Stream or None
-        The array to write to, and the stream to run on.
+    The values are the steps of all rows, one row after the other; row i spans ``row_splits[i]`` to
+    ``row_splits[i + 1]``. Splits that decrease or lie outside the values are clamped, and rows longer than
+    `longest` are cut. `fill` must fit the values' dtype. `mask`, bool of shape (n, longest), is set to True
+    for steps that come from `values` and to False for the others.
 
-    Examples
-    --------
     >>> pad_on_host(np.array([1, 2, 3, 4]), np.array([0, 3, 4]), longest=3, fill=-1).tolist()
     [[1, 2, 3], [4, -1, -1]]
     """
@@ -91,8 +67,8 @@ def pad(
         step = itemsize * math.prod(values.shape[1:])
         size = find_word(step, values.data.ptr, result.data.ptr)
         # Repeated to the largest word: a word's position in its row tells which part of the pattern it takes.
-        pattern = np.frombuffer(element.tobytes() * (_PATTERN // itemsize), f"V{_PATTERN}")
-        geometry = make_struct(_SHAPE, rows, longest, len(values), step // size)
+        pattern = by_value(np.repeat(element, _PATTERN // itemsize), values.dtype)
+        geometry = by_value([rows, longest, len(values), step // size], np.uint64)
         arguments = values, row_splits, result, mask, geometry, pattern
         yield f"pad<{WORDS[size]}>", spread_rows(rows, longest * max(step // size, 1)), arguments
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.cast import cpp_type
 from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
-from gpuloader.kernels.launching import Plan, check_size, declare, make_counts, obtain, spread, takes
+from gpuloader.kernels.launching import Plan, by_value, check_size, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 ENTRIES = (
@@ -18,14 +18,14 @@ ENTRIES = (
     *(f"recolor<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS),
 )
 
+# What can be changed. In the kernel's numbers, the first is 1.
 CHANGES = ("brightness", "contrast", "saturation", "hue")
-"""What can be changed. In the kernel's numbers, the first is 1."""
 
+# How many times the contrast of a picture can be changed.
 MOST_CONTRASTS = 8
-"""How many times the contrast of a picture can be changed."""
 
+# How many parts of each picture are added up by themselves.
 PARTS = 32
-"""How many parts of each picture are added up by themselves."""
 
 _THREADS, _EACH = 256, 4  # threads of a block that adds up, and pixels that a thread recolors
 
@@ -60,15 +60,11 @@ def recolor(
     Parameters
     ----------
     pictures : array
-        The pictures, uint8 of shape (n, height, width, channels), 1 or 3 channels; fewer than 2**31 values
-        per picture.
-    numbers : array
-        The changes of each picture, float32 of shape (n, first + 2 * changes). From column `first` on, each
-        change is a pair: what to change, and by how much. 1 is brightness, 2 contrast, 3 saturation, each by
-        a factor; 4 is hue, by an integer from 0 to 255 in parts of the color wheel. Other numbers change
-        nothing.
-    first : int
-        The first column of the changes.
+        The pictures, uint8 of shape (n, height, width, 1 or 3), fewer than 2**31 values per picture.
+    numbers, first : array, int
+        The changes of each picture, from column `first` on: pairs of what to change, and by how much. 1 is
+        brightness, 2 contrast, 3 saturation, each by a factor; 4 is hue, by an integer from 0 to 255 in
+        parts of the color wheel. Other numbers change nothing.
     contrasts : int
         How many times the contrast of a picture is changed at most, 0 to 8. Later changes of a picture whose
         contrast changes more often are left out.
@@ -77,8 +73,6 @@ def recolor(
     mean, std, scale, out_layout, dtype, out, stream
         As for `normalize`; also dtype uint8, which is not normalized.
 
-    Examples
-    --------
     >>> red = np.array([[[[200, 0, 0]]]], np.uint8)
     >>> darker_gray = np.array([[1, 0.5, 3, 0]], np.float32)
     >>> recolor_on_host(red, darker_gray, dtype="uint8", out_layout="HWC").ravel().tolist()
@@ -107,7 +101,7 @@ def recolor(
         # not depend on the order of threads.
         shape = samples, contrasts, PARTS
         parts = obtain("sums", sums, "cupy", shape, np.uint64, result.device) if contrasts else None
-        counts = make_counts(samples, height * width, out_layout == "CHW", row, first, contrasts)
+        counts = by_value([samples, height * width, out_layout == "CHW", row, first, contrasts])
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)
             yield f"measure<{channels}>", grid, (pictures, numbers, parts, counts, np.uint32(contrast))

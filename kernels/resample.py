@@ -11,31 +11,25 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.cast import cpp_type
 from gpuloader.kernels.crop import Layout, check_window, join_shape
-from gpuloader.kernels.launching import Plan, check_shape, declare, make_struct, spread, takes
+from gpuloader.kernels.launching import Plan, check_shape, declare, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
 
+# The numbers of a picture's geometry, all float32, which holds integers up to 2**24. Of a picture, only the
+# region that the result depends on may be there. The numbers are height and width of the region, and its
+# first row and column in the picture; the edges of the box in the picture, which may have fractions; height
+# and width to resize the box to; top and left of the result in there; and the turn: 1 mirrors the result
+# left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
 GEOMETRY = (
-    *("height", "width", "row", "column"),
-    *("left", "top", "right", "bottom"),
+    *("height", "width", "row", "column", "left", "top", "right", "bottom"),
     *("tall", "wide", "y", "x", "turn"),
 )
-"""The numbers of a picture's geometry, all float32, which holds integers up to 2**24.
-
-Of a picture, only the region that the result depends on may be there. The numbers are height and width of
-the region, and its first row and column in the picture; the edges of the box in the picture, which may have
-fractions; height and width to resize the box to; top and left of the result in there; and the turn: 1 mirrors
-the result left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
-"""
 
 ENTRIES = tuple(f"resample<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS)
 
-_PICTURES = np.dtype(
-    [("samples", np.uint64), ("pixels", np.int64)]
-    + [(name, np.int32) for name in ("out_height", "out_width", "out_planar", "cubic", "numbers")],
-    align=True,
-)
+# samples, pixels, out_height, out_width, out_planar, cubic, numbers
+_PICTURES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
 
 _TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 16, 256
 _BITS = 22  # of a weight's fraction; Pillow's, and 8 bits of a pixel and a sign fit into an int with them
@@ -71,23 +65,17 @@ def resample(
 
     Parameters
     ----------
-    values : array
-        The pixels of all pictures, one picture behind the other, each row by row; shape (pixels, channels),
-        uint8, 1 or 3 channels.
-    row_splits : array
-        Shape (n + 1,), int64: picture i spans the pixels ``row_splits[i]`` to ``row_splits[i + 1]``.
+    values, row_splits : array
+        The pixels of all pictures, one picture behind the other, uint8 of shape (pixels, 1 or 3); picture i
+        spans ``row_splits[i]`` to ``row_splits[i + 1]``.
     geometry : array
-        The 13 numbers of `GEOMETRY` for each picture, float32, shape (n, 13); further columns are not read. A
-        picture whose numbers are impossible is black.
-    size : (int, int)
-        Height and width of the result.
-    interpolation : {"bilinear", "bicubic"}
-        The filter.
+        The 13 numbers of `GEOMETRY` for each picture; further columns are not read. A picture whose numbers
+        are impossible is black.
+    size, interpolation : (int, int), {"bilinear", "bicubic"}
+        Height and width of the result, and the filter.
     mean, std, scale, out_layout, dtype, out, stream
         As for `normalize`; also dtype uint8, which is not normalized.
 
-    Examples
-    --------
     >>> picture = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6, 1)
     >>> pixels, splits = picture.reshape(-1, 1), np.array([0, 24])
     >>> whole = np.array([[4, 6, 0, 0, 0, 0, 6, 4, 2, 3, 0, 0, 0]], np.float32)
@@ -121,7 +109,7 @@ def resample(
 
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
-        pictures = make_struct(_PICTURES, samples, len(values), height, width, *numbers)
+        pictures = np.array((samples, len(values), height, width, *numbers), _PICTURES)
         # A block makes a tile, whose input rows it resizes along x into shared memory, and then along y.
         tiles = -(-height // _TILE_ROWS) * -(-width // _TILE_COLUMNS)
         entry = f"resample<{channels}, {cpp_type(finish.name)}>"

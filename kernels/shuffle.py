@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from gpuloader.kernels.launching import (
     Plan,
+    by_value,
     check_size,
     declare,
-    make_struct,
     obtain,
     on_device,
     on_stream,
@@ -24,7 +24,6 @@ from gpuloader.order.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive
 ENTRIES = ("hash_numbers", "take_numbers", "permute_positions")
 
 _ROUNDS = 5
-_NETWORK = np.dtype([("keys", np.uint64, 2 * _ROUNDS)])
 
 
 @declare()
@@ -45,8 +44,6 @@ def shuffle(
     sorting takes temporary memory from CuPy's pool, and a part takes as much as the whole. With more, only
     that part is computed, and nothing else is held in memory. A new array is on the current device.
 
-    Examples
-    --------
     >>> shuffle_on_host(5, seed=0, epoch=0).tolist()
     [1, 0, 4, 2, 3]
     """
@@ -85,7 +82,7 @@ def shuffle(
         rows = math.isqrt(count - 1) + 1
         keys = [derive_key(key, turn) for turn in range(2 * _ROUNDS)]
         numbers = (np.uint64(number) for number in (start, amount, count, rows, -(-count // rows)))
-        yield "permute_positions", spread(amount), (result, *numbers, make_struct(_NETWORK, keys))
+        yield "permute_positions", spread(amount), (result, *numbers, by_value(keys, np.uint64))
 
     return Plan((amount,), np.int64, on_host, sorting if is_sorted else permuting)
 
