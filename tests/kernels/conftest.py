@@ -21,7 +21,7 @@ def kernels(request, tmp_path_factory):
         pytest.skip("g++ is not installed, so kernels cannot run on the CPU")
     tested = {item.path.stem.removeprefix("test_") for item in request.session.items}
     folders = {name: tmp_path_factory.mktemp(name) for name in kernel_names()}
-    wanted = [(name,) for name in kernel_names() if tested & {name, "conformance"}]
+    wanted = [(name,) for name in kernel_names() if tested & {name, "conformance", "on_streams"}]
     library = Ahead(lambda name: build(name, folders[name]), wanted)
     yield Kernels(library)
     library.close()
