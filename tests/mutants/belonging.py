@@ -62,6 +62,17 @@ MORE: dict[str, str] = {
     "fetch/threads/crew.py": "fetch/threads pipeline/closing loader/rank_streams fetch/timeouts "
     "fetch/leaving",
     "fetch/threads/workers.py": "fetch/threads watch/tracing transforms/staging",
+    "kernels/cast.py": "kernels/conformance",
+    "kernels/crop.py": "kernels/conformance",
+    "kernels/gather.py": "kernels/conformance",
+    "kernels/launching.py": "kernels/conformance kernels/on_streams",
+    "kernels/mix.py": "kernels/conformance",
+    "kernels/normalize.py": "kernels/conformance",
+    "kernels/one_hot.py": "kernels/conformance",
+    "kernels/pad.py": "kernels/conformance",
+    "kernels/recolor.py": "kernels/conformance",
+    "kernels/resample.py": "kernels/conformance",
+    "kernels/shuffle.py": "kernels/conformance",
     "order/agreement.py": "order/batch_sampler order/division loader/ranks",
     "order/batching.py": "order/plan loader/options loader/ranks loader/dealt_batches loader/order "
     "loader/elastic loader/late_ranks order/bucket_sampler pipeline/static torch/ranks",
