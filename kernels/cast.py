@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.launching import Plan, declare, spread, takes
+from gpuloader.kernels.launching import Work, declare, spread, takes
 
 # Kernels that only move bits are compiled once per size, and not once per dtype.
 # Maps the number of bytes moved at once to the C++ type that moves them.
@@ -61,7 +61,7 @@ ENTRIES = tuple(
 @declare(values=takes(*_SOURCES))
 def cast(
     values: Any, dtype: DTypeLike, *, scale: float | None = None, out: Any = None, stream: Any = None
-) -> Plan:
+) -> Work:
     """Return `values`, of any shape, converted to another dtype and multiplied by `scale`.
 
     Where NumPy's ``astype`` is defined, the result is the same: integers wrap around; floats round to the
@@ -95,7 +95,7 @@ def cast(
         entry = f"cast<{cpp_type(values.dtype.name)}, {cpp_type(name)}>"
         yield entry, spread(-(-values.size // 4)), (values, result, np.uint64(values.size), factor, scaled)
 
-    return Plan(values.shape, held, on_host, on_device)
+    return Work(values.shape, held, on_host, on_device)
 
 
 cast_on_host = cast.on_host

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.kernels.cast import WORDS, find_word
-from gpuloader.kernels.launching import Plan, by_value, check_size, declare, spread, spread_images, takes
+from gpuloader.kernels.launching import Work, by_value, check_size, declare, spread, spread_images, takes
 
 Layout = Literal["HWC", "CHW"]
 
@@ -40,7 +40,7 @@ def crop(
     layout: Layout = "HWC",
     out: Any = None,
     stream: Any = None,
-) -> Plan:
+) -> Work:
     """Return a window of every image; each may be mirrored left to right.
 
     Images have numbers of 1, 2, 4 or 8 bytes, and fewer than 2**31 values per sample. Each row of `windows`
@@ -74,13 +74,13 @@ def crop(
         yield f"crop<{WORDS[word]}>", grid, (images, windows, result, counts)
 
     shape = (len(images), *join_shape(channels, out_height, out_width, layout))
-    return Plan(shape, images.dtype, on_host, on_device)
+    return Work(shape, images.dtype, on_host, on_device)
 
 
 @declare(images=takes(shape=IMAGES, written=True), windows=takes("int32", shape=("samples", 4)))
 def erase(
     images: Any, windows: Any, *, color: ArrayLike = 0, layout: Layout = "CHW", stream: Any = None
-) -> Plan:
+) -> Work:
     """Fill a rectangle of every image with a color, in place, and return the images.
 
     Images are those of `crop`. Each row of `windows` is top, left, height and width of a rectangle. What
@@ -118,7 +118,7 @@ def erase(
         arguments = result, windows, counts, by_value(bits, np.uint8)
         yield f"erase<{WORDS[images.itemsize]}>", grid, arguments
 
-    return Plan(images.shape, images.dtype, on_host, on_device, into=images)
+    return Work(images.shape, images.dtype, on_host, on_device, into=images)
 
 
 crop_on_host = crop.on_host

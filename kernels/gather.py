@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.cast import WORDS, find_word
-from gpuloader.kernels.launching import Launch, Plan, count_lanes, declare, find_kernel, spread_rows, takes
+from gpuloader.kernels.launching import Launch, Work, count_lanes, declare, find_kernel, spread_rows, takes
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 
@@ -25,9 +25,8 @@ _AHEAD = 4  # words that a lane copies at once
     source=takes(shape=("rows", ...)),
     indices=takes("int64", shape=(None,), optional=True),
     span=takes("int64", shape=(2,), optional=True),
-    out=takes(optional=True),
 )
-def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stream: Any = None) -> Plan:
+def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stream: Any = None) -> Work:
     """Return ``source[indices]`` for whole rows, of any dtype.
 
     Indices are from 0 to below the number of rows. The twin checks them. On a device, an index out of range
@@ -46,7 +45,7 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
     if span is not None and out is None:
         raise TypeError("out must be an array if there is a span, which does not say how many rows to copy")
     # The span's numbers are on the device, so that a launch is the same for every batch: `out` has the count.
-    count = indices.size if span is None else len(out) if out.ndim else 0
+    count = indices.size if span is None else (*getattr(out, "shape", ()), 0)[0]
     if count and not len(source):
         raise ValueError(f"cannot gather {count} rows from an empty source of shape {source.shape}")
 
@@ -69,7 +68,7 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
         arguments = source, indices, span, result, np.uint64(count), np.uint64(words)
         yield f"gather<{WORDS[size]}>", spread_rows(count, words, _AHEAD), arguments
 
-    return Plan((count, *source.shape[1:]), source.dtype, on_host, on_device)
+    return Work((count, *source.shape[1:]), source.dtype, on_host, on_device)
 
 
 gather_on_host = gather.on_host

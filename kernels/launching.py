@@ -1,7 +1,7 @@
 """Declares kernels, so that launcher, twin and checks have one source; then launches them.
 
 A kernel is one function under `declare`. The decorator says what its arrays must be. The function has the
-signature of both launcher and twin, checks what the decorator cannot say, and returns a `Plan`::
+signature of both launcher and twin, checks what the decorator cannot say, and returns a `Work`::
 
     @declare(values=takes("uint8"))
     def invert(values, *, out=None, stream=None):
@@ -11,7 +11,7 @@ signature of both launcher and twin, checks what the decorator cannot say, and r
         def on_device(result):
             yield "invert", spread(values.size), (values, result, np.uint64(values.size))
 
-        return Plan(values.shape, values.dtype, on_host, on_device)
+        return Work(values.shape, values.dtype, on_host, on_device)
 
     invert(cupy_array), invert.on_host(numpy_array)
 
@@ -66,7 +66,7 @@ def takes(
     return ArrayParameter(tuple(map(np.dtype, dtypes)), shape, optional, written)
 
 
-class Plan(NamedTuple):
+class Work(NamedTuple):
     """What follows from checked arguments: the result, and how either side writes it.
 
     `on_device` yields launches one by one, so that a kernel can do something between two of them. A kernel
@@ -80,9 +80,9 @@ class Plan(NamedTuple):
     into: Any = None
 
 
-def declare(**arrays: ArrayParameter) -> Callable[[Callable[Parameters, Plan]], Kernel[Parameters]]:
-    """Make a kernel of a function that plans it; the keywords say what its array parameters take."""
-    return lambda plan: Kernel(plan, arrays)
+def declare(**arrays: ArrayParameter) -> Callable[[Callable[Parameters, Work]], Kernel[Parameters]]:
+    """Make a kernel of a function; the keywords say what its array parameters take."""
+    return lambda function: Kernel(function, arrays)
 
 
 class Kernel(Generic[Parameters]):
@@ -102,18 +102,19 @@ class Kernel(Generic[Parameters]):
         number is out of range.
     """
 
-    __wrapped__: Callable[Parameters, Plan]
+    __wrapped__: Callable[Parameters, Work]
     __qualname__: str
 
-    def __init__(self, plan: Callable[Parameters, Plan], arrays: Mapping[str, ArrayParameter]) -> None:
+    def __init__(self, function: Callable[Parameters, Work], arrays: Mapping[str, ArrayParameter]) -> None:
         # With the function's name, module and docstring, `help` and doctest treat the kernel as a function.
-        update_wrapper(self, plan)
-        signature = inspect.signature(plan)
+        update_wrapper(self, function)
+        signature = inspect.signature(function)
         self.__signature__ = signature.replace(return_annotation=Any)
         self.arrays = dict(arrays)
         self.file = self.__module__.rpartition(".")[2]
         positions = list(signature.parameters)
         # Found here, because `Signature.bind` would cost every launch more than all checks together.
+        self._written = [name for name, array in arrays.items() if array.written]
         self._positions = {name: positions.index(name) for name in arrays}
 
     def __reduce__(self) -> str:
@@ -122,47 +123,42 @@ class Kernel(Generic[Parameters]):
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
         """Launch the kernel, and return the result."""
         given = self._check("cupy", args, kwargs)
-        plan, out = self.__wrapped__(*args, **kwargs), kwargs.get("out")
+        work, out = self.__wrapped__(*args, **kwargs), kwargs.get("out")
         # A kernel without inputs runs where its result is; CuPy allocates on the current device.
         device = find_device(**given) if given else getattr(out, "device", None) or current_device()
-        result = self._obtain(plan, out, "cupy", device)
-        written = (array for name, array in given.items() if self.arrays[name].written)
+        result = self._obtain(work, out, "cupy", device)
         # What writes nothing is not launched: the sizes that its grid is divided by may be 0.
-        if any(array.nbytes for array in (result, *written)):
-            for entry, shape, arguments in plan.on_device(result):
-                launch(self.file, entry, shape, arguments, device, kwargs.get("stream"))
+        if result.nbytes or any(given[name].nbytes for name in self._written if name in given):
+            stream = kwargs.get("stream")
+            for entry, shape, arguments in work.on_device(result):
+                launch(self.file, entry, shape, arguments, device, stream)
         return result
 
     def on_host(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> NDArray[Any]:
         """Compute the same with NumPy, and return the result."""
         self._check("numpy", args, kwargs)
-        plan = self.__wrapped__(*args, **kwargs)
-        result: NDArray[Any] = self._obtain(plan, kwargs.get("out"), "numpy")
-        plan.on_host(result)
+        work = self.__wrapped__(*args, **kwargs)
+        result: NDArray[Any] = self._obtain(work, kwargs.get("out"), "numpy")
+        work.on_host(result)
         return result
 
     def _check(self, library: Library, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays that were given, after checking them as declared."""
         given: dict[str, Any] = {}
         sizes: dict[Any, int] = {}
-        for name, (dtypes, declared, optional, written) in self.arrays.items():
+        for name, (dtypes, shape, optional, written) in self.arrays.items():
             position = self._positions[name]
             if name not in kwargs and position >= len(args):
-                continue  # a default, or missing: of that, Python tells when it calls the plan
+                continue  # a default, or missing: of that, Python tells when it calls the function
             array = kwargs[name] if name in kwargs else args[position]
-            if array is None and optional:
-                continue
-            shape = None if declared is None else [sizes.get(one, one) for one in declared]
-            check_array(name, array, library, dtypes, shape, written)
-            for one, size in zip(declared or (), array.shape, strict=False):
-                if isinstance(one, str):
-                    sizes[one] = size
-            given[name] = array
+            if array is not None or not optional:
+                check_array(name, array, library, dtypes, shape, written, sizes)
+                given[name] = array
         return given
 
     @staticmethod
-    def _obtain(plan: Plan, out: Any, library: Library, device: Any = None) -> Any:
-        return obtain("out", out, library, plan.shape, plan.dtype, device) if plan.into is None else plan.into
+    def _obtain(work: Work, out: Any, library: Library, device: Any = None) -> Any:
+        return obtain("out", out, library, work.shape, work.dtype, device) if work.into is None else work.into
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -170,7 +166,13 @@ class Kernel(Generic[Parameters]):
 
 
 def check_array(
-    name: str, array: Any, library: Library, dtypes: Sequence[DTypeLike], shape: Any, written: bool = False
+    name: str,
+    array: Any,
+    library: Library,
+    dtypes: Sequence[DTypeLike],
+    shape: Shape | None,
+    written: bool,
+    sizes: dict[str, int],
 ) -> None:
     """Raise `TypeError` or `ValueError` unless `array` can be passed to a kernel as it is."""
     module = sys.modules.get(library)
@@ -181,7 +183,7 @@ def check_array(
     if array.dtype.hasobject:
         raise TypeError(f"{name} must hold plain numbers, got {array.dtype}")
     if shape is not None:
-        check_shape(name, array, shape)
+        check_shape(name, array, shape, sizes)
     # A kernel gets an address, and nothing of strides; and it loads whole elements, which a GPU can only do
     # at multiples of their size.
     if not array.flags.c_contiguous:
@@ -198,25 +200,34 @@ def check_array(
 
 def check_dtype(name: str, array: Any, dtypes: Sequence[DTypeLike]) -> None:
     """Raise `TypeError` unless an array has one of the dtypes; none allows any."""
-    if dtypes and not any(array.dtype == np.dtype(dtype) for dtype in dtypes):
+    if dtypes and array.dtype not in dtypes:
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(f"{name} must have dtype {expected}, got {array.dtype}")
 
 
-def check_shape(name: str, array: Any, shape: Sequence[Any]) -> None:
-    """Raise `ValueError` unless an array has a shape, in which anything but a number allows any size.
+def check_shape(name: str, array: Any, shape: Shape, sizes: dict[str, int] | None = None) -> None:
+    """Raise `ValueError` unless an array has a shape, whose names stand for `sizes`; unknown ones are added.
 
-    >>> check_shape("windows", np.zeros((2, 3)), (None, 3))
+    >>> sizes = {}
+    >>> check_shape("windows", np.zeros((2, 3)), ("samples", 3), sizes)
+    >>> sizes
+    {'samples': 2}
     """
+    found, known = array.shape, {} if sizes is None else sizes
+    fits = len(shape) == len(found) or (shape[-1] is ... and len(found) >= len(shape) - 1)
+    # A plain loop: generators instead took most of the time of a launch.
+    for one, size in zip(shape, found if fits else (), strict=False):
+        wanted = known.setdefault(one, size) if isinstance(one, str) else one
+        if isinstance(wanted, int) and wanted != size:
+            fits = False
+    if fits:
+        return
     if shape[-1] is ...:
-        if not array.ndim:
-            raise ValueError(f"{name} must have at least one dimension, got shape ()")
-    elif len(shape) != array.ndim or any(
-        isinstance(one, int) and one != size for one, size in zip(shape, array.shape, strict=True)
-    ):
-        sizes = [str(one) if isinstance(one, int) else "any" for one in shape]
-        expected = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-        raise ValueError(f"{name} must have shape {expected}, got {array.shape}")
+        raise ValueError(f"{name} must have at least one dimension, got shape {found}")
+    shown = [
+        str(known.get(one, "any") if isinstance(one, str) else "any" if one is None else one) for one in shape
+    ]
+    raise ValueError(f"{name} must have shape ({', '.join(shown)}{',' * (len(shown) == 1)}), got {found}")
 
 
 def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
@@ -239,7 +250,7 @@ def obtain(
     if out is None:
         with on_device(device):
             return sys.modules[library].empty(shape, dtype)
-    check_array(name, out, library, [dtype], shape, written=True)
+    check_array(name, out, library, (dtype,), shape, written=True, sizes={})
     if device is not None and out.device.id != device.id:
         raise ValueError(f"{name} must be on gpu:{device.id}, got gpu:{out.device.id}")
     return out

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_images
 from gpuloader.kernels.launching import (
-    Plan,
+    Work,
     by_value,
     check_dtype,
     check_shape,
@@ -42,7 +42,7 @@ _MIX = takes("int32", shape=("samples", _OWN + 1))
 @declare(images=takes(shape=("samples", ...)), mix=_MIX)
 def blend(
     images: Any, mix: Any, *, dtype: DTypeLike | None = None, out: Any = None, stream: Any = None
-) -> Plan:
+) -> Work:
     """Return each image of a batch blended with the one before it: ``before * (1 - own) + image * own``.
 
     Images may have any shape (n, ...), with fewer than 2**31 values per sample. Each operation is rounded:
@@ -78,11 +78,11 @@ def blend(
         grid = spread(-(-values // _EACH), len(images))
         yield f"blend<{cpp_type(name)}>", grid, (images, mix, result, counts)
 
-    return Plan(images.shape, images.dtype, on_host, on_device)
+    return Work(images.shape, images.dtype, on_host, on_device)
 
 
 @declare(images=takes(shape=IMAGES), mix=_MIX)
-def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, stream: Any = None) -> Plan:
+def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, stream: Any = None) -> Work:
     """Return each image of a batch with a window of the one before it pasted in.
 
     Images are those of `crop`. What reaches over the edge of the images is cut off.
@@ -108,11 +108,11 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
         grid = spread(-(-values // _EACH), len(images))
         yield f"paste<{WORDS[images.itemsize]}>", grid, (images, mix, result, counts)
 
-    return Plan(images.shape, images.dtype, on_host, on_device)
+    return Work(images.shape, images.dtype, on_host, on_device)
 
 
 @declare(labels=takes(shape=("samples", ...)), mix=_MIX)
-def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: Any = None) -> Plan:
+def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: Any = None) -> Work:
     """Return each sample's shares of all classes after `blend` or `paste`, float32 of shape (n, classes).
 
     Labels are integers of shape (n,), of which one outside 0 to ``classes - 1`` belongs to no class; or
@@ -144,7 +144,7 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
         arguments = labels, mix, result, by_value([len(labels), classes], np.uint64)
         yield f"mix_labels<{cpp_type(labels.dtype.name)}>", spread(result.size), arguments
 
-    return Plan((len(labels), classes), np.float32, on_host, on_device)
+    return Work((len(labels), classes), np.float32, on_host, on_device)
 
 
 blend_on_host = blend.on_host

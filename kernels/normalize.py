@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.cast import FLOATS, cpp_type, resolve_target, round_to
 from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_window, cut_windows, join_shape, measure
-from gpuloader.kernels.launching import Plan, by_value, declare, spread_images, takes
+from gpuloader.kernels.launching import Work, by_value, declare, spread_images, takes
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = tuple(name for name in FLOATS if name != "float64")
@@ -42,7 +42,7 @@ def normalize(
     windows: Any = None,
     out: Any = None,
     stream: Any = None,
-) -> Plan:
+) -> Work:
     """Return ``(images * scale - mean) / std``, channel by channel.
 
     Computed as one float32 multiply-add, ``x * (scale / std) + (-mean / std)``, rounded once. Both
@@ -107,7 +107,7 @@ def normalize(
         yield entry, grid, (images, windows, result, counts, constants)
 
     shape = (len(images), *join_shape(channels, out_height, out_width, out_layout))
-    return Plan(shape, held, on_host, on_device)
+    return Work(shape, held, on_host, on_device)
 
 
 normalize_on_host = normalize.on_host

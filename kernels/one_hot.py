@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.kernels.cast import FLOATS, INTEGERS, WORDS, cpp_type, resolve_target
-from gpuloader.kernels.launching import Plan, check_size, declare, spread_rows, takes
+from gpuloader.kernels.launching import Work, check_size, declare, spread_rows, takes
 
 ENTRIES = tuple(
     f"one_hot<{cpp_type(label)}, {word}>" for label in INTEGERS for size, word in WORDS.items() if size <= 8
@@ -19,7 +19,7 @@ ENTRIES = tuple(
 @declare(labels=takes(*INTEGERS))
 def one_hot(
     labels: Any, classes: int, dtype: DTypeLike = "float32", *, out: Any = None, stream: Any = None
-) -> Plan:
+) -> Work:
     """Return a row of zeros for every label, with a one in the label's column.
 
     Labels have any shape, and the result has shape ``(*labels.shape, classes)``. A label outside 0 to
@@ -48,7 +48,7 @@ def one_hot(
         entry = f"one_hot<{cpp_type(labels.dtype.name)}, {WORDS[held.itemsize]}>"
         yield entry, spread_rows(labels.size, classes), arguments
 
-    return Plan((*labels.shape, classes), held, on_host, on_device)
+    return Work((*labels.shape, classes), held, on_host, on_device)
 
 
 one_hot_on_host = one_hot.on_host

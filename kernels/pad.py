@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.cast import WORDS, find_word
-from gpuloader.kernels.launching import Plan, by_value, check_shape, check_size, declare, spread_rows, takes
+from gpuloader.kernels.launching import Work, by_value, check_shape, check_size, declare, spread_rows, takes
 
 ENTRIES = tuple(f"pad<{word}>" for word in WORDS.values())
 
@@ -31,7 +31,7 @@ def pad(
     mask: Any = None,
     out: Any = None,
     stream: Any = None,
-) -> Plan:
+) -> Work:
     """Return rows of varying length as a dense array of shape (n, longest, ...), with short rows filled up.
 
     The values are the steps of all rows, one row after the other; row i spans ``row_splits[i]`` to
@@ -72,7 +72,7 @@ def pad(
         arguments = values, row_splits, result, mask, geometry, pattern
         yield f"pad<{WORDS[size]}>", spread_rows(rows, longest * max(step // size, 1)), arguments
 
-    return Plan((rows, longest, *values.shape[1:]), values.dtype, on_host, on_device)
+    return Work((rows, longest, *values.shape[1:]), values.dtype, on_host, on_device)
 
 
 pad_on_host = pad.on_host

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.cast import cpp_type
 from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
-from gpuloader.kernels.launching import Plan, by_value, check_size, declare, obtain, spread, takes
+from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 ENTRIES = (
@@ -51,7 +51,7 @@ def recolor(
     dtype: DTypeLike = "float32",
     out: Any = None,
     stream: Any = None,
-) -> Plan:
+) -> Work:
     """Return pictures with changed colors, normalized.
 
     The pixels are those of Pillow's ``ImageEnhance`` and of torchvision's ``adjust_hue``, after each change
@@ -109,7 +109,7 @@ def recolor(
         arguments = pictures, numbers, parts, result, counts, finish.constants
         yield f"recolor<{channels}, {cpp_type(finish.name)}>", grid, arguments
 
-    return Plan((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
+    return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
 
 
 recolor_on_host = recolor.on_host

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.kernels.cast import cpp_type
 from gpuloader.kernels.crop import Layout, check_window, join_shape
-from gpuloader.kernels.launching import Plan, check_shape, declare, spread, takes
+from gpuloader.kernels.launching import Work, check_shape, declare, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -56,7 +56,7 @@ def resample(
     dtype: DTypeLike = "float32",
     out: Any = None,
     stream: Any = None,
-) -> Plan:
+) -> Work:
     """Return a box of each picture, resized, mirrored and normalized.
 
     The resized pixels are those of two calls of Pillow's ``Image.resize`` with `box`, the first along x, the
@@ -116,7 +116,7 @@ def resample(
         arguments = values, row_splits, geometry, result, pictures, finish.constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 
-    return Plan((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
+    return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
 
 
 resample_on_host = resample.on_host

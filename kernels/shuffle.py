@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.launching import (
-    Plan,
+    Work,
     by_value,
     check_size,
     declare,
@@ -36,7 +36,7 @@ def shuffle(
     *,
     out: Any = None,
     stream: Any = None,
-) -> Plan:
+) -> Work:
     """Return a permutation of ``range(count)``, int64, from position `start` to before `stop`.
 
     The permutation is that of ``gpuloader.order.order.Shuffled(count, seed, epoch)``. The count is at most
@@ -84,7 +84,7 @@ def shuffle(
         numbers = (np.uint64(number) for number in (start, amount, count, rows, -(-count // rows)))
         yield "permute_positions", spread(amount), (result, *numbers, by_value(keys, np.uint64))
 
-    return Plan((amount,), np.int64, on_host, sorting if is_sorted else permuting)
+    return Work((amount,), np.int64, on_host, sorting if is_sorted else permuting)
 
 
 shuffle_on_host = shuffle.on_host
