@@ -214,6 +214,8 @@ def check_shape(name: str, array: Any, shape: Shape, sizes: dict[str, int] | Non
     {'samples': 2}
     """
     found, known = array.shape, {} if sizes is None else sizes
+    if shape == found:
+        return
     fits = len(shape) == len(found) or (shape[-1] is ... and len(found) >= len(shape) - 1)
     # A plain loop: generators instead took most of the time of a launch.
     for one, size in zip(shape, found if fits else (), strict=False):
