@@ -49,6 +49,17 @@ MORE: dict[str, str] = {
     "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
     "fields/spec.py": "fields/declaring",
+    "kernels/cast.py": "kernels/conformance",
+    "kernels/crop.py": "kernels/conformance",
+    "kernels/gather.py": "kernels/conformance",
+    "kernels/launching.py": "kernels/conformance kernels/on_streams",
+    "kernels/mix.py": "kernels/conformance",
+    "kernels/normalize.py": "kernels/conformance",
+    "kernels/one_hot.py": "kernels/conformance",
+    "kernels/pad.py": "kernels/conformance",
+    "kernels/recolor.py": "kernels/conformance",
+    "kernels/resample.py": "kernels/conformance",
+    "kernels/shuffle.py": "kernels/conformance",
     "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
     "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
