@@ -5,8 +5,8 @@ import os
 
 import numpy as np
 import pytest
-from gpuloader.sources.pictures.coloring import Coloring
-from gpuloader.sources.pictures.coloring import recolor as recolor_by_pillow
+from gpuloader.transforms.image_transforms import Coloring
+from gpuloader.transforms.image_transforms import recolor as recolor_by_pillow
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -60,17 +60,14 @@ MORE: dict[str, str] = {
     "kernels/recolor.py": "kernels/conformance",
     "kernels/resample.py": "kernels/conformance",
     "kernels/shuffle.py": "kernels/conformance",
-    "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
     "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
     "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
-    "order/mixed.py": "order/interleave sources/mix",
     "order/order.py": "order/stretch order/permutation order/sampler",
     "order/permutation.py": "order/order",
     "order/plan.py": "order/division api/uneven api/ranks api/dealt_batches",
     "order/randomness.py": "order/sampler order/bucket_sampler",
-    "order/samplers.py": "order/sampler order/plan api/endings",
-    "order/torch_samplers.py": "torch/classes torch/loader",
+    "order/samplers.py": "order/sampler order/batch_sampler order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
     "sources/array_rows.py": "sources/indexing",
     "sources/describing.py": "sources/sample_fields",
