@@ -189,7 +189,7 @@ class DatasetEpochs(Epochs):
         self._has_drawn = False
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
-        self._epoch_setter = EpochSetter(plan.batching)
+        self._epoch_setter = None if plan.batching.given is None else EpochSetter(plan.batching)
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._read_with(plan.collation, plan.workers, None)
@@ -228,7 +228,8 @@ class DatasetEpochs(Epochs):
         if tuner is not None:
             fetching.begin_with(tuner.setting)
             self.delivery = replace(self.delivery, prefetch=tuner.setting.prefetch)
-        self._epoch_setter.begin(position.epoch)
+        if self._epoch_setter is not None:
+            self._epoch_setter.begin(position.epoch)
 
         buffers = self.take_buffers(fetching.ahead, shared=fetching.in_processes, stretch=fetching.stretch)
         order, count_real, one = self._read_from(position, batching)
@@ -302,7 +303,8 @@ class DatasetEpochs(Epochs):
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
-        pads = self.delivery.pads or (isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
+        is_part = batching.division is not None
+        pads = self.delivery.pads or (is_part and isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
         if shards > 1:
             plan = ShardedPlan(plan, shards, self.delivery.uneven)
         count_real = None

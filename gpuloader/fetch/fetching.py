@@ -15,7 +15,7 @@ from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
-from gpuloader.fetch.threads import PART_NBYTES, Threads, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.threads import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
@@ -82,9 +82,11 @@ class Fetching:
             # Now, so that the server is ready for the first epoch.
             from gpuloader.fetch.processes.fork_server import prepare_server
 
-            users = type(reading.dataset), reading.collation.function, workers.init
-            names = [getattr(user, "__module__", None) for user in users]
-            prepare_server([name for name in names if name])
+            modules = []
+            for user in (type(reading.dataset), reading.collation.function, workers.init):
+                if module := getattr(user, "__module__", None):
+                    modules.append(module)
+            prepare_server(modules)
 
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first."""
@@ -148,7 +150,7 @@ class Fetching:
 
     def divide(self, division: Division | None) -> None:
         """Read this rank's part from the next epoch on; persistent workers of another rank end."""
-        if division != self._reading.division:
+        if division != self._reading.division:  # workers have the division of their pool
             self._reading = replace(self._reading, division=division)
             self.close()
 
@@ -193,12 +195,12 @@ class Fetching:
 
     def _open_threads(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
         count = self._workers.count
-        threads = Threads(self._make_setup(), epoch, self._workers.timeout)
+        shared = window, self._make_setup(), epoch, self._workers.timeout, meter
         if epoch.numbered is not None:
-            return ThreadWorkers(self._gatherer or self._assembler, window, threads, count, meter)
+            return ThreadWorkers(self._gatherer or self._assembler, count, *shared)
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
-        return ThreadStreams(streams, window, threads, meter, epoch.turn)
+        return ThreadStreams(streams, *shared)
 
     def _open_processes(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.

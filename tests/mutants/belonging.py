@@ -48,6 +48,8 @@ MORE: dict[str, str] = {
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
     "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
+    "foreign.py": "devices/interop devices/places order/sampler sources/dataset "
+    "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
     "kernels/cast.py": "kernels/conformance",
     "kernels/crop.py": "kernels/conformance",

@@ -92,15 +92,15 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
         setup = replace(setup, reading=replace(setup.reading, source=source))
     may_fork = method is None and may_fork_unasked()
     try:
-        # If nobody has chosen, unpickling many objects in every worker would cost more than forking.
+        # A fork server has a worker ready in 7 ms, a fork in 4 ms. But a fork copies the locks of whatever
+        # threads are running. Only where unpickling many objects in every worker would cost more, is a
+        # dataset forked if nobody has chosen (`benchmarks/start_method.py`).
         parcel = pack(setup) if method is None else pack(setup, limit=None)
-    except StagingMemoryError:
-        if may_fork:
-            return "fork", setup, None  # forking needs no second copy of the dataset's arrays
-        raise
-    except Unshippable as reason:
-        if may_fork:
+    except (StagingMemoryError, Unshippable) as reason:
+        if may_fork:  # which needs no pickle, and no second copy of the dataset's arrays
             return "fork", setup, None
+        if isinstance(reason, StagingMemoryError):
+            raise
         what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.").removeprefix("source.")
         raise LoaderError(
             f"the dataset cannot be sent to worker processes: {what}; make "
@@ -153,7 +153,7 @@ class WorkerProcess:
             self.link, theirs = message_pair()
             try:
                 _known.add(self)
-                self._child = _start_worker(pool, number, theirs)
+                self.child = _start_worker(pool, number, theirs)
             except BaseException as error:
                 self.link.close()
                 if isinstance(error, OSError):
@@ -161,9 +161,9 @@ class WorkerProcess:
                 raise
             finally:
                 theirs.close()
-        self.pid = self._child.pid
-        self.sentinel = self._child.sentinel
-        self._finalizer.watch(partial(_end, self.link, self._child, os.getpid()))
+        self.pid = self.child.pid
+        self.sentinel = self.child.sentinel
+        self._finalizer.watch(partial(_end, self.link, self.child, os.getpid()))
         if parcel is not None:
             for one in parcel.lists:
                 self.send(Message(Kind.LIST, descriptor=one.descriptor))
@@ -182,7 +182,7 @@ class WorkerProcess:
         LoaderError
             Too few descriptors or too little memory to send it.
         """
-        if not self.unsent:
+        if not self.unsent:  # else it would overtake them
             try:
                 send(self.link, message, socket.MSG_DONTWAIT)
                 return
@@ -214,14 +214,6 @@ class WorkerProcess:
             self._arenas[number] = weakref.ref(arena)
             self.send(Message(Kind.ARENA, a=number, b=arena.nbytes, descriptor=arena.descriptor), arena)
         return number, slot.address - arena.address, slot.bytes.size
-
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the process's exit code, or None if it does not end within `seconds`."""
-        return self._child.exit_code(seconds)
-
-    def kill(self) -> None:
-        """Kill the process now; `close` still has to follow."""
-        self._child.kill()
 
     def close(self, deadline: float) -> None:
         """Wait for the process to end, and kill it after `deadline`; may be called again."""
@@ -531,6 +523,7 @@ class ProcessWorkers:
                 worker.awaits_room = not worker.awaits_room
                 events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
                 self._poll.modify(worker.link.fileno(), events)
+        # A process descriptor tells of a death even if a child of the worker holds its link open.
         ready = self._poll.poll(milliseconds)
         try:
             for descriptor, events in ready:
@@ -615,8 +608,9 @@ class ProcessWorkers:
             Workers are not to be replaced, or too many died at the same batch.
         """
         with contextlib.suppress(BlockingIOError):
-            while self._receive(worker):
+            while self._receive(worker):  # what it said before it died counts
                 pass
+        # A job can be done twice: its slot is written from the start, and delivered only once answered.
         held = list(worker.jobs)
         if held:
             held[0].deaths += 1
@@ -624,7 +618,7 @@ class ProcessWorkers:
         deaths = max(worker.deaths, held[0].deaths if held else 0)
         if not self._options.respawn or self._closing or deaths > MOST_DEATHS:
             self._broken = True
-            raise died(worker, worker.exit_code(GRACE), held)
+            raise died(worker, worker.child.exit_code(GRACE), held)
         with deferred_interrupt():
             for descriptor in (worker.link.fileno(), worker.sentinel):
                 del self._by_descriptor[descriptor]
@@ -640,8 +634,8 @@ class ProcessWorkers:
     def _time_out(self) -> LoaderError:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
-        self._broken = True
-        worker.kill()  # a worker that hangs does not end by itself
+        self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
+        worker.child.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
         return timed_out(who, worker.pid, self._options.timeout, number, indices)
@@ -674,7 +668,7 @@ class ProcessWorkers:
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self._pool.table.serial[0] = -1
+        self._pool.table.serial[0] = -1  # workers see it before each task, and skip that
         try:
             while any(worker.jobs for worker in self._pool.workers):
                 if monotonic() > deadline:
