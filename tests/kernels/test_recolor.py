@@ -5,13 +5,13 @@ import os
 
 import numpy as np
 import pytest
-from gpuloader.transforms.image_transforms import Coloring
-from gpuloader.transforms.image_transforms import recolor as recolor_by_pillow
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import normalize_on_host
 from gpuloader.kernels.recolor import recolor, recolor_on_host, recolor_picture
+from gpuloader.transforms.image_transforms import Coloring
+from gpuloader.transforms.image_transforms import recolor as recolor_by_pillow
 from tests.kernels.cases import changes, count_contrasts, make_colors, make_numbers
 from tests.kernels.shim import (
     examples,
