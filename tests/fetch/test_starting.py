@@ -145,3 +145,27 @@ def test_a_loader_with_processes_within_a_worker(method):
     with nothing_left_behind():
         assert [batch.tolist() for batch in loader] == [[4], [4]]
         loader._epochs._idle.clear()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_too_few_descriptors_are_one_error_and_cost_none(method):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource_tracker.ensure_running()
+    seen = set()
+    options = {"places": "cpu", "num_workers": 2, "start_method": method}
+    prepare_server()
+    for left in range(0, 14, 2):
+        loader = DataLoader(Made(np.arange, 8), **options)
+        with nothing_left_behind():
+            os.close(first := os.dup(0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first + left, limits[1]))
+            try:
+                seen.add(len(list(loader)))
+            except LoaderError as error:
+                assert "Too many open files" in str(error)
+                seen.add(0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            loader._loading._idle.clear()
+    assert 0 in seen
