@@ -116,8 +116,8 @@ class Fetching:
         if readers is not None and readers != self.readers:
             raise ValueError(
                 f"the state belongs to an iterable dataset read by {_name_readers(readers)}, but this loader "
-                f"reads it with {_name_readers(self.readers)}, and the batches depend on that number; use the "
-                "same num_workers to resume"
+                f"reads it with {_name_readers(self.readers)}, and the batches depend on that number; use "
+                "the same num_workers to resume"
             )
 
     @property
