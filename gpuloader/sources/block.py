@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
-from gpuloader.fields.tensors import describe_dtype, tensor_over, torch_name
+from gpuloader.foreign import describe_dtype, tensor_over, torch_name
 
 Rows = slice | NDArray[np.int64]
 """Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""

@@ -19,7 +19,14 @@ from gpuloader.checks import check_word
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
+from gpuloader.foreign import (
+    as_array,
+    is_tensor,
+    is_torch_generator,
+    needs_gradient,
+    tensor_over,
+    values_by_position,
+)
 from gpuloader.order.order import (
     AT_END,
     IndexArray,
@@ -29,7 +36,7 @@ from gpuloader.order.order import (
     check_whole,
     interleave,
 )
-from gpuloader.order.randomness import GeneratorLike, is_torch_generator
+from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.sources.array_rows import ArrayRows, check_index, check_rows, find_arrays, locate, own_method
 from gpuloader.sources.block import Block, each_row
@@ -49,7 +56,6 @@ from gpuloader.sources.dataset_base import (
     read_many,
     refuse_mix,
 )
-from gpuloader.sources.frameworks import values_by_position
 
 __all__ = [
     "ChainDataset",
