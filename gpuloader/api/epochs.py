@@ -358,7 +358,7 @@ class DatasetEpochs(Epochs):
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
         same = (position.size, position.shards) == (plan.size, shards)
         if not is_sharded and position.step is None and same:
-            self._check_readers(position.readers)
+            self._fetching.check_readers(position.readers)
             with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", position.batches, batching.count() * shards)
             self.seed, self._has_drawn = position.seed, False
@@ -393,20 +393,6 @@ class DatasetEpochs(Epochs):
         # Here the numbers count from the position: another loader numbered its batches in another way.
         resumed.beyond = {number + resumed.batches for number in position.beyond}
         self.resume(resumed)
-
-    def _check_readers(self, readers: int | None) -> None:
-        """Raise `ValueError` if a state counts batches of another kind of dataset, or of other workers."""
-        here = self._fetching.readers
-        if (readers is None) != (here is None):
-            kinds = ("a map-style dataset", "an iterable dataset")
-            found, ours = kinds if readers is None else kinds[::-1]
-            raise ValueError(f"the state belongs to {found}, but this loader reads {ours}")
-        if readers != here:
-            raise ValueError(
-                f"the state belongs to an iterable dataset read by {_name_readers(readers)}, but this loader "
-                f"reads it with {_name_readers(here)}, and the batches depend on that number; use the same "
-                "num_workers to resume"
-            )
 
     def _count_all(self) -> int | None:
         """Return the samples per epoch over all ranks, or the batches if those are dealt; None if unknown."""
@@ -526,10 +512,6 @@ def _take_own(plan: ShardedPlan | OrderedPlan | DealtPlan, staged: StagedBatch) 
 
 def _name_order(size: int | None) -> str:
     return "an order for any batch size" if size is None else f"an order for batches of {size} samples"
-
-
-def _name_readers(readers: int | None) -> str:
-    return "one worker or none" if readers == 1 else f"{readers} workers"
 
 
 def _check_end(what: str, reached: int, total: int) -> None:

@@ -107,6 +107,19 @@ class Fetching:
             return None
         return max(self._workers.count, 1)
 
+    def check_readers(self, readers: int | None) -> None:
+        """Raise `ValueError` unless a state of a loader with so many `readers` can resume here."""
+        if self._reading.iterable == (readers is None):
+            kinds = ("a map-style dataset", "an iterable dataset")
+            found, here = kinds if self._reading.iterable else kinds[::-1]
+            raise ValueError(f"the state belongs to {found}, but this loader reads {here}")
+        if readers is not None and readers != self.readers:
+            raise ValueError(
+                f"the state belongs to an iterable dataset read by {_name_readers(readers)}, but this loader "
+                f"reads it with {_name_readers(self.readers)}, and the batches depend on that number; use "
+                "the same num_workers to resume"
+            )
+
     @property
     def ahead(self) -> int:
         """The most batches that may be in progress with workers, or read ahead without them."""
@@ -235,3 +248,7 @@ class Fetching:
         pool = self._take_pool()
         if pool is not None:
             pool.close()
+
+
+def _name_readers(readers: int | None) -> str:
+    return "one worker or none" if readers == 1 else f"{readers} workers"
