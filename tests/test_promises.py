@@ -41,11 +41,11 @@ def expected(number):
 def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     """Assert that every slot is free again after a last drain, and no more are kept than were in use."""
     gc.collect()
-    [road] = loader._idle
-    road.ring.drain()
-    assert road.ring.leased == 0
-    assert road.ring.free in (0, road.ring.count)  # 0 if no batch was ever staged
-    for lane in road.lanes:
+    [buffers] = loader._idle
+    buffers.ring.drain()
+    assert buffers.ring.leased == 0
+    assert buffers.ring.free in (0, buffers.ring.count)  # 0 if no batch was ever staged
+    for lane in buffers.lanes:
         lane.drain()
         assert not lane._slots.freed
         assert not lane._copying
@@ -156,7 +156,7 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     else:
         loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
         loading = loader._loading
-        loading._fetching.pace = Erratic().decide_by(drawn)
+        loading._fetching.policy = Erratic().decide_by(drawn)
     for _ in range(2):
         number = 0
         for step in loader:
