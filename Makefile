@@ -27,7 +27,7 @@ test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/api/test_exact_values.py \
 	  tests/test_documents.py tests/examples tests/api/test_from_ray.py \
 	  tests/sources/tables tests/paddle_suite tests/dataset \
-	  "tests/torch gpuloader/api/torch_loader.py gpuloader/api/torch_upcoming.py gpuloader/order/torch_samplers.py" \
+	  "tests/torch gpuloader/api/torch_loader.py gpuloader/sources/torch_classes.py" \
 	  tests/torch_suite tests/frameworks tests/cli/test_bench.py; do \
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \

@@ -25,7 +25,7 @@ def loader(request):
     with nothing_left_behind():
         loader = DataLoader.from_generator(FEEDS, capacity=3, use_double_buffer=request.param)
         yield loader
-        loader._idle.clear()  # slots outlive an epoch on purpose; anything else left is a leak
+        loader._epochs._idle.clear()  # slots outlive an epoch on purpose; anything else left is a leak
 
 
 def consume(loader):

@@ -188,7 +188,7 @@ LOADERS = {
     "one rank": lambda: load(shuffle=True, shard=(1, 2)),
     "one rank, dropped": lambda: load(shuffle=True, shard=(0, 2), uneven="drop"),
     "two places": two_places,
-    "two shards": lambda: two_places(split="shards", remainder="pad"),
+    "two shards": lambda: two_places(split="shards", uneven="pad"),
     "tokens": lambda: load(gpuloader.TokenWindows(np.arange(50), 4, stride=3), shuffle=True),
     "a table": table,
     "a stream": lambda: load(DrawnStream()),

@@ -41,7 +41,7 @@ def expected(number):
 def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     """Assert that every slot is free again after a last drain, and no more are kept than were in use."""
     gc.collect()
-    [buffers] = loader._idle
+    [buffers] = loader._epochs._idle
     buffers.ring.drain()
     assert buffers.ring.leased == 0
     assert buffers.ring.free in (0, buffers.ring.count)  # 0 if no batch was ever staged
@@ -152,11 +152,10 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     kept = []
     if bound:
         loader = read_batches(lambda: ([expected(n)[None]] for n in range(count)), where, drop_last=False)
-        loader._policy, loading = Erratic().decide_by(drawn), loader
+        loader._epochs.policy = Erratic().decide_by(drawn)
     else:
         loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
-        loading = loader._loading
-        loading._fetching.policy = Erratic().decide_by(drawn)
+        loader._epochs._fetching.policy = Erratic().decide_by(drawn)
     for _ in range(2):
         number = 0
         for step in loader:
@@ -174,7 +173,7 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     check(kept)
     images = part = step = None
     kept.clear()
-    assert_whole_again(loading, held=2 * count)
+    assert_whole_again(loader, held=2 * count)
     assert not loader_threads()
 
 

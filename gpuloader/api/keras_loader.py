@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from gpuloader.api import loader as dataset_loader
+from gpuloader.api.options import Options
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.dataset import Readable, S
 
@@ -69,16 +70,12 @@ class DataLoader(dataset_loader.DataLoader[S]):
                 "static=True does not work with Keras, which takes one batch before the epoch and computes "
                 "with it again; leave static out"
             )
-        self._become_adapter()
         super().__init__(dataset, output=_find_output() if output is None else output, **options)
 
-    def _open(self, **options: Any) -> None:
-        self._become_adapter()
-        super()._open(**options)
-
-    def _become_adapter(self) -> None:
-        """Become one of Keras's data adapters as well, because ``fit`` recognizes data by their class."""
+    def _open(self, options: Options) -> None:
+        # Become one of Keras's data adapters as well, because `fit` recognizes data by their class.
         self.__class__ = _as_adapter(type(self))  # type: ignore[arg-type]
+        super()._open(options)
 
     @property
     def num_batches(self) -> int | None:

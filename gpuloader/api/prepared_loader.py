@@ -62,7 +62,7 @@ class PreparedLoader:
 
     def _count_last(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
         """Return how many samples, over all ranks, count in the last step; 0 if all do, or masks tell."""
-        sharding = self.loader._batching.sharding
+        sharding = self.loader._epochs.plan.batching.sharding
         if sharding is None or sharding.uneven != "repeat" or "position" not in after:
             return 0
         return int(after["position"]) - int(before["position"])
@@ -70,7 +70,7 @@ class PreparedLoader:
     def skip(self, steps: int) -> None:
         """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""
         state = self.loader.state_dict()
-        settled = self.loader._batching.settle()
+        settled = self.loader._epochs.plan.batching.settle()
         if "position" in state:
             state["position"] += steps * settled.step
         elif "workers" not in state:
@@ -155,12 +155,12 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
             f"expected a gpuloader.DataLoader, got {type(loader).__name__}; pass other loaders to "
             "accelerator.prepare"
         )
-    if loader._given["static"]:
+    if loader._options.static:
         raise ValueError(
             "a loader with static=True cannot be prepared: it would look one batch ahead, which has the same "
             "memory as the batch that you have; leave static out, or loop over the loader itself"
         )
-    batching = loader._batching
+    batching = loader._epochs.plan.batching
     if accelerator.num_processes > 1 and not batching.is_divided and not batching.reads_all:
         advice = batching.obstacle or "pass shard='auto' to the loader"
         raise ValueError(

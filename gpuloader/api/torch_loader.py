@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
 from gpuloader.api.attributes import UpcomingBatches
-from gpuloader.order.batching import Batching
+from gpuloader.api.loading import Framework
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.samplers import Sampler
 from gpuloader.sources import dataset as dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
+
+
+def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
+    from gpuloader.sources.torch_classes import make_sampler  # imported late: it imports PyTorch
+
+    return make_sampler(dataset, shuffle)
+
+
+def _draw_seed() -> int:
+    import torch
+
+    return draw_seed(torch.default_generator)
 
 
 class DataLoader(dataset_loader.DataLoader[S]):
@@ -95,6 +108,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
     (1, 2) tensor([9])
     """
 
+    _framework = Framework(_make_sampler, _draw_seed, divides_if_possible=True)
+
     def __init__(
         self,
         dataset: Readable[S] | Iterable[S],
@@ -161,28 +176,17 @@ class DataLoader(dataset_loader.DataLoader[S]):
         return function
 
     @staticmethod
-    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
-        if shard == "auto":
-            return batching.divide_if_possible(**options)
-        return batching.divide(shard, **options)
-
-    @staticmethod
-    def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-        from gpuloader.sources.torch_classes import make_sampler
-
-        return make_sampler(dataset, shuffle)
-
-    @staticmethod
     def _upcoming_batches() -> type[UpcomingBatches]:
-        from gpuloader.api.torch_upcoming import UpcomingBatches
+        return _make_upcoming_batches()
 
-        return UpcomingBatches
 
-    @staticmethod
-    def _draw_seed() -> int:
-        import torch
+@cache
+def _make_upcoming_batches() -> type[UpcomingBatches]:
+    """Return the batch sampler of a loader, as a class that is also PyTorch's ``BatchSampler``."""
+    from gpuloader.sources.torch_classes import BatchSampler
 
-        return draw_seed(torch.default_generator)
+    members = {"__module__": __name__, "__doc__": UpcomingBatches.__doc__, "_plain": BatchSampler}
+    return type("UpcomingBatches", (UpcomingBatches, BatchSampler), members)
 
 
 def default_collate(samples: Sequence[Any]) -> Any:

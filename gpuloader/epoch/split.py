@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.checks import check_word
 from gpuloader.errors import LoaderError
 from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import Arena, PageLocker
 
 SPLITS = ("batches", "shards")
-REMAINDERS = ("error", "drop", "pad")
 
 
 def check_split(
     split: object,
-    remainder: object,
+    uneven: object,
     size: int | None,
     places: int,
     *,
@@ -34,8 +32,6 @@ def check_split(
     >>> check_split("shards", "error", 64, 8, iterable=False)
     8
     """
-    check_word("split", split, SPLITS)
-    check_word("remainder", remainder, REMAINDERS)
     if split == "batches" or places == 1:
         return 1
     # Parts are batches of their own, which consecutive places get in turn. So only the plan knows of them,
@@ -51,21 +47,21 @@ def check_split(
         )
     if single:
         raise ValueError("split='shards' cuts batches, but batch_size=None yields single samples")
-    if size is not None and size % places and (remainder == "error" or iterable):
-        others = "" if iterable else ", or remainder='drop' or 'pad'"
+    if size is not None and size % places and (uneven == "error" or iterable):
+        others = "" if iterable else ", or uneven='drop' or 'pad'"
         raise ValueError(
             f"a batch of {size} samples cannot be cut into {places} equal parts; choose a batch_size that "
             f"{places} divides{others}"
         )
-    if size is not None and size < places and remainder == "drop":
+    if size is not None and size < places and uneven == "drop":
         raise ValueError(
-            f"a batch of {size} samples cut into {places} equal parts with remainder='drop' would leave "
+            f"a batch of {size} samples cut into {places} equal parts with uneven='drop' would leave "
             f"nothing; choose a batch_size of {places} or more"
         )
     # Workers cut what they read, and only the end of an iterable dataset shows how large its last batch is.
-    if iterable and remainder != "drop":
+    if iterable and uneven != "drop":
         raise ValueError(
-            "split='shards' needs remainder='drop' for an iterable dataset, because the size of its last "
+            "split='shards' needs uneven='drop' for an iterable dataset, because the size of its last "
             "batch is unknown; this leaves out a last step that is not whole"
         )
     return places
@@ -80,7 +76,7 @@ def check_last(size: int | None, places: int) -> None:
     if size is not None and size % places:
         raise ValueError(
             f"an epoch's last batch, of {size} samples, cannot be cut into {places} equal parts; choose "
-            "drop_last=True, or remainder='drop' or 'pad'"
+            "drop_last=True, or uneven='drop' or 'pad'"
         )
 
 
@@ -136,7 +132,7 @@ def add_mask(batch: Any, mask: Any) -> Any:
         if "mask" in batch:
             raise LoaderError(
                 "the samples have a field 'mask', which is the key of the mask of a padded shard; rename the "
-                "field, or choose remainder='drop' or, with shard, uneven='drop'"
+                "field, or choose uneven='drop'"
             )
         batch["mask"] = mask
         return batch

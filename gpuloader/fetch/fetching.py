@@ -82,9 +82,11 @@ class Fetching:
             # Now, so that the server is ready for the first epoch.
             from gpuloader.fetch.processes.fork_server import prepare_server
 
-            users = type(reading.dataset), reading.collation.function, workers.init
-            names = [getattr(user, "__module__", None) for user in users]
-            prepare_server([name for name in names if name])
+            modules = []
+            for user in (type(reading.dataset), reading.collation.function, workers.init):
+                if module := getattr(user, "__module__", None):
+                    modules.append(module)
+            prepare_server(modules)
 
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first."""
@@ -148,7 +150,7 @@ class Fetching:
 
     def divide(self, division: Division | None) -> None:
         """Read this rank's part from the next epoch on; persistent workers of another rank end."""
-        if division != self._reading.division:
+        if division != self._reading.division:  # workers have the division of their pool
             self._reading = replace(self._reading, division=division)
             self.close()
 

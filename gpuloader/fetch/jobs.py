@@ -128,7 +128,7 @@ class Window:
                         break
                 else:
                     return None
-            with self._slotting:
+            with self._slotting:  # a worker's `reserve` may be looking at the others
                 self.jobs.remove(job)
             self._delivered += job.staged is not None or job.error is not None
             if job.staged is not None:

@@ -44,9 +44,12 @@ from gpuloader.watch.tracing import mark
 # Bytes of slots within which short batches are read in longer bursts than the queue's capacity.
 STRETCH = 8 << 20
 
-_BURST = 2 << 20  # bytes of short batches that are read for one hand-over, so that they stay in the caches
-_PATIENCE = 1_000_000  # nanoseconds that the consumer waits for several short batches instead of one
-_IDLE = 1e-3  # seconds without a question from the consumer, after which the thread reads beside its step
+# Bytes of short batches that are read for one hand-over: few enough to stay in the caches.
+_BURST = 2 << 20
+# Nanoseconds that the consumer waits for several short batches instead of one, at most.
+_PATIENCE = 1_000_000
+# Seconds without a question from the consumer, after which it must be in a long step.
+_IDLE = 1e-3
 
 
 def without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
@@ -145,6 +148,10 @@ class Mode(Enum):
     BESIDE = "the thread whenever it has room"
 
 
+# A thread costs two wake-ups per batch and a fight for the interpreter's lock. Below some 40 us of work to
+# hide, that is more than it gains. In TURNS the two do not fight: the thread reads a burst of short batches
+# while the consumer waits, and sleeps while it steps. So that is the mode where little is to be hidden, or
+# nothing is known yet, and the consumer cannot read by itself.
 INLINE, TURNS, BESIDE = Mode
 
 
@@ -275,7 +282,8 @@ def _read_beside(shared: _Shared) -> None:
             if len(items) < room:
                 changes, begun, reserved_in = policy.changes, perf_counter_ns(), ring.reserved_in
                 try:
-                    staged = next(shared.batches)
+                    # Into the queue at once: a variable here would keep the batch until the next one.
+                    items.append(next(shared.batches))
                 except StopIteration:
                     shared.ending = QueueClosed("the reader has no more batches")
                     break
@@ -283,7 +291,6 @@ def _read_beside(shared: _Shared) -> None:
                     shared.ending = error
                     break
                 ended = perf_counter_ns()
-                items.append(staged)
                 # Growing the ring is not part of reading: it happens once.
                 policy.note_read(ended - begun - (ring.reserved_in - reserved_in), changes)
                 mode = BESIDE if policy.beside else TURNS
@@ -373,6 +380,7 @@ class ReadAhead:
                 with shared.mutex:
                     shared.mode = mode
         self._handed = True
+        # Nobody waits for a thread to start: the consumer reads the first batch by itself.
         while True:
             has_ended = shared.ending is not None  # asked first, because the end comes after the last batch
             if shared.items:
@@ -449,8 +457,10 @@ class ReadAhead:
             sleeps = shared.mode is TURNS and shared.reader_sleeps
             if not (self._eager and (sleeps or (self._reads and not shared.turn.locked()))):
                 return None
+            # Reading early lets the copy to a device start before the step waits for the device. But without
+            # a free slot, this thread would wait for itself.
             if shared.ring.allocated and not shared.ring.free:
-                return None  # this thread would wait for itself
+                return None
         return self.get()
 
     def close(self) -> bool:

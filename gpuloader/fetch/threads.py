@@ -185,7 +185,7 @@ class _DividedJob:
 
     def hand_out(self, samples: int) -> None:
         """Give each part of the samples to a thread."""
-        self._left = count = min(self._count, samples) or 1
+        self._left = count = min(self._count, samples) or 1  # a batch without samples is one part, too
         for part in range(count):
             start, stop = part * samples // count, (part + 1) * samples // count
             self._tasks.put((partial(self.run, start, stop), self._job, start, stop))
@@ -211,6 +211,7 @@ class _DividedJob:
             self._left -= 1
             if self._left:
                 return
+        # Only one thread comes here, so the rest needs no lock.
         staged: StagedBatch | None = None
         error = None
         assembly = self._assembly

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.checks import check_count
+from gpuloader.checks import check_count, check_word
 from gpuloader.errors import BadType, BadValue
-from gpuloader.order.dividing import ALONE, Division, Sharding
+from gpuloader.order.dividing import ALONE, UNEVEN, Division, Sharding
 from gpuloader.order.order import InOrder, Mapped, Mixed, Order, as_indices
 from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
 from gpuloader.order.samplers import (
@@ -57,33 +57,15 @@ _OF_DRAWN_INDICES = ("WeightedRandomSampler", "DistributedSampler")
 
 @dataclass(frozen=True, slots=True)
 class GivenSampler:
-    """What is known of the sampler or batch sampler that a user passed.
+    """What is known of the sampler or batch sampler that a user passed."""
 
-    Attributes
-    ----------
-    name : str
-        'sampler' or 'batch_sampler'.
-    given : iterable
-        What was passed.
-    inside : tuple of (str, object)
-        It, the sampler that it reads from, and one more, each with a name for errors.
-    order : callable or None
-        Returns its order of an epoch, if its class can compute one.
-    divides : bool
-        Whether it, or one that it reads from, yields the indices of one rank.
-    numbers : bool
-        Whether it surely yields numbers, so that the dataset is not asked by key.
-    told : tuple
-        The samplers that have a ``set_epoch``.
-    """
-
-    name: str
-    given: Any
-    inside: tuple[tuple[str, Any], ...]
-    order: FindOrder | None
-    divides: bool
-    numbers: bool
-    told: tuple[Any, ...]
+    name: str  # 'sampler' or 'batch_sampler'
+    given: Any  # what was passed
+    inside: tuple[tuple[str, Any], ...]  # it, and the samplers that it reads from, with names for errors
+    order: FindOrder | None  # computes the order of an epoch, if its class can
+    divides: bool  # whether it, or one that it reads from, yields the indices of one rank
+    numbers: bool  # whether it surely yields numbers, so that the dataset is not asked by key
+    told: tuple[Any, ...]  # the samplers that have a `set_epoch`
 
     @property
     def in_batches(self) -> bool:
@@ -93,15 +75,6 @@ class GivenSampler:
 
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     """Return what is known of the sampler that the user passed; None without one.
-
-    Raises
-    ------
-    TypeError
-        It is not iterable.
-    ReaderError
-        It is a generator that has been read already.
-    ValueError
-        Both a sampler and a batch sampler were passed.
 
     >>> as_sampler([2, 0], None).numbers, as_sampler(None, DistributedBatchSampler("abc", 2)).divides
     (True, True)
@@ -117,8 +90,10 @@ def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     refuse_read(given, f"the {name} is", "pass a list, or an object whose __iter__ makes a new iterator")
     one: Any = given
     inside, what, divides = [], f"the {name}", False
-    for _ in range(3):  # a batch sampler, its sampler, and one more that wraps it
+    # A batch sampler, its sampler, and one more that wraps it, such as Accelerate's.
+    for _ in range(3):
         inside.append((what, one))
+        # Those of other packages share no base class, so the names of their attributes have to tell.
         divides = divides or isinstance(one, DistributedBatchSampler)
         for count, rank in _DIVIDING:
             divides = divides or (hasattr(one, count) and hasattr(one, rank))
@@ -126,7 +101,8 @@ def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
         what, one = f"the {attribute} of {what}", getattr(one, attribute, None)
         if one is None:
             break
-    # A `BatchSampler` that is passed as sampler yields lists of indices, which no order can.
+    # A `BatchSampler` that is passed as `sampler` yields lists of indices, which no order can express; with
+    # batch_size=None the dataset is then asked for a list at a time.
     order: FindOrder | None = None
     if isinstance(given, Sampler) and isinstance(given, BatchSampler) == (name == "batch_sampler"):
         order = given.order
@@ -160,6 +136,7 @@ def _yields_numbers(sampler: Any) -> bool:
         return _yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
     if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
         return False
+    # Only of a sequence: to look at the first index of an iterator would take it away from the epoch.
     first = next(iter(sampler))
     return hasattr(first, "__index__") or (not isinstance(first, str) and _yields_numbers(first))
 
@@ -179,21 +156,12 @@ def check_fits(
 ) -> None:
     """Check that a sampler fits a map-style dataset and the option that it was passed as.
 
-    Raises
-    ------
-    TypeError
-        A sampler of batches was passed as `sampler`, or one of single indices as `batch_sampler`. Or the
-        dataset is a `MixDataset`, whose weights would be lost.
-    ValueError
-        A `BucketSampler` has another number of lengths than the dataset has samples.
-
-    Examples
-    --------
     >>> check_fits(as_sampler(None, BucketSampler([3, 1], 2)), "abc", 1)
     Traceback (most recent call last):
     gpuloader.errors.BadValue: the BucketSampler has 2 lengths, but the dataset has 3 samples: pass t...
     """
     given, kind = sampler.given, type(sampler.given).__name__
+    # Shuffled or not does not matter here: both mix the datasets in the same proportion.
     own: Any = None if own_order is None else own_order(False)
     keeps_weights = not isinstance(own, MixSampler) or isinstance(given, StoredOrder)
     if not keeps_weights and not any(own.mixes_like(one) for _, one in sampler.inside):
@@ -213,6 +181,7 @@ def check_fits(
         if not sampler.in_batches and batch_size is not None:
             raise BadType(f"a {kind} yields whole batches: pass it as batch_sampler, without a batch_size")
     if sampler.in_batches:
+        # Else every index would count as a batch, and fail much later, in a worker.
         single = foreign_name(given) in (*_OF_INDICES, "SubsetRandomSampler", *_OF_DRAWN_INDICES)
         if isinstance(given, Sampler) and not isinstance(given, BatchSampler):
             single = single or given.order(0, 0) is not None
@@ -242,13 +211,7 @@ class Listed(Sampler[int]):
 def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
     """Return the sampler whose order ranks can divide; None if they have to iterate over the user's.
 
-    Each rank iterates over a batch sampler, and over a sampler with ``set_epoch``, which is how a sampler
-    tells that its order depends on the epoch alone.
-
-    Raises
-    ------
-    ValueError
-        Ranks might not agree on the indices, or the sampler divides them already.
+    Raises `ValueError` if ranks might not agree on the indices, or if the sampler divides them already.
 
     >>> given = as_sampler(None, BatchSampler(sampler=[2, 0, 1], batch_size=2))
     >>> find_shared(given).order(0, 0).slice(0, 3).tolist()
@@ -269,9 +232,11 @@ def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
     source = as_source(grouped)
     if source is not None:
         return source
-    # PyTorch's and Paddle's random samplers draw from a generator that differs between ranks.
+    # Random samplers of PyTorch and Paddle draw from a generator of the process, which differs between ranks,
+    # and an iterator yields its indices once, so that a later epoch would have none.
     drawing = find_classes("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
     draws = isinstance(getattr(given, "sampler", given), (RandomSampler, *drawing))
+    # With `set_epoch`, a sampler tells that its order depends on the epoch alone.
     tells = sampler.in_batches or callable(getattr(given, "set_epoch", None))
     if isinstance(given, Iterator) or draws or not tells:
         raise ValueError(
@@ -295,7 +260,9 @@ def as_source(sampler: Any) -> Sampler[Any] | None:
         return SequenceSampler(getattr(sampler, "data_source"))  # noqa: B009 - another package's attribute
     if isinstance(sampler, str | bytes | Mapping) or not isinstance(sampler, Sized):
         return None
-    # Indices in anything with a length that can be indexed are listed once, here.
+    # Text and dicts have a length too, but their entries are keys. Indices in anything else that can be
+    # indexed are listed once, here, so that every rank slices the same array and not an object that may
+    # change.
     entries: Any = sampler
     if isinstance(entries, Sequence | np.ndarray) or hasattr(entries, "__array__"):
         return Listed(entries)
@@ -320,64 +287,34 @@ def _no_order(seed: int, epoch: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a dataset's samples are grouped into batches, in every epoch.
+    """How a dataset's samples are grouped into batches, in every epoch."""
 
-    Attributes
-    ----------
-    sampler, batch_sampler : iterable or None
-        Yields the indices of an epoch, or of each batch; both None for an iterable dataset.
-    size : int or None
-        Samples per batch, 1 for single samples; None if a batch sampler of unknown size decides.
-    given_size : int or None
-        The user's `batch_size`.
-    drop_last : bool
-        Whether to drop a shorter last batch.
-    seed : int or None
-        Seed of the order; if None, the loader draws one.
-    given : GivenSampler or None
-        What is known of the user's sampler; None if the loader made it.
-    order : callable
-        Returns the order of an epoch, or None if the sampler has to be iterated.
-    iterable : bool
-        Whether the dataset is iterable, so that there are no indices to batch.
-    single : bool
-        Whether samples are delivered individually, not in batches.
-    order_size : int or None
-        The batch size that the order was made for; None if the order does not depend on it.
-    sharding : Sharding or None
-        The user's options for dividing the epoch among ranks; None reads everything.
-    is_dealt : bool
-        Whether whole batches of a batch sampler are dealt to the ranks.
-    reads_all : bool
-        Whether the user has said that every rank reads everything.
-    obstacle : str or None
-        Why the epoch is not divided although it would be if that were possible.
-    undivided : Batching or None
-        The batching to use on a single rank instead of this one.
-    find : callable
-        Returns rank and world size.
-    division : Division or None
-        The rank whose part of each step to read, once `settle` has found it.
-    """
-
+    # What yields the indices of an epoch, or of each batch; neither does for an iterable dataset.
     sampler: Iterable[Any] | None
     batch_sampler: Iterable[Any] | None
+    # Samples per batch, 1 for single samples; None if a batch sampler of unknown size decides.
     size: int | None
-    given_size: int | None
+    given_size: int | None  # the user's `batch_size`
     drop_last: bool
-    seed: int | None = None
-    given: GivenSampler | None = None
+    seed: int | None = None  # of the order; if None, the loader draws one
+    given: GivenSampler | None = None  # the user's sampler; None if the loader made it
     order: FindOrder = _no_order
-    iterable: bool = False
-    single: bool = False
+    iterable: bool = False  # then there are no indices to batch
+    single: bool = False  # whether samples are delivered individually, not in batches
+    # The batch size that the order was made for; None if any size reads the same samples in the same order.
     order_size: int | None = None
-    sharding: Sharding | None = None
-    is_dealt: bool = False
-    reads_all: bool = False
-    obstacle: str | None = None
-    undivided: Batching | None = None
+    # Samples, or batches if those are dealt, that all ranks together take per step.
+    step: int = 1
+
+    # How the epoch is divided among ranks.
+    sharding: Sharding | None = None  # None reads everything
+    is_divided: bool = False  # by this batching, or by the user's sampler itself
+    is_dealt: bool = False  # whether the ranks take whole batches of a batch sampler in turn
+    reads_all: bool = False  # whether the user has said that every rank reads everything
+    obstacle: str | None = None  # why the epoch is not divided, although it would be if that were possible
+    undivided: Batching | None = None  # what to use on a single rank instead
     find: Callable[[], tuple[int, int]] = find_rank
-    division: Division | None = None
+    division: Division | None = None  # the rank whose part of each step to read, once `settle` has found it
 
     @classmethod
     def choose(
@@ -395,70 +332,72 @@ class Batching:
     ) -> Batching:
         """Return the batching that the options of a loader describe; `make` makes a missing sampler.
 
-        Raises
-        ------
-        ValueError
-            Two options exclude each other.
-        TypeError
-            The dataset has no length and there is no sampler, or a sampler does not fit; see `check_fits`.
+        Options that exclude each other raise `ValueError`; a dataset without a length or a sampler that does
+        not fit raises `TypeError`.
         """
         if iterable and (shuffle or given is not None):
             asked = "shuffle" if shuffle or given is None else given.name
             raise BadValue(f"an iterable dataset determines its own order: {asked} cannot be given")
         if given is not None:
             check_fits(given, dataset, batch_size, own_order)
-        if given is not None and given.in_batches:
+        batches = given.given if given is not None and given.in_batches else None
+        sampler: Any = None
+        order: FindOrder = _no_order
+        order_size = None
+        if batches is not None:
             if batch_size != 1 or shuffle or drop_last:
                 raise BadValue(_EXCLUDED)
-            batches = given.given
+            # Batch samplers of PyTorch and Paddle have it; a user-defined class may use the name differently.
             size = getattr(batches, "batch_size", None)
-            if not isinstance(size, int | np.integer) or size < 1:
-                size = None  # a user-defined class may use the name differently
-            return cls(
-                None,
-                batches,
-                None if size is None else int(size),
-                None,
-                isinstance(batches, BatchSampler) and batches.drop_last,
-                seed,
-                given,
-                given.order or _no_order,
-                order_size=batches.batch_size if isinstance(batches, BucketSampler) else None,
-            )
-        if given is not None and shuffle:
-            raise BadValue("sampler determines the order: shuffle cannot be given as well")
-        size, single = 1 if batch_size is None else check_count("batch_size", batch_size), batch_size is None
-        if iterable:
-            return cls(None, None, size, batch_size, drop_last, seed, iterable=True, single=single)
-        if given is not None:
-            sampler, order = given.given, given.order or _no_order
+            size = int(size) if isinstance(size, int | np.integer) and size >= 1 else None
+            drop_last = isinstance(batches, BatchSampler) and batches.drop_last
+            # Another batch size would sort a bucket differently, so a state of one does not fit the other.
+            order_size = batches.batch_size if isinstance(batches, BucketSampler) else None
         else:
-            check_sized("a dataset without a sampler", dataset)
-            sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
-            order = sampler.order if isinstance(sampler, Sampler) else _no_order
-        return cls(sampler, None, size, batch_size, drop_last, seed, given, order, single=single)
+            if given is not None and shuffle:
+                raise BadValue("sampler determines the order: shuffle cannot be given as well")
+            size = 1 if batch_size is None else check_count("batch_size", batch_size)
+            if given is not None:
+                sampler = given.given
+            elif not iterable:
+                check_sized("a dataset without a sampler", dataset)
+                sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
+                order = sampler.order if isinstance(sampler, Sampler) else _no_order
+        return cls(
+            sampler,
+            batches,
+            size,
+            None if batches is not None else batch_size,
+            drop_last,
+            seed,
+            given,
+            order if given is None else given.order or _no_order,
+            iterable,
+            single=batches is None and batch_size is None,
+            order_size=order_size,
+            step=size or 1,
+            is_divided=given is not None and given.divides,
+        )
 
     def divide(self, shard: object, uneven: object, *, dataset: object, in_order: bool) -> Batching:
         """Return a batching that is divided among ranks, or this one if `shard` is None.
 
-        Raises
-        ------
-        ValueError
-            Two options exclude each other, the ranks might not agree on an order, or the samples do not
-            divide evenly.
-        TypeError
-            `shard` is not 'auto', a pair or None.
+        Raises `ValueError` if the ranks might not agree on an order, or the samples do not divide evenly.
         """
-        sharding = Sharding.of(shard, uneven)
-        if sharding is None:
+        if shard is None:
+            check_word("uneven", uneven, UNEVEN)
             return self
+        sharding = Sharding.of(shard, uneven)
         try:
             divided = self._divide(sharding, dataset, in_order)
         except ValueError:
-            if not sharding.is_alone:  # a single rank has nobody to disagree with
+            # A single rank has nobody to disagree with, so shard=(0, 1) is never refused: it is how a user
+            # says that every process reads everything.
+            if not sharding.is_alone:
                 raise
             return replace(self, reads_all=True)
         if divided.seed is None:
+            # Nothing random needs no seed, but `sample_rng` does, and ranks must not draw one each.
             if not divided._is_seeded:
                 divided = replace(divided, seed=0)
             elif not sharding.is_alone:
@@ -474,20 +413,18 @@ class Batching:
 
         An iterable dataset or a sampler that may yield other indices on each rank, or that divides already,
         stays as it is. So does everything on a single rank.
-
-        Raises
-        ------
-        ValueError
-            `uneven` has an unknown value, or is 'error' and the samples do not divide evenly.
         """
+        # PyTorch programs that were never meant to be divided run under Slurm or MPI too.
         self = replace(self, find=find_torch_rank)
         sharding = Sharding.of("auto", uneven)
-        if sharding is None or (self.given is not None and self.given.divides):
+        if self.is_divided:
             return self
         if self.iterable:
             return replace(self, obstacle=_ITEMS_OBSTACLE)
         try:
             divided = self._divide(replace(sharding, find=self.find), dataset, in_order)
+            # PyTorch accepts any sampler, so what is not certain to be the same on every rank stays as it is;
+            # the loader warns of it when an epoch begins.
             if divided.order(0, 0) is None:
                 name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
                 raise ValueError(f"{name} may differ between ranks: {_IF_ALIKE}")
@@ -510,6 +447,7 @@ class Batching:
                 "uneven='repeat', 'drop' or 'error'"
             )
         if self.iterable:
+            # Every rank reads all items and keeps its own, so all of them see the same end.
             if sharding.uneven == "error":
                 raise ValueError(
                     "the length of an iterable dataset is not known in advance: choose uneven='pad', "
@@ -521,14 +459,23 @@ class Batching:
                     f"epoch, but a {type(dataset).__name__} can be read only once: pass an IterableDataset "
                     "whose __iter__ starts over"
                 )
-            return replace(self, sharding=sharding)
+            return replace(self, sharding=sharding, is_divided=True)
+        # What the loader made has an order; what the user passed may have to be iterated by every rank.
         source: Any = self.sampler if self.given is None else find_shared(self.given)
         if source is None:
             if sharding.uneven == "error":
                 _sized(self.batch_sampler)
-            return replace(self, sharding=sharding, is_dealt=self.sampler is None)
-        drop_last = self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False))
-        return replace(self, sampler=source, order=source.order, drop_last=drop_last, sharding=sharding)
+            dealt = self.sampler is None
+            step = 1 if dealt else self.step
+            return replace(self, sharding=sharding, is_divided=True, is_dealt=dealt, step=step)
+        return replace(
+            self,
+            sampler=source,
+            order=source.order,
+            drop_last=self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False)),
+            sharding=sharding,
+            is_divided=True,
+        )
 
     def _check_if_even(self) -> None:
         if self.sharding is None or self.sharding.uneven != "error":
@@ -543,24 +490,22 @@ class Batching:
     def _is_seeded(self) -> bool:
         """Whether the order depends on the seed."""
         order = self.order(0, 0)
+        # In doubt it does: an order of the user's may use the seed, and asking for one costs less than ranks
+        # that read different samples.
         if isinstance(order, Mixed):
             return order.shuffle
         return not isinstance(order.base if isinstance(order, Mapped) else order, InOrder | None)
 
     def settle(self) -> Batching:
-        """Return this batching for the rank that this process has now.
-
-        Raises
-        ------
-        ValueError
-            The environment is inconsistent.
-        """
+        """Return this batching for the rank that this process has now; raises like `find_rank`."""
         if self.sharding is None:
             return self
+        # Not when the loader is made: Lightning runs a script until `fit` before it starts the other ranks,
+        # and a process group may begin after the loader is made.
         division = self.sharding.divide()
         if self.undivided is not None and division.world_size == 1:
             return self.undivided
-        return replace(self, division=division)
+        return replace(self, division=division, step=self.step * division.world_size)
 
     def check_even(self, position: int = 0) -> None:
         """Raise `ValueError` if samples do not divide among the ranks and `uneven` is 'error'."""
@@ -573,17 +518,6 @@ class Batching:
         assert self.size is not None
         self.division.check_even(self.count_samples() - position, self.size, drop_last=self.drop_last)
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether the epoch is divided among ranks, by this batching or by the sampler itself."""
-        return self.sharding is not None or (self.given is not None and self.given.divides)
-
-    @property
-    def step(self) -> int:
-        """Samples, or batches if those are dealt, that all ranks together take per step."""
-        size = 1 if self.is_dealt else self.size or 1
-        return size * (1 if self.division is None else self.division.world_size)
-
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
         order, size, division = self.order(seed, epoch), self.size or 1, self.division
@@ -594,10 +528,13 @@ class Batching:
             if division is not None:
                 return DealtPlan(self.batch_sampler, division, base)
             return SampledPlan(self.batch_sampler)
-        if division is not None:  # the sampler, whose epoch has been set, yields the same on all ranks
+        if division is not None:
+            # The sampler, whose epoch has been set, yields the same on all ranks. Listed, it can be sliced,
+            # so that a resume with another number of ranks divides it anew.
             listed = Listed(list(walk(self.sampler))).order(seed, epoch)
             return OrderedPlan(listed, size, self.drop_last, division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
+            # PyTorch's way to load in bulk: each "index" is a list, and the dataset returns a whole batch.
             order = self.sampler.order(seed, epoch)
             if order is not None:
                 return BulkPlan(OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last), base)
@@ -613,10 +550,7 @@ class Batching:
     def count(self, least: int = 1) -> int:
         """Return the number of batches per epoch, without a last one of fewer than `least` samples.
 
-        Raises
-        ------
-        TypeError
-            The number is unknown.
+        Raises `TypeError` if the number is unknown.
         """
         if self.batch_sampler is not None and (self.division is None or self.is_dealt):
             batches = len(_sized(self.batch_sampler))
@@ -628,6 +562,7 @@ class Batching:
 
     def count_last(self) -> int | None:
         """Return the number of samples in an epoch's last batch, or None if it is not known in advance."""
+        # Ranks share the last step evenly, so what a divided epoch ends with depends on their number.
         order = None if self.drop_last or self.sharding is not None else self.order(0, 0)
         if order is None or self.size is None:
             return None
@@ -679,6 +614,7 @@ class EpochSetter:
         """Set the epoch of the samplers that nobody else sets."""
         known, self._known = self._known, []
         for sampler, seen in known:
+            # One that has changed is dropped for good: setting it again would undo what the user has set.
             if getattr(sampler, "epoch", None) == seen:
                 sampler.set_epoch(epoch)
                 self._known.append((sampler, getattr(sampler, "epoch", None)))

@@ -64,6 +64,7 @@ class Division:
 
     def pads(self, left: int | None, *, drop_last: bool) -> bool:
         """Return whether batches have masks, if `left` samples are left in the epoch, None if unknown."""
+        # All batches of an epoch or none, on all ranks: a loop that unpacks a mask must always get one.
         if self.uneven != "pad" or drop_last or self.world_size == 1:
             return False
         return left is None or left % self.world_size > 0
@@ -81,6 +82,8 @@ class Division:
 
     def own(self, left: int, batch_size: int) -> tuple[int, int]:
         """Return how many samples of the next batch count and how many it has, if `left` samples remain."""
+        # Computed and never counted as batches arrive: if one rank had a batch less, all others would wait
+        # for its gradients without end.
         if left >= batch_size * self.world_size:
             return batch_size, batch_size
         _, own, size = span(left, self.world_size, self.rank, self.uneven)
@@ -141,7 +144,8 @@ class Share(Computed):
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         division, end = self.division, len(self.base)
-        # A batch larger than the share is the share: so all numbers stay within 64 bits.
+        # A batch larger than the share is the share. So all numbers stay within 64 bits, even for a batch
+        # size of sys.maxsize, by which users mean "everything".
         size = min(self.batch_size, max(-(-(end - self.start) // division.world_size), 1))
         full, left = divmod(end - self.start, size * division.world_size)
         begin, own, _ = span(left, division.world_size, division.rank, division.uneven)
@@ -154,23 +158,17 @@ class Share(Computed):
         if hasattr(self.base, "at"):
             entries: IndexArray = self.base.at(found)
             return entries
-        # A user's order can only be sliced, so consecutive positions are read together.
+        # A user's order can only be sliced, so runs of consecutive positions are read together: one slice for
+        # each batch of a step instead of one for each sample.
         runs = np.split(found, np.flatnonzero(np.diff(found) != 1) + 1)
         return np.concatenate(
             [np.asarray(self.base.slice(int(run[0]), int(run[-1]) + 1), np.int64) for run in runs]
         )
 
 
-def cut(indices: Indices, places: int, remainder: str) -> tuple[list[Indices], list[int]]:
+def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list[int]]:
     """Cut a batch into equal parts; return them, and how many samples of each count.
 
-    Raises
-    ------
-    LoaderError
-        The batch does not divide evenly, and `remainder` is 'error'.
-
-    Examples
-    --------
     >>> cut(range(6), 2, "error")
     ([range(0, 3), range(3, 6)], [3, 3])
     >>> cut([7, 8, 9, 4, 5], 2, "drop")
@@ -179,16 +177,17 @@ def cut(indices: Indices, places: int, remainder: str) -> tuple[list[Indices], l
     ([[7, 8, 9], [4, 5, 5]], [3, 2])
     """
     count = len(indices)
-    if count % places and remainder == "error":
+    if count % places and uneven == "error":
         raise LoaderError(
             f"a batch of {count} samples cannot be cut into {places} equal parts; choose a batch_size that "
-            "the number of places divides, drop_last=True for the last batch, or remainder='drop' or 'pad'"
+            "the number of places divides, drop_last=True for the last batch, or uneven='drop' or 'pad'"
         )
-    if count % places and remainder == "pad":
+    if count % places and uneven == "pad":
+        # A list, because repeating the last index of a range would make it another type than its neighbors.
         indices = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     parts, counted = [], []
     for place in range(places):
-        begin, own, size = span(count, places, place, remainder)
+        begin, own, size = span(count, places, place, uneven)
         part: Indices = indices[begin : begin + own]
         if own < size:  # a place without a sample of its own repeats the batch's last one
             part = [*part, (part if own else indices)[-1]]
@@ -215,19 +214,9 @@ class Sharding:
     find: Callable[[], tuple[int, int]] = find_rank
 
     @classmethod
-    def of(cls, shard: object, uneven: object) -> Sharding | None:
-        """Return the options, or None if `shard` is None.
-
-        Raises
-        ------
-        ValueError
-            An option has an unknown value, or the rank is not below the world size.
-        TypeError
-            `shard` is not 'auto', a pair or None.
-        """
+    def of(cls, shard: object, uneven: object) -> Sharding:
+        """Return the options; raise `ValueError` or `TypeError` unless `shard` is 'auto' or a valid pair."""
         check_word("uneven", uneven, UNEVEN)
-        if shard is None:
-            return None
         if isinstance(shard, str):
             check_word("shard", shard, ("auto",))
             return cls(None, str(uneven))
@@ -250,17 +239,11 @@ class Sharding:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What workers know about the distributed run their loader belongs to.
+    """What workers know about the distributed run their loader belongs to."""
 
-    Attributes
-    ----------
-    ranks : tuple of int or None
-        Rank and world size. None if the environment is inconsistent; then asking for them raises the error.
-    salt : tuple of int
-        Numbers mixed into the workers' seeds in addition to the worker numbers.
-    """
-
+    # Rank and world size. None if the environment is inconsistent; then asking for them raises the error.
     ranks: tuple[int, int] | None = None
+    # Numbers mixed into the workers' seeds in addition to the worker numbers.
     salt: tuple[int, ...] = ()
 
     @classmethod

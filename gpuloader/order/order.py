@@ -81,27 +81,33 @@ def check_whole(name: str, value: object, limit: int) -> int:
     return int(value)
 
 
-def _check_fields(order: object, **limits: int) -> None:
-    """Replace the named fields of a frozen order by Python integers, checked to be below their limits."""
-    for name, limit in limits.items():
-        object.__setattr__(order, name, check_whole(name, getattr(order, name), limit))
-
-
+# Half of what a 64-bit integer holds, so that a sum of two positions never overflows.
 _COUNTS, _WORDS = 2**62 + 1, 2**64
+_LIMITS = {"count": _COUNTS, "draws": _COUNTS, "seed": _WORDS, "epoch": _WORDS}
 
 
 class Computed:
     """Base class of orders whose entries are computed from their positions.
 
-    An order keeps the chunk it computed last, and a table if it needs one. Any thread may slice it: both
-    are replaced atomically, and at worst two threads compute the same chunk twice.
+    An order keeps the chunk it computed last, and a table if it needs one.
     """
+
+    # Any thread may slice an order. Both are replaced atomically, so that at worst two threads compute the
+    # same chunk twice, which costs less than a lock for every slice.
 
     _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
     _kept: NDArray[Any] | None = None
 
+    draws: Any  # the number of entries
+
+    def __post_init__(self) -> None:
+        for name, limit in _LIMITS.items():
+            if name in vars(self):
+                object.__setattr__(self, name, check_whole(name, vars(self)[name], limit))
+
     def __len__(self) -> int:
-        raise NotImplementedError
+        length: int = self.draws
+        return length
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -116,6 +122,7 @@ class Computed:
         if start == stop:
             return np.empty(0, np.int64)
         first, last = start // _CHUNK, (stop - 1) // _CHUNK
+        # A slice of many chunks is computed as it is: keeping its last chunk would not help the next slice.
         if last - first > 1:
             return self.at(np.arange(start, stop))
         pieces = [
@@ -128,6 +135,7 @@ class Computed:
         kept, chunk = self._chunk
         if kept != number:
             chunk = self.at(np.arange(number * _CHUNK, min((number + 1) * _CHUNK, len(self))))
+            # Slices share it, so a user's function that writes to its indices must fail here.
             chunk.flags.writeable = False
             object.__setattr__(self, "_chunk", (number, chunk))
         return chunk
@@ -200,15 +208,15 @@ class Shuffled(Computed):
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self, count=_COUNTS, seed=_WORDS, epoch=_WORDS)
-        if self.draws is not None:
-            _check_fields(self, draws=self.count + 1)
-
-    def __len__(self) -> int:
-        return self.count if self.draws is None else self.draws
+        if self.draws is None:
+            object.__setattr__(self, "draws", self.count)
+        super().__post_init__()
+        check_whole("draws", self.draws, self.count + 1)
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
+        # Sorted once, a short permutation is a table that costs nothing to read. A long one would take
+        # seconds and 8 bytes per sample, on every rank, so it is computed where it is asked for.
         if self.count <= SORTED_AT_MOST:
             permutation: IndexArray = self._table()
             return permutation[positions]
@@ -240,12 +248,6 @@ class Repeated(Computed):
     seed: int
     epoch: int
 
-    def __post_init__(self) -> None:
-        _check_fields(self, count=_COUNTS, draws=_COUNTS, seed=_WORDS, epoch=_WORDS)
-
-    def __len__(self) -> int:
-        return self.draws
-
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         turns, within = np.divmod(positions, self.count)
@@ -272,16 +274,15 @@ class Drawn(Computed):
     epoch: int
 
     def __post_init__(self) -> None:
-        _check_fields(self, count=_COUNTS, draws=_COUNTS, seed=_WORDS, epoch=_WORDS)
+        super().__post_init__()
         if self.draws and not self.count:
             raise ValueError(f"cannot draw {self.draws} indices: there are no samples")
-
-    def __len__(self) -> int:
-        return self.draws
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, DRAWN))
+        # The remainder favors small indices by less than count / 2**64, which no epoch is long enough to
+        # show.
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
@@ -300,11 +301,8 @@ class Weighted(Computed):
     epoch: int
 
     def __post_init__(self) -> None:
-        _check_fields(self, draws=_COUNTS, seed=_WORDS, epoch=_WORDS)
+        super().__post_init__()
         object.__setattr__(self, "weights", as_weights(self.weights, self.draws, self.replacement))
-
-    def __len__(self) -> int:
-        return self.draws
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
@@ -319,6 +317,7 @@ class Weighted(Computed):
             # cumsum adds one weight after another: a pairwise sum may round differently on another machine.
             bounds = np.cumsum(self.weights)
             bounds /= bounds[-1]
+            # Rounding may leave the last bound below 1, and a weight of 0 behind it must never be drawn.
             bounds[chosen[-1] :] = np.inf
             return bounds
         # The smallest of exponential variables whose rates are the weights (Efraimidis and Spirakis 2006)
@@ -329,6 +328,7 @@ class Weighted(Computed):
     def _uniform(self, positions: IndexArray) -> NDArray[np.float64]:
         """Return for each position a number between 0 and 1, both excluded."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, WEIGHTED))
+        # 52 bits and a half: exact as a float, and never 0, of which there is no logarithm.
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
@@ -357,6 +357,7 @@ def as_weights(
     if draws > (0 if not positive else draws if replacement else positive):
         how = "with" if replacement else "without"
         raise BadValue(f"cannot draw {draws} indices {how} replacement: {positive} weights are above 0")
+    # Sums that overflow would make every bound infinite, and the first sample the only one drawn.
     if positive and array.max() > np.finfo(np.float64).max / array.size:
         raise BadValue("the sum of the weights may exceed the range of float64; scale the weights down")
     array.flags.writeable = False
@@ -413,6 +414,8 @@ class Bucketed(Computed):
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
+        # The samples that fill no batch are the last of the shuffled order, so they are chosen at random and
+        # not by their length.
         whole, size = len(self) - len(self) % self.batch_size, self.batch_size * self.pool
         found = np.empty(len(positions), np.int64)
         pools = np.where(positions < whole, positions // size, -1)
@@ -430,6 +433,7 @@ class Bucketed(Computed):
         if kept != number:
             size = self.batch_size * self.pool
             drawn = self.base.slice(number * size, min((number + 1) * size, whole))
+            # Stable, so that samples of one length keep their random order on every machine.
             ascending = drawn[np.argsort(self.lengths[drawn], kind="stable")]
             batches = ascending.reshape(-1, self.batch_size)
             key = derive_key(self.base.seed, self.base.epoch, BUCKETED, number)
@@ -500,6 +504,7 @@ def plan_stages(sizes: Sequence[int], weights: Sequence[float], at_end: str) -> 
     >>> [stage.counts for stage in plan_stages([4, 9], [1, 1], "drop")]
     [(4, 4), (0, 5)]
     """
+    # Read at a speed proportional to its weight, a dataset ends at the time size / weight.
     ends = [size / weight for size, weight in zip(sizes, weights, strict=True)]
     times = {"stop": [min(ends)], "repeat": [max(ends)], "drop": sorted(set(ends))}[at_end]
     if sum(weights) * times[-1] >= _MOST:
@@ -523,6 +528,7 @@ def plan_stages(sizes: Sequence[int], weights: Sequence[float], at_end: str) -> 
 def _reached(size: int, weight: float, time: float, at_end: str) -> int:
     """Return how many samples of a dataset an epoch has read at a time."""
     if at_end == "repeat":
+        # At least once in full, although the weight of the one that ends last may round down.
         return max(round(weight * time), size)
     return size if size / weight <= time else min(round(weight * time), size)
 
@@ -556,6 +562,8 @@ class Mixed(Computed):
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
+        # Block by block, because a block is shuffled as a whole; the one computed last is kept, as most
+        # slices lie in it.
         starts = np.array([stage.start for stage in self._stages])
         stages = np.searchsorted(starts, positions, side="right") - 1
         blocks, within = np.divmod(positions - starts[stages], _BLOCK)
@@ -593,6 +601,7 @@ class Mixed(Computed):
         passes, within = np.divmod(ranks, size)
         if not self.shuffle or size == 1:
             return within
+        # A new permutation for every pass over a dataset: the old one again would repeat its neighborhoods.
         for turn in np.unique(passes).tolist():
             here = slice(*np.searchsorted(passes, [turn, turn + 1]).tolist())
             within[here] = self._permutation(owner, turn).at(within[here])
@@ -653,6 +662,7 @@ class Stretch:
 
     def indices(self) -> IndexArray:
         """Return the dataset indices of the samples."""
+        # Only here is the order evaluated. A device that holds the order itself never asks.
         part = self.order.slice(self.first, self.last + 1)
         found = np.arange(part.start, part.stop) if isinstance(part, range) else part
         return found if len(found) == self.count else found[np.minimum(np.arange(self.count), len(found) - 1)]

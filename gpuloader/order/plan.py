@@ -48,11 +48,13 @@ class OrderedPlan:
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
         order, size, drop_last = self.order, self.batch_size, self.drop_last
+        # Alone and from the start, the order is its own share, and an order in sequence stays a range.
         if self.division.world_size > 1 or self.base:
             order, drop_last = Share(order, self.base, size, self.division, drop_last), False
         end = len(order)
         if drop_last:
             end -= end % size
+        # Small batches are looked up many at a time, because the cost of a slice is mostly the call.
         chunk = max(_AHEAD // size, 1) * size
         for first in range(start * size, end, chunk):
             part = order.slice(first, min(first + chunk, end))
@@ -122,15 +124,9 @@ class DealtPlan:
         return self.division.pads(left, drop_last=False)
 
     def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of batch `start` and of every later one.
-
-        Raises
-        ------
-        LoaderError
-            The last step lacks batches, and `division.uneven` is 'error'.
-        """
+        """Yield the indices of batch `start` and of every later one."""
         rank, world_size, uneven = self.division.rank, self.division.world_size, self.division.uneven
-        pads = self.pads
+        pads = self.pads  # asked once, because the sampler's length may be expensive
         listed = map(_as_sequence, walk(self.sampler))
         begin = self.base + start * world_size
         first = list(itertools.islice(listed, min(begin, world_size)))
@@ -169,6 +165,8 @@ class GroupedPlan:
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
         indices = walk(self.sampler)
+        # A sampler that only yields cannot be entered in its middle, so what came before is drawn and
+        # dropped.
         skip(indices, self.base + start * self.batch_size, self.batch_size, "the sampler")
         while batch := list(itertools.islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
@@ -204,21 +202,19 @@ class ShardedPlan:
 
     plan: Plan
     shards: int
-    remainder: str
+    uneven: str
     own: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of part `start` and of every later one.
-
-        Batches with fewer samples than there are parts are skipped if the remainder is dropped; their parts
-        get no numbers.
-        """
-        # A batch sampler may yield such a batch anywhere; otherwise only the last batch can be one.
+        """Yield the indices of part `start` and of every later one."""
+        # Batches with fewer samples than there are places are skipped if uneven samples are dropped, and
+        # their parts get no numbers. A batch sampler may yield such a batch anywhere; otherwise only the last
+        # batch can be one.
         entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
         number = entered * self.shards
         divided = self.plan if isinstance(self.plan, OrderedPlan) and self.plan.pads else None
         for entry, indices in enumerate(self.plan.batches(entered), entered):
-            parts, own = cut(indices, self.shards, self.remainder)
+            parts, own = cut(indices, self.shards, self.uneven)
             if not len(parts[0]):
                 continue
             if divided is not None:
@@ -228,7 +224,7 @@ class ShardedPlan:
                 own = [min(max(counted - begin, 0), count) for begin, count in zip(begins, own, strict=False)]
             for part, count in zip(parts, own, strict=True):
                 if number >= start:
-                    if self.remainder == "pad" or divided is not None:
+                    if self.uneven == "pad" or divided is not None:
                         self.own[number] = count, len(part)
                     yield part
                 number += 1

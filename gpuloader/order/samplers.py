@@ -135,7 +135,7 @@ class _Seeded(Sampler[int]):
 
 
 class RandomSampler(_Seeded):
-    """A sampler of random indices of a dataset.
+    """A sampler of random indices of a dataset, which must not be empty, as in PyTorch and Paddle.
 
     Parameters
     ----------
@@ -144,19 +144,12 @@ class RandomSampler(_Seeded):
     replacement : bool
         Whether an index may be drawn again before all others have been drawn.
     num_samples : int, optional
-        Number of indices per epoch; None means the dataset's length. Without replacement, a number beyond the
-        dataset's length draws one permutation of the dataset after another.
+        Indices per epoch, 1 or more; None means the dataset's length. Without replacement, more than that
+        draws one permutation of the dataset after another.
     generator : torch.Generator, iterator, numpy.random.Generator or numpy.random.RandomState, optional
         A ``torch.Generator`` gives the sampler its seed, drawn once when the sampler is made, in place of the
         loader's. An iterator of indices is read on by each epoch until it ends. A NumPy generator draws the
         indices of each epoch itself.
-
-    Raises
-    ------
-    TypeError
-        The data source has no length, `replacement` is not a boolean, or the generator has another type.
-    ValueError
-        `num_samples` is not an integer of 1 or more, or the dataset is empty, as in PyTorch and Paddle.
 
     Examples
     --------
@@ -245,14 +238,6 @@ class WeightedRandomSampler(_Seeded):
     generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
         Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
 
-    Raises
-    ------
-    TypeError
-        `replacement` is not a boolean, or the generator has another type.
-    ValueError
-        The weights are not finite numbers of 0 or more, too few are above 0, or `num_samples` is not an
-        integer of 1 or more.
-
     Examples
     --------
     >>> list(WeightedRandomSampler([0, 1, 0], num_samples=3))
@@ -282,19 +267,10 @@ class WeightedRandomSampler(_Seeded):
 
 
 class SubsetRandomSampler(_Seeded):
-    """A sampler of the given indices in random order.
+    """A sampler of the given indices, of which there may be none, in random order.
 
-    Parameters
-    ----------
-    indices : sequence of int
-        The indices; there may be none.
-    generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
-        Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
-
-    Raises
-    ------
-    TypeError
-        `indices` is not a list of integers, or the generator has another type.
+    A ``torch.Generator`` or one of NumPy gives the sampler its seed, drawn once when the sampler is made.
+    Without one it uses the loader's seed.
 
     Examples
     --------
@@ -330,11 +306,7 @@ class MixSampler(Sampler[int]):
         return self._length
 
     def mixes_like(self, other: object) -> bool:
-        """Return whether another sampler mixes datasets of the same lengths in the same way, shuffled or not.
-
-        >>> MixSampler([2], [1], "stop", shuffle=True).mixes_like(MixSampler([2], [1], "stop", shuffle=False))
-        True
-        """
+        """Return whether another sampler mixes datasets of these lengths in the same way, shuffled or not."""
         return isinstance(other, MixSampler) and other._terms[:-1] == self._terms[:-1]
 
     def __iter__(self) -> Iterator[int]:
@@ -346,20 +318,12 @@ class MixSampler(Sampler[int]):
 
 
 def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
-    """Return the sampler that a loader makes of a dataset.
-
-    >>> list(make_sampler("abc", False))
-    [0, 1, 2]
-    """
+    """Return the sampler that a loader makes of a dataset."""
     return RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
 
 
 def check_sized(name: str, value: object) -> Sized:
-    """Return `value`, or raise `TypeError` if it has no length.
-
-    >>> check_sized("data_source", "abc")
-    'abc'
-    """
+    """Return `value`, or raise `TypeError` if it has no length."""
     if not isinstance(value, Sized):
         raise BadType(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
     len(value)  # an iterable dataset raises its own explanation
@@ -372,6 +336,9 @@ def check_sized(name: str, value: object) -> Sized:
 class BatchSampler(Sampler[list[int]]):
     """A sampler that groups indices into batches.
 
+    PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` works as well if the first argument has no
+    `__getitem__`: a number cannot be a sampler, and a map-style dataset always has `__getitem__`.
+
     Parameters
     ----------
     dataset : sized, optional
@@ -379,24 +346,11 @@ class BatchSampler(Sampler[list[int]]):
     sampler : iterable of int, optional
         The indices to group.
     shuffle : bool
-        Whether to shuffle the dataset's indices.
+        Whether to shuffle the dataset's indices; excludes `sampler`.
     batch_size : int
         Samples per batch, 1 or more.
     drop_last : bool
         Whether to drop a shorter last batch.
-
-    Raises
-    ------
-    TypeError
-        The dataset has no length, the sampler is not iterable, or a flag is not a boolean.
-    ValueError
-        Both or neither of `dataset` and `sampler` are given, `shuffle` is combined with a sampler, or the
-        batch size is not an integer of 1 or more.
-
-    Notes
-    -----
-    PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` works as well if the first argument has no
-    `__getitem__`: a number cannot be a sampler, and a map-style dataset always has `__getitem__`.
 
     Examples
     --------
@@ -436,7 +390,6 @@ class BatchSampler(Sampler[list[int]]):
             raise BadType(f"sampler must be an iterable of indices, got {type(given).__name__}")
         else:
             self.sampler = given
-        super().__init__()
         self.shuffle = bool(shuffle)
         self.batch_size = check_count("batch_size", batch_size)
         self.drop_last = bool(drop_last)
@@ -468,11 +421,9 @@ class DistributedBatchSampler(BatchSampler):
         The map-style dataset.
     batch_size : int
         Samples per batch of one rank, 1 or more.
-    num_replicas : int, optional
-        The world size. By default, a process group of torch.distributed or the launcher's environment
-        variables determine it whenever an epoch begins, else it is 1.
-    rank : int, optional
-        This process's rank, from 0. By default, found in the same way.
+    num_replicas, rank : int, optional
+        The world size, and this process's rank, from 0. By default, a process group of torch.distributed or
+        the launcher's environment variables determine them whenever an epoch begins, else they are 1 and 0.
     shuffle : bool
         Whether to shuffle the dataset differently in every epoch, but identically on all ranks.
     drop_last : bool
@@ -483,14 +434,8 @@ class DistributedBatchSampler(BatchSampler):
 
     Raises
     ------
-    TypeError
-        The dataset has no length, or a flag is not a boolean.
     ValueError
         A number is out of range, or, when an epoch begins, the environment is inconsistent.
-
-    See Also
-    --------
-    gpuloader.order.worker_info.find_rank : lists the environment variables.
 
     Examples
     --------
@@ -529,13 +474,7 @@ class DistributedBatchSampler(BatchSampler):
         return check_whole("rank", find_rank()[0] if self._rank is None else self._rank, self.nranks)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which overrides the loader's epoch count from then on.
-
-        Raises
-        ------
-        ValueError
-            The epoch is not an integer of 0 or more.
-        """
+        """Set the epoch, 0 or more, which overrides the loader's epoch count from then on."""
         self.epoch = check_whole("epoch", epoch, 2**64)
         self._has_epoch = True
 
@@ -559,10 +498,7 @@ class DistributedBatchSampler(BatchSampler):
         return _count_batches(len(self._share(0)), self.batch_size, self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
-        """Return this rank's indices of the epoch set with `set_epoch`, or else of `epoch`.
-
-        Returns None if a subclass overrides `__iter__`.
-        """
+        """Return this rank's indices of the epoch set with `set_epoch`, or else of `epoch`."""
         if type(self).__iter__ is not DistributedBatchSampler.__iter__:
             return None
         return self._share(self.epoch if self._has_epoch else epoch)
@@ -614,13 +550,6 @@ class BucketSampler(BatchSampler):
         Whether to drop a smaller last batch.
     pool : int
         Batches to sort together, 1 or more. More of them make lengths more similar and batches less random.
-
-    Raises
-    ------
-    TypeError
-        The dataset has no length, `key` is not callable, or a flag is not a boolean.
-    ValueError
-        A length is not a finite number, or a number is out of range.
 
     Examples
     --------
@@ -713,11 +642,7 @@ def _as_lengths(lengths: Any) -> NDArray[Any]:
 
 
 def walk(sampler: Iterable[T]) -> Iterator[T]:
-    """Yield what a sampler yields.
-
-    >>> list(walk([3, 1]))
-    [3, 1]
-    """
+    """Yield what a sampler yields."""
     try:
         yield from open_sampler(sampler)
     except QueueClosed as error:  # which would end the epoch without an error
@@ -725,11 +650,7 @@ def walk(sampler: Iterable[T]) -> Iterator[T]:
 
 
 def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
-    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator.
-
-    >>> next(open_sampler([3, 1]))
-    3
-    """
+    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator."""
     try:
         return Steady.of(iter(sampler))
     except TypeError as error:

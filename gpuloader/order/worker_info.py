@@ -19,7 +19,7 @@ _LAUNCHERS = (
 )
 
 
-def find_rank() -> tuple[int, int]:
+def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, int]:
     """Return the rank of this process, from 0, and the world size; (0, 1) without a known launcher.
 
     An initialized process group of torch.distributed takes precedence. Otherwise the first launcher with at
@@ -32,26 +32,6 @@ def find_rank() -> tuple[int, int]:
     ...     find_rank()
     (1, 4)
     """
-    return _find_rank(_LAUNCHERS)
-
-
-def find_torch_rank() -> tuple[int, int]:
-    """Return the rank and world size of a run of PyTorch; (0, 1) if there is none, and in case of doubt.
-
-    >>> from unittest.mock import patch
-    >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
-    ...     find_torch_rank()
-    (0, 1)
-    """
-    try:
-        # Not Slurm's and MPI's variables: a single process inherits them in a batch script, and PyTorch
-        # itself does not read them.
-        return _find_rank(_LAUNCHERS[:1])
-    except ValueError:
-        return 0, 1
-
-
-def _find_rank(launchers: Sequence[tuple[str, ...]]) -> tuple[int, int]:
     group = sys.modules.get("torch.distributed")  # a program that has not imported it has no process group
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank()), int(group.get_world_size())
@@ -70,6 +50,22 @@ def _find_rank(launchers: Sequence[tuple[str, ...]]) -> tuple[int, int]:
             )
         return _check(_parse(names[0]), _parse(names[1]), *names)
     return 0, 1
+
+
+def find_torch_rank() -> tuple[int, int]:
+    """Return the rank and world size of a run of PyTorch; (0, 1) if there is none, and in case of doubt.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
+    ...     find_torch_rank()
+    (0, 1)
+    """
+    try:
+        # Not Slurm's and MPI's variables: a single process inherits them in a batch script, and PyTorch
+        # itself does not read them.
+        return find_rank(_LAUNCHERS[:1])
+    except ValueError:
+        return 0, 1
 
 
 def _count_on_nodes() -> int:
@@ -203,11 +199,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def own_worker_info() -> WorkerInfo | None:
-    """Return information about the calling worker of a loader of this package, or None in any other thread.
-
-    >>> own_worker_info() is None
-    True
-    """
+    """Return information about the calling worker of a loader of this package; None in any other thread."""
     return _present.info
 
 

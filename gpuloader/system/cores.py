@@ -177,10 +177,7 @@ def find_cores_near(
 
 
 def bind(cores: Cores) -> None:
-    """Restrict the calling thread, and what it starts, to those of its cores that are in `cores`.
-
-    Does nothing if there are none, or on systems without affinity.
-    """
+    """Restrict the calling thread, and what it starts, to those of its cores that are in `cores`, if any."""
     near = cores & own_cores()
     if near:
         with contextlib.suppress(OSError):  # a sandbox may forbid it, or the core is gone

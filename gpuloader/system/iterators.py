@@ -12,17 +12,8 @@ from gpuloader.errors import ReaderError
 def refuse_read(items: object, what: str, instead: str) -> None:
     """Raise `ReaderError` if an object is a generator that has ended, so that nothing can be read from it.
 
-    Parameters
-    ----------
-    items : object
-        What is about to be read.
-    what : str
-        A name for it, with a verb, such as "the dataset is".
-    instead : str
-        What to do instead.
+    `what` names it, with a verb, and `instead` says what to do instead.
 
-    Examples
-    --------
     >>> numbers = (number for number in [1])
     >>> refuse_read(numbers, "the dataset is", "pass a list")
     >>> list(numbers)
@@ -38,7 +29,7 @@ def refuse_read(items: object, what: str, instead: str) -> None:
 def find_kept(begin: Callable[[], object]) -> Iterator[Any] | None:
     """Return the iterator that `begin` returns in every call; None if each call returns another one.
 
-    Call it only if a pass has yielded nothing, because it begins two more.
+    Call it only after a pass that has yielded nothing, because it begins two more.
 
     >>> kept = iter([1, 2])
     >>> find_kept(lambda: kept) is kept, find_kept(lambda: iter([1, 2]))

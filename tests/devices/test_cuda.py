@@ -122,7 +122,7 @@ def test_page_locking_is_exact_and_happens_once(runtime):
             pass
     assert runtime.calls["hostRegister"] == 1
     [nbytes] = runtime.registered.values()
-    [buffers] = loader._idle
+    [buffers] = loader._epochs._idle
     assert nbytes == buffers.ring.count * 512
     assert runtime.calls["hostUnregister"] == 0
 
@@ -274,7 +274,7 @@ class TestSeveralStreams:
                 record_stream(batch, side)
             del batch
             runtime.finish()
-        [lane] = loader._idle[0].lanes
+        [lane] = loader._epochs._idle[0].lanes
         assert all(slot.streams == [] for slot in lane._slots.free)
         assert (
             runtime.calls["eventRecord"] <= 30 + 30 + 5 + 10
@@ -500,8 +500,6 @@ class TestForkedChild:
         ({}, 0),
         ({"transforms": [Cast("0", "float32")]}, -1),
         ({"cache": "device"}, -1),
-        ({"copy_priority": "high"}, -1),
-        ({"copy_priority": "normal", "transforms": [Cast("0", "float32")]}, 0),
     ],
     ids=str,
 )
@@ -510,7 +508,7 @@ def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, mo
     loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", batch_size=2, **options)
     for batch in loader:
         del batch
-    [buffers] = loader._loading._idle
+    [buffers] = loader._epochs._idle
     assert buffers.lanes[0]._copy_stream.priority == priority
 
 
@@ -623,7 +621,7 @@ def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
     """Whichever call of an epoch fails, the next epoch reuses the same buffers."""
     loader = load(12)
     list(loader)
-    [buffers] = loader._idle
+    [buffers] = loader._epochs._idle
     original, fails = getattr(runtime, call), 0
     for nth in range(14):
         calls = itertools.count()
@@ -640,7 +638,7 @@ def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
         except LoaderError:
             fails += 1
         monkeypatch.setattr(runtime, call, original)
-        assert list(loader._idle) == [buffers]
+        assert list(loader._epochs._idle) == [buffers]
         assert buffers.ring.free == buffers.ring.count
         numbers = []
         for images, _ in loader:
@@ -682,7 +680,7 @@ class TestMemoryRunsOut:
                 with pytest.raises(StagingMemoryError):
                     kept = [next(epoch) for _ in range(9)]
                 runtime.memory_left = 1 << 40
-                [buffers] = loader._idle
+                [buffers] = loader._epochs._idle
                 assert buffers.ring.free == buffers.ring.count
                 assert device is open_device(CUDAPlace(0))
             kept = None
@@ -737,7 +735,7 @@ class TestDeviceMemory:
                 assert runtime.calls["malloc"] == 0
             runtime.calls.clear()
         gc.collect()
-        [buffers] = loader._idle
+        [buffers] = loader._epochs._idle
         [lane] = buffers.lanes
         assert len(runtime.memory) == len(lane._slots.free) + len(lane._slots.freed) <= 4
 
@@ -916,11 +914,11 @@ class TestAStreamBeingCaptured:
                     pass
             epoch.close()
             assert not loader_threads()
-            assert list(loader._idle) == []
+            assert list(loader._epochs._idle) == []
             list(load(3, places="cpu"))  # must not take what is left of the epoch, either
         found = [self.number(runtime, batch) for batch in loader]
         assert found == list(range(10))
-        [buffers] = loader._idle
+        [buffers] = loader._epochs._idle
         assert buffers.ring.free == buffers.ring.count
 
     def test_what_closes_late_does_so_at_the_latest_with_the_program(self, runtime, capture):
@@ -929,9 +927,9 @@ class TestAStreamBeingCaptured:
         next(epoch)
         with capture():
             epoch.close()
-        assert list(loader._idle) == []
+        assert list(loader._epochs._idle) == []
         pipeline_epoch._close_running()
-        [buffers] = loader._idle
+        [buffers] = loader._epochs._idle
         assert buffers.ring.free == buffers.ring.count
 
     def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):

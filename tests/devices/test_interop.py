@@ -69,7 +69,7 @@ class TestOnAHost:
             assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             pointers.append(pointer(name, batch))
             del batch
-        [buffers] = loader._loading._idle
+        [buffers] = loader._epochs._idle
         buffers.ring.drain()
         addresses = {slot.address for slot in buffers.ring._free}
         assert len(addresses) == buffers.ring.count
@@ -86,8 +86,8 @@ class TestOnAHost:
         assert str(tensor.dtype).removeprefix("torch.").removeprefix("paddle.") == narrow
         np.testing.assert_array_equal(as_numpy(tensor), wanted.astype(narrow))
         if narrow == dtype:
-            loader._loading._idle[0].ring.drain()
-            assert pointer(name, tensor) not in {slot.address for slot in loader._loading._idle[0].ring._free}
+            loader._epochs._idle[0].ring.drain()
+            assert pointer(name, tensor) not in {slot.address for slot in loader._epochs._idle[0].ring._free}
 
     def test_what_is_kept_stays(self, name):
         """Kept batches, their views and results outlive later batches, the epoch and the loader."""
@@ -187,7 +187,7 @@ class TestOnAHost:
 
     def test_masks_are_tensors_of_their_own(self, name):
         framework(name)
-        options = {"batch_size": 5, "split": "shards", "remainder": "pad", "output": name}
+        options = {"batch_size": 5, "split": "shards", "uneven": "pad", "output": name}
         found = []
         for step in DataLoader(numbers(13), places=["cpu"] * 2, **options):
             for rows, mask in step:
@@ -399,7 +399,7 @@ def use_two_devices(runtime, framework):
 
 def padded(output):
     """Return a loader of 13 rows in shards of two devices, the last of which end in padding."""
-    options = {"batch_size": 5, "split": "shards", "remainder": "pad", "use_buffer_reader": False}
+    options = {"batch_size": 5, "split": "shards", "uneven": "pad", "use_buffer_reader": False}
     rows = TensorDataset(numbers(13))
     return DataLoader(rows, places=["gpu:0", "gpu:1"], output=output, **options)
 
@@ -425,7 +425,7 @@ class TestOnAGpu:
         runtime.finish()
         assert [values[0][:, 0].tolist() for values in seen] == [[2 * one, 2 * one + 1] for one in range(20)]
         own = {stream.ptr for stream in fake_framework.current.values()}
-        copying = {lane._copy_stream.ptr for lane in loader._loading._idle[0].lanes}
+        copying = {lane._copy_stream.ptr for lane in loader._epochs._idle[0].lanes}
         assert {stream.ptr for stream, _ in waits} == own | copying
         assert sum(stream.ptr in own for stream, _ in waits) == 20  # each waits for `ready`
         assert sum(stream.ptr in own for _, stream in records) == 20  # each records `released`
@@ -557,7 +557,7 @@ class TestJaxOnAGpu:
             copy.source = None
             del copy
         assert runtime.calls["malloc"] <= 4
-        output = loader._loading._delivery.outputs[0]
+        output = loader._epochs.delivery.outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._in_flight) == 1
 

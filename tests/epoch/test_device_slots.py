@@ -58,7 +58,7 @@ def run(prefetch=1, **options):
 def test_copies_and_steps_of_equal_length_overlap_but_for_one_hop(prefetch):
     seconds, loader = run(prefetch)
     assert seconds == STEPS + 1.0 + HOP
-    [buffers] = loader._loading._idle
+    [buffers] = loader._epochs._idle
     assert len(buffers.lanes[0]._slots.free) == prefetch + 2
 
 
@@ -72,7 +72,7 @@ def test_with_one_slot_less_every_step_costs_a_hop(monkeypatch):
 def test_fixed_addresses_overlap_too():
     seconds, loader = run(static=True)
     assert seconds <= STEPS + 1.0 + 2 * HOP
-    [buffers] = loader._loading._idle
+    [buffers] = loader._epochs._idle
     assert len(buffers.lanes[0]._slots.free) == 2
 
 
@@ -145,9 +145,7 @@ class TestAddresses:
     def test_of_parts_and_their_masks(self):
         rows = np.arange(10)
         for places in (simulated_places(2), cpu_places(2)):
-            loader = DataLoader(
-                rows, places=places, batch_size=5, split="shards", remainder="pad", static=True
-            )
+            loader = DataLoader(rows, places=places, batch_size=5, split="shards", uneven="pad", static=True)
             found, seen = [], []
             for step in loader:
                 found.append([address(array) for part in step for array in part])
@@ -267,9 +265,9 @@ class TestShapes:
 
     def test_parts_that_are_padded_to_one_shape(self):
         options = {"split": "shards", "batch_size": 4, "rows": ROWS[:7]}
-        assert len(next(iter(load(cpu_places(2), remainder="pad", **options)))) == 2
+        assert len(next(iter(load(cpu_places(2), uneven="pad", **options)))) == 2
         with pytest.raises(ValueError, match="last one has 3 samples instead of 4"):
-            load(cpu_places(2), remainder="drop", **options)
+            load(cpu_places(2), uneven="drop", **options)
 
     @pytest.mark.parametrize("double_buffer", [True, False])
     def test_that_were_not_known_are_an_error_that_says_what_to_do(self, place, double_buffer):
@@ -288,7 +286,7 @@ class TestShapes:
             with pytest.raises(SampleError, match="batch 4"):
                 for _ in loader:
                     pass
-            [buffers] = loader._idle
+            [buffers] = loader._epochs._idle
             buffers.ring.drain()
             assert buffers.ring.free == buffers.ring.count
 

@@ -42,7 +42,7 @@ def test_a_worker_thread_that_cannot_be_started(few_threads, dataset):
             LoaderError, match=r"gpuloader-worker-2 could not be started \(can't start new thread\)"
         ):
             next(iter(loader))
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_a_reading_thread_that_cannot_be_started(monkeypatch):
@@ -96,7 +96,7 @@ def test_a_worker_process_that_cannot_be_forked(few_forks, persistent):
     with nothing_left_behind():
         with pytest.raises(LoaderError, match=r"worker 1 could not be started: .*temporarily unavailable"):
             next(iter(loader))
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_a_process_of_a_reader_that_cannot_be_forked(few_forks):
@@ -115,7 +115,7 @@ def test_a_spawned_process_that_cannot_be_started(monkeypatch):
         monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
         with pytest.raises(LoaderError, match=r"worker 0 could not be started: .*temporarily unavailable"):
             next(iter(loader))
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
@@ -128,7 +128,7 @@ def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
     with nothing_left_behind():
         with pytest.raises(LoaderError, match=r"No space left .* /dev/shm is full") as caught:
             list(loader)
-        loader._idle.clear()
+        loader._epochs._idle.clear()
     assert not getattr(caught.value, "__notes__", [])
 
 
@@ -144,4 +144,4 @@ def test_a_loader_with_processes_within_a_worker(method):
     loader = DataLoader(Nested(np.arange, 2), places="cpu", num_workers=1, start_method=method)
     with nothing_left_behind():
         assert [batch.tolist() for batch in loader] == [[4], [4]]
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()

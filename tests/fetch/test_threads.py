@@ -132,7 +132,7 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     epoch.close()
     assert not loader_threads()
     assert read == [0, 1]
-    [buffers] = loader._loading._idle
+    [buffers] = loader._epochs._idle
     buffers.ring.drain()
     assert buffers.ring.free == buffers.ring.count
 

@@ -74,7 +74,7 @@ def test_the_slots_of_a_gpu_are_page_locked():
 
     loader = read_batches(batches((4,) * 6), "gpu:0")
     list(loader)
-    [buffers] = loader._idle
+    [buffers] = loader._epochs._idle
     for slot in list(buffers.ring._free):
         assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
 

@@ -73,7 +73,6 @@ def test_a_thread_compiles_while_the_first_batch_is_read(monkeypatch):
         ({}, 0),
         ({"transforms": [Cast("1", "float32")]}, -1),
         ({"cache": "device"}, -1),
-        ({"copy_priority": "high"}, -1),
     ],
 )
 def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(options, priority):
@@ -81,7 +80,7 @@ def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(options, pr
     loader.warm_up()
     for batch in loader:
         del batch
-    [buffers] = loader._loading._idle
+    [buffers] = loader._epochs._idle
     assert buffers.lanes[0]._copy_stream.priority == priority
 
 

@@ -42,7 +42,7 @@ def test_the_slots_that_workers_map_are_page_locked():
 
     loader = load()
     check(loader)
-    [buffers] = loader._loading._idle
+    [buffers] = loader._epochs._idle
     slots = list(buffers.ring._free)
     assert len(slots) == buffers.ring.count
     for slot in slots:

@@ -199,7 +199,6 @@ def test_auto_asks_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "5")
     sharding = Sharding.of("auto", "drop")
     assert sharding.divide() == Division(3, 5, "drop")
-    assert Sharding.of(None, "drop") is None
     assert RankInfo.of(None) == RankInfo((3, 5))
     assert RankInfo.of(Division(1, 2, "pad")) == RankInfo((1, 2), (1,))
     monkeypatch.delenv("RANK")

@@ -9,6 +9,7 @@ import gzip
 import itertools
 import json
 import random
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -102,16 +103,24 @@ def make_sampling(case, dataset):
 
 def make_loader(case, rank, world_size):
     dataset = make_dataset(case)
+    words = {"uneven": case["uneven"]} if world_size else {}
+    if case["split"] == "shards" and words.setdefault("uneven", case["remainder"]) != case["remainder"]:
+        words["remainder"] = case["remainder"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of two words, which were two options once
+        return make_one(case, dataset, rank, world_size, words)
+
+
+def make_one(case, dataset, rank, world_size, words):
     return DataLoader(
         dataset,
         places=[CPUPlace()] * case["places"],
         split=case["split"],
-        remainder=case["remainder"],
-        uneven=case["uneven"],
         seed=case["seed"],
         shard=(rank, world_size) if world_size else None,
         num_workers=case["workers"],
         worker_type="thread" if case["workers"] else None,
+        **words,
         **make_sampling(case, dataset),
     )
 

@@ -133,7 +133,7 @@ def make_worker_pool():
         persistent_workers=True,
     )
     assert len(list(loader)) == 4
-    [pool] = loader._loading._fetching._pools
+    [pool] = loader._epochs._fetching._pools
     [worker] = pool.workers
     pid = worker.pid
     return loader, lambda: not os.path.exists(f"/proc/{pid}")

@@ -67,7 +67,7 @@ class TestTensorDataset:
         for subset in (dataset, ours.Subset(dataset, torch.tensor([3, 1]))):
             rows = [int(label) for _, label in subset]
             loader = ours.DataLoader(subset, 4, places="cpu")
-            assert loader._loading.configuration.reads == "arrays"
+            assert loader._epochs.configuration.reads == "arrays"
             assert next(iter(loader))[1].tolist() == rows
         feeds = [ours.data("x", [None, 3]), ours.data("y", [None, 1], "int64")]
         loader = ours.DataLoader(dataset, feeds, "cpu", batch_size=4, num_workers=1)

@@ -25,7 +25,7 @@ WAYS = [
     {"num_workers": 1},
     {"num_workers": 2, "worker_type": "thread"},
     {"cache": "host"},
-    {"places": ["cpu"] * 2, "split": "shards", "remainder": "pad"},
+    {"places": ["cpu"] * 2, "split": "shards", "uneven": "pad"},
 ]
 
 

@@ -33,7 +33,7 @@ def test_all_options_of_ours_can_be_added():
 def test_places_say_where_batches_land(monkeypatch):
     assert DataLoader(range(7)).places == [CPUPlace()]
     opened = []
-    monkeypatch.setattr("gpuloader.api.options.parse_places", lambda places: opened.append(places) or 1 / 0)
+    monkeypatch.setattr("gpuloader.api.loading.parse_places", lambda places: opened.append(places) or 1 / 0)
     for places in ("cuda", torch.device("cuda:1"), None):
         with pytest.raises(ZeroDivisionError):
             DataLoader(range(7), places=places, pin_memory=True, pin_memory_device="cuda:0")

@@ -39,7 +39,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import context, reduction, resource_tracker, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -64,20 +64,22 @@ STATUS = struct.Struct("<i")
 # What the two say to each other.
 
 
-def _current_folder() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # it was deleted
-        return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a process inherits from its parent, and a fork server's child would not."""
 
-    path: list[str] = field(default_factory=lambda: list(map(str, sys.path)))
-    folder: str = field(default_factory=_current_folder)
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    path: list[str]
+    folder: str
+    environment: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Return those of this process now."""
+        try:
+            folder = str(Path.cwd())
+        except OSError:  # it was deleted
+            folder = ""
+        return cls(list(map(str, sys.path)), folder, dict(os.environ))
 
     def adopt(self) -> None:
         """Take them over from the process that has sent them."""
@@ -123,7 +125,7 @@ def send_request(control: Connection, value: Request | Forked, descriptors: Iter
         control.send(value)
         for descriptor in descriptors:
             reduction.send_handle(control, descriptor, 0)
-    except ConnectionError as error:
+    except (ConnectionError, RuntimeError) as error:  # the latter without an acknowledgement, on macOS
         raise ServerGone from error
 
 
@@ -202,7 +204,7 @@ class ForkServer:
         self.control, theirs = multiprocessing.Pipe()
         owner = open_process(os.getpid())
         # With the options and the marker with which `multiprocessing` starts an interpreter.
-        command = [os.fsdecode(word) for word in spawn.get_command_line()]
+        command = list(map(os.fsdecode, spawn.get_command_line()))
         command[command.index("-c") + 1] = (
             f"import sys; sys.path[:] = {list(map(str, sys.path))!r}; from {__name__} import serve; "
             f"serve({theirs.fileno()}, {-1 if owner is None else owner})"
@@ -235,7 +237,8 @@ class ForkServer:
                 fresh.append(name)
         self._loaded.update(fresh)
         if fresh or origins is not None:
-            request = Request(tuple(fresh), Surroundings(), origins, len(descriptors))
+            # The program may have changed its path, folder or environment since the last request.
+            request = Request(tuple(fresh), Surroundings.here(), origins, len(descriptors))
             send_request(self.control, request, descriptors)
 
     def fork(
@@ -255,6 +258,7 @@ class ForkServer:
             if origin := getattr(sys.modules.get(name), "__file__", None):
                 origins[name] = origin
         started = _pickle_process(number, needs_main=needs_main)
+        # A socket pair without a name: nobody else on the machine can connect, and a crash leaves nothing.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, theirs):
             end.setblocking(True)  # whatever default timeout the program has set
@@ -427,7 +431,7 @@ def serve(control: int, owner: int) -> None:
     `owner` is a descriptor that becomes ready when that process dies, or -1 if the system has none.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked while this process started
     _Server(Connection(control), owner).run()
     os._exit(0)
 
@@ -445,7 +449,7 @@ class _Server:
         os.set_blocking(self._awakened, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._awakened, warn_on_full_buffer=False)
-        gc.disable()
+        gc.disable()  # a collection would touch the pages that the workers are to share
 
     def run(self) -> None:
         """Serve requests until the control link closes, and then reap the workers that are left."""
@@ -456,7 +460,7 @@ class _Server:
         is_open = True
         while is_open or self._children:
             ready = {descriptor for descriptor, _ in poll.poll()}
-            if self._owner in ready:
+            if self._owner in ready:  # even if a child of that process holds the control link open
                 return
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
@@ -498,13 +502,14 @@ class _Server:
         gc.freeze()  # a collection in a worker would copy the pages of all these objects
 
     def _problem(self, origins: dict[str, str]) -> str:
-        """Return why a fork of this server would not be what a new server's would be, or nothing."""
+        """Return why a fork of this server would not be as good as a new process, or nothing."""
         if _count_threads() > self._threads:
             return "threads"  # a fork copies no thread, and whatever lock it holds stays locked
         for name, origin in origins.items():
             module = sys.modules.get(name)
             if module is not None and getattr(module, "__file__", None) != origin:
-                return "files"
+                return "files"  # the program has a module of the same name from another folder
+        # As after an edit in a notebook: no worker must run the old code.
         if any(_stamp(path) != known for path, known in self._files.items()):
             return "files"
         return ""

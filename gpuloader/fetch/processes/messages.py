@@ -218,46 +218,36 @@ def _find_users_own(error: BaseException) -> BaseException:
 
 
 def _freeze(error: BaseException) -> tuple[str, bytes]:
-    for take in (dumps, _take_apart):
-        try:
-            data: bytes = take(error)
-            # Some exceptions pickle, and fail only when they are created again with other arguments.
-            if type(pickle.loads(data)) is type(error):
-                return describe_error(error), data
-        except Exception:
-            continue
-    return describe_error(error), b""
+    """Return an exception's text and its pickle, which is empty if it cannot be created again."""
+    text = describe_error(error)
+    # First whole, then without its `__init__`, which may take other arguments than `args`, and without those
+    # of its parts that cannot be pickled.
+    for whole in (True, False):
+        with contextlib.suppress(Exception):
+            parts: Any = error
+            if not whole:
+                args = tuple(arg if _is_picklable(arg) else repr(arg) for arg in error.args)
+                state = {name: value for name, value in vars(error).items() if _is_picklable(value)}
+                parts = type(error), args, state
+            frozen = text, dumps(parts)
+            # Some exceptions pickle, and fail only when they are created again.
+            if type(_thaw(frozen)) is type(error):
+                return frozen
+    return text, b""
 
 
 def _thaw(frozen: tuple[str, bytes]) -> BaseException:
     text, data = frozen
     with contextlib.suppress(Exception):  # its class may exist only in the worker
         error = pickle.loads(data)
+        if isinstance(error, tuple):
+            kind, args, state = error
+            error = kind.__new__(kind, *args)
+            error.args = args
+            vars(error).update(state)
         if isinstance(error, BaseException):
             return error
     return LoaderError(text)
-
-
-def _take_apart(error: BaseException) -> bytes:
-    """Pickle an exception without its `__init__`, and without those of its parts that cannot be pickled."""
-    args = tuple(arg if _is_picklable(arg) else repr(arg) for arg in error.args)
-    state = {name: value for name, value in vars(error).items() if _is_picklable(value)}
-    return dumps(_Apart(type(error), args, state))
-
-
-class _Apart:
-    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
-        self._all = kind, args, state
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _put_together, self._all
-
-
-def _put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    vars(error).update(state)
-    return error
 
 
 def _is_picklable(value: object) -> bool:

@@ -75,7 +75,7 @@ class _Worker:
 
     def serve(self, setup: WorkerSetup | None) -> None:
         try:
-            die_with_parent()
+            die_with_parent()  # first: unpickling the dataset runs the user's code, which may hang
             self._setup = setup or self._receive_setup()
             bind(self._setup.cores)
             enter_depth(self._setup.depth)
@@ -132,7 +132,7 @@ class _Worker:
             raise _LoaderGone from None
 
     def _send_error(self, number: int, error: BaseException) -> None:
-        flush_output()
+        flush_output()  # the loader may kill this worker as soon as it has heard of the error
         self._tell(Message(Kind.ERROR, b=number, payload=pack_failure(error)))
 
     def _begin_epoch(self, message: Message) -> None:
@@ -155,6 +155,7 @@ class _Worker:
         """Handle a message that is not a task: memory to map or to forget."""
         if message.kind == Kind.FORGET:
             self._arenas.pop(message.a, None)
+            # The slots refer to the mapping, which goes with the last of them.
             self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
             return
         assert message.descriptor is not None
@@ -253,17 +254,16 @@ def restrain(environment: MutableMapping[str, str] = os.environ) -> None:
     >>> environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]
     ('', '3', '1')
     """
+    # The variables count when a library is loaded. A forked worker could not use its parent's GPU anyway.
     environment["CUDA_VISIBLE_DEVICES"] = ""
     for name in _THREADS:
         environment.setdefault(name, "1")
 
 
 def limit_threads() -> None:
-    """Limit the libraries that are imported already to one thread each, as PyTorch's own workers do.
-
-    More would need the pools of threads that a fork does not copy: a worker that was forked after its parent
-    had computed in parallel would wait for them forever. And the workers share the cores anyway.
-    """
+    """Limit the libraries that are imported already to one thread each, as PyTorch's own workers do."""
+    # More would need the pools of threads that a fork does not copy: a worker that was forked after its
+    # parent had computed in parallel would wait for OpenMP's forever. And workers share the cores anyway.
     for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
         module = sys.modules.get(name)
         if module is not None:

@@ -92,15 +92,15 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
         setup = replace(setup, reading=replace(setup.reading, source=source))
     may_fork = method is None and may_fork_unasked()
     try:
-        # If nobody has chosen, unpickling many objects in every worker would cost more than forking.
+        # A fork server has a worker ready in 7 ms, a fork in 4 ms. But a fork copies the locks of whatever
+        # threads are running. Only where unpickling many objects in every worker would cost more, is a
+        # dataset forked if nobody has chosen (`benchmarks/start_method.py`).
         parcel = pack(setup) if method is None else pack(setup, limit=None)
-    except StagingMemoryError:
-        if may_fork:
-            return "fork", setup, None  # forking needs no second copy of the dataset's arrays
-        raise
-    except Unshippable as reason:
-        if may_fork:
+    except (StagingMemoryError, Unshippable) as reason:
+        if may_fork:  # which needs no pickle, and no second copy of the dataset's arrays
             return "fork", setup, None
+        if isinstance(reason, StagingMemoryError):
+            raise
         what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.").removeprefix("source.")
         raise LoaderError(
             f"the dataset cannot be sent to worker processes: {what}; make "
@@ -182,7 +182,7 @@ class WorkerProcess:
         LoaderError
             Too few descriptors or too little memory to send it.
         """
-        if not self.unsent:
+        if not self.unsent:  # else it would overtake them
             try:
                 send(self.link, message, socket.MSG_DONTWAIT)
                 return
@@ -531,6 +531,7 @@ class ProcessWorkers:
                 worker.awaits_room = not worker.awaits_room
                 events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
                 self._poll.modify(worker.link.fileno(), events)
+        # A process descriptor tells of a death even if a child of the worker holds its link open.
         ready = self._poll.poll(milliseconds)
         try:
             for descriptor, events in ready:
@@ -615,8 +616,9 @@ class ProcessWorkers:
             Workers are not to be replaced, or too many died at the same batch.
         """
         with contextlib.suppress(BlockingIOError):
-            while self._receive(worker):
+            while self._receive(worker):  # what it said before it died counts
                 pass
+        # A job can be done twice: its slot is written from the start, and delivered only once answered.
         held = list(worker.jobs)
         if held:
             held[0].deaths += 1
@@ -640,7 +642,7 @@ class ProcessWorkers:
     def _time_out(self) -> LoaderError:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
-        self._broken = True
+        self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
         worker.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
@@ -674,7 +676,7 @@ class ProcessWorkers:
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self._pool.table.serial[0] = -1
+        self._pool.table.serial[0] = -1  # workers see it before each task, and skip that
         try:
             while any(worker.jobs for worker in self._pool.workers):
                 if monotonic() > deadline:
